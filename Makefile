@@ -1,4 +1,4 @@
-# commd: one make process; each folder adds its rules.mk. `make help` lists the targets.
+# The build of commd. One make process builds everything; each folder adds its rules.mk. `make help` lists the targets.
 
 VERSION := $(shell sed -n 's/^.define COMMD_VERSION_TEXT "\(.*\)"/\1/p' proto/version.h)
 VARIANT ?= release
@@ -33,7 +33,7 @@ goals := $(or $(MAKECMDGOALS),all)
 goals_without_build := help deps clean check-layers check-format format uninstall
 builds := $(filter-out $(goals_without_build),$(goals))
 
-# All processors, unless -j says otherwise; in order where something is cleaned first.
+# make uses all processors, unless -j says otherwise. It runs the goals in order if `clean` is one of them.
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -43,8 +43,8 @@ endif
 MAKEFLAGS += -r --no-print-directory
 Q := $(if $(V),,@)
 
-# Everything that compiles needs the packages: they are there before the rules are read. DEPS=check installs nothing and
-# names all that is missing.
+# Everything that compiles needs the packages. make installs them before it reads the rules. DEPS=check installs
+# nothing; it names all that is missing.
 DEPS_FILE := $(BUILD)/deps.mk
 ifneq ($(builds),)
 ifneq ($(shell tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) $(DEPS_FILE) && echo ready),ready)
@@ -65,7 +65,8 @@ VARIANT_CFLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=al
 VARIANT_LDFLAGS_asan := -fsanitize=address,undefined
 VARIANT_CFLAGS_tsan := -O1 -fsanitize=thread
 VARIANT_LDFLAGS_tsan := -fsanitize=thread
-# As release, and each function tells when it is entered and left: tests/hops. Not those of headers, which are no file of their own.
+# Like release, but each function reports when a thread enters and leaves it (tests/hops). Functions in headers do not
+# report: a header does not count as a file of its own.
 VARIANT_CFLAGS_hops := -O2 -finstrument-functions -finstrument-functions-exclude-file-list=.h,gen/
 
 CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(BUILD)/gen $(DEPS_CPPFLAGS) -DCOMMD_SYSCONFDIR='"$(sysconfdir)"' $(CPPFLAGS)
@@ -74,7 +75,8 @@ CFLAGS_ALL = -std=gnu17 -g -fno-omit-frame-pointer -fPIC -fvisibility=hidden -fs
 LDFLAGS_SHARED = -pthread -Wl,--as-needed $(VARIANT_LDFLAGS_$(VARIANT)) $(DEPS_LDFLAGS) $(LDFLAGS)
 LDFLAGS_ALL = -pie $(LDFLAGS_SHARED)
 
-# What was built with other flags, or for other folders, is built again: it depends on a stamp that holds them.
+# If flags or folders change, make builds the affected files again. Those files depend on a stamp that holds the flags
+# or folders.
 FLAGS_STAMP := $(BUILD)/flags
 flags_now = $(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(QUIC_LIBS)
 FOLDERS_STAMP := $(BUILD)/folders
@@ -91,7 +93,7 @@ $(FOLDERS_STAMP): ; @mkdir -p $(@D) && touch $@
 compile = $(Q)mkdir -p $(@D) && echo "  CC      $<" && \
     $(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARNINGS) $(EXTRA_CFLAGS) -MMD -MP -c -o $@ $<
 link = $(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EXTRA_LIBS)
-# The folder is recorded, so that names of libraries with the same members do not keep old ones.
+# The old archive is removed first. Otherwise it would keep members that are no longer listed.
 archive = $(Q)mkdir -p $(@D) && echo "  AR      $@" && rm -f $@ && $(AR) rcs $@ $^
 
 $(BUILD)/%.o: %.c $(FLAGS_STAMP)

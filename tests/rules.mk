@@ -3,10 +3,11 @@ objects_of = $(patsubst %.c,$(BUILD)/%.o,$1)
 programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 
 UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
-# Those that start threads: their own or commd's, the library's, the CUDA double's. A simulation runs on one thread.
+# Unit tests that start threads themselves, or through commd, the library or the CUDA double. A simulation runs on one
+# thread.
 STARTS_THREADS := pthread_create|log_writer_start|unmapper_new|comm_client_open|client_pair|gpu_pair|staging_nodes|cuda_double|CUDA_DOUBLE
-# Not test_staging_end: it forks for each of its many cases, and takes over six minutes under ThreadSanitizer on a busy machine. Its
-# threads are those of test_staging.
+# test_staging_end is left out. It forks for each of its many cases, and takes over six minutes under ThreadSanitizer on
+# a busy machine. test_staging starts the same threads.
 THREADED_TESTS := $(call programs_of,$(filter-out %/test_staging_end.c,$(shell grep -lE '$(STARTS_THREADS)' tests/unit/*/test_*.c)))
 SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
 FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
@@ -31,14 +32,14 @@ NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
 HOSTILE_NETWORK := $(BUILD)/tests/attacks/hostile_network.o
-# A loop and sockets in the place of the daemon's, for programs that want these.
+# A loop and sockets that replace those of the daemon in programs that link them.
 DATAGRAM_OBJECTS := $(call objects_of,$(wildcard tests/datagrams/*.c))
 TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
 
-# Archives, so that each program has only what it uses.
+# These are archives, so that the linker puts only the used objects into each program.
 $(BUILD)/tests/support.a: $(TEST_SUPPORT)
 	$(archive)
 FUZZ_SUPPORT := $(BUILD)/tests/fuzz.a
@@ -47,7 +48,7 @@ $(FUZZ_SUPPORT): $(FUZZ_SUPPORT_OBJECTS)
 TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(BUILD)/libcommd.a
 
 $(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS) -lm
-# In virtual time.
+# These unit tests run in virtual time.
 DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_ends test_contract_connections test_chaos test_quic_datagrams test_quic_streams test_quic_strangers)
 $(filter-out $(DATAGRAM_TESTS),$(UNIT_TESTS)) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
@@ -58,13 +59,13 @@ $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
-# All of commd, with what lies between it and its network.
+# hostile_commd is all of commd. Its own versions of these calls stand between commd and the network.
 HOSTILE_CALLS := net_stream_send net_stream_reset frame_decoder_next sendmsg ngtcp2_conn_writev_stream_versioned \
     ngtcp2_conn_extend_max_offset ngtcp2_conn_extend_max_stream_offset ngtcp2_pkt_encode_frame
 $(HOSTILE_COMMD): EXTRA_LIBS = $(addprefix -Wl$(comma)--wrap=,$(HOSTILE_CALLS)) $(COMMD_LIBS)
 $(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(HOSTILE_NETWORK) $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
 	$(link)
-# Calls that fail once: tests/failures/fail_calls.c has them.
+# Calls that a test can make fail once. tests/failures/fail_calls.c wraps them.
 FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mmap open fcntl socket bind listen connect accept4 \
     socketpair getsockopt setsockopt getsockname send sendmsg recv recvmsg sendmmsg recvmmsg read write poll pipe2 eventfd memfd_create \
     ftruncate fstat chmod timerfd_create timerfd_settime getrandom pthread_create event_add event_base_new_with_config \
@@ -78,7 +79,7 @@ $(BUILD)/tests/fuzz/fuzz_quic $(BUILD)/fuzz_quic: $(BUILD)/tests/datagrams/virtu
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 
-# What functions of a program are entered and left, of programs of VARIANT=hops.
+# make hops: the program and the tracer that show which functions a program of VARIANT=hops enters and leaves.
 HOPS_RANK := $(BUILD)/tests/hops/hops_rank
 HOPS_TRACER := $(BUILD)/tests/hops/tracer.so
 $(HOPS_RANK): EXTRA_LIBS = -lprotobuf-c
@@ -87,13 +88,14 @@ $(HOPS_RANK): %: %.o $(BUILD)/libcommclient.a
 $(HOPS_TRACER): tests/hops/tracer.c $(FLAGS_STAMP)
 	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared -std=gnu17 -D_GNU_SOURCE -O2 -fPIC -pthread $(WARNINGS) -o $@ $<
 
-# A double of the CUDA driver and of NCCL, one library under two names: tests/cuda_double/cuda_double.h says what it does.
+# A double of the CUDA driver and of NCCL: one library under two names. tests/cuda_double/cuda_double.h says what it
+# does.
 $(CUDA_DOUBLE): $(DOUBLE_OBJECTS) $(BUILD)/libcommd.a
 	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -o $@ $(filter %.o %.a,$^) -lm
 $(NCCL_DOUBLE): $(CUDA_DOUBLE)
 	$(Q)ln -sf $(<F) $@
 
-# The kernels for GPUs, compiled for the host by the same compiler, whose C++ needs no library here.
+# The GPU kernels, compiled for the host by the same compiler. They need no C++ library here.
 ifneq ($(builds),)
 HAVE_HOST_KERNELS := $(shell echo | $(CC) -x c++ -std=c++17 -fsyntax-only - 2>/dev/null && echo yes)
 endif
@@ -107,7 +109,7 @@ $(KERNEL_TEST).o: EXTRA_CFLAGS += -DHAVE_HOST_KERNELS
 $(KERNEL_TEST): $(BUILD)/tests/unit/kernels/host_kernels.o
 endif
 
-# What is declared of CUDA and NCCL, beside the headers of a toolkit.
+# Compares the project's own declarations of CUDA and NCCL with a toolkit's headers, if a toolkit is installed.
 ifneq ($(wildcard $(CUDA_INCLUDE)/cuda.h),)
 INTERFACES_CHECKED := $(BUILD)/tests/gpu/check_interfaces.o
 $(INTERFACES_CHECKED): tests/gpu/check_interfaces.cc $(FLAGS_STAMP)
@@ -115,7 +117,8 @@ $(INTERFACES_CHECKED): tests/gpu/check_interfaces.cc $(FLAGS_STAMP)
 	    $(CUDA_HOST_COMPILER) -std=c++17 -I. -isystem $(CUDA_INCLUDE) -Wall -Wextra -Wno-invalid-offsetof -Werror -MMD -MP -c -o $@ $<
 endif
 
-# A sanitized program takes several times as long; sanitizers of gcc and clang need addresses of few random bits.
+# A sanitized program takes several times as long. Sanitizers of gcc and clang need an address space with little
+# randomization, so setarch -R turns that off.
 test_timeout_s := $(if $(filter release,$(VARIANT)),300,1200)
 fixed_addresses := $(if $(filter asan tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
 run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_TIMEOUT_S:-$(test_timeout_s)} \
@@ -152,8 +155,8 @@ test-memory: $(MEMORY_TESTS)
 test-threads: $(THREADED_TESTS)
 	@$(run_tests) $^
 
-# On a machine with a GPU. What runs needs neither a toolkit nor a compiler: tests/gpu/README.md says how it is built elsewhere and carried
-# there. Code 77: there is no GPU.
+# Targets for a machine with a GPU. Running these programs needs no toolkit and no compiler: tests/gpu/README.md says
+# how to build them elsewhere and carry them there. Exit code 77: there is no GPU.
 GPU_NEEDED := all $(GPU_PROGRAMS) $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) $(BUILD)/tests/bench/bench_quic
 run_gpu = @COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/gpu/$1 || [ $$? = 77 ]
 check-gpu: $(GPU_NEEDED) ## check commd and its kernels on a machine with a GPU (5 minutes; GPU_OPTIONS=--quick: fewer)
@@ -171,7 +174,7 @@ gpu-bundle: $(GPU_NEEDED) ## what the two above run, and the libraries it needs,
 	$(Q)ldd $(GPU_CARRIED) | awk '$$2 == "=>" && $$3 ~ /^[/]/ && $$1 !~ /^($(LIBRARIES_ANYWHERE))/ { print $$3 }' | sort -u | \
 	    xargs -I% cp -L % $(BUILD)/gpu/lib && du -sh $(BUILD)/gpu
 
-# Where BUILD is given, the other variants go beside it.
+# If BUILD is given, the folders of the other variants stand beside it.
 folder_of = $(if $(filter file,$(origin BUILD)),build/$1,$(BUILD)-$1)
 check-asan: ## run the unit tests, simulations and corpora under AddressSanitizer and UBSan
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) test-memory
@@ -182,8 +185,9 @@ check-all: ## all tests, the lint, and the tests under sanitizers, one after the
 check-threads: ## run the unit tests that start threads under ThreadSanitizer
 	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-threads
 
-# clang's libFuzzer with both sanitizers, in a folder of its own. TARGETS="frame ring" chooses; no TARGETS: all. Loops that are
-# to be vectorised are not, under the sanitizers: no warning says so.
+# The fuzz targets use clang's libFuzzer with both sanitizers, in a folder of their own. TARGETS="frame ring" chooses
+# targets; without TARGETS all run. The sanitizers keep clang from vectorising loops that ask for it; -Wno-pass-failed
+# suppresses the warning about that.
 FUZZ_CC ?= clang
 SECONDS ?= 60
 TARGETS ?=
@@ -206,7 +210,7 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 fuzz-programs: $(if $(TARGETS),$(patsubst %,$(BUILD)/fuzz_%,$(TARGETS:fuzz_%=%)),$(FUZZERS)) ; @:
 
-# The peers are Debian's packages; their programs are built for the benchmark alone.
+# Debian packages contain the peers (Open MPI and Gloo). make builds our programs that call them only for the benchmark.
 PEERS := $(BUILD)/tests/bench/peers/mpi_bench $(BUILD)/tests/bench/peers/gloo_bench
 $(BUILD)/tests/bench/peers/mpi_bench: tests/bench/peers/mpi_bench.c tests/bench/peers/sweep.h
 	$(Q)mkdir -p $(@D) && echo "  MPICC   $@" && mpicc -O2 -o $@ $<
@@ -220,7 +224,7 @@ bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUI
 bench-messages: all $(BENCHES) ## measure messages from rank to rank beside their bars (3 minutes)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_messages.py $(BENCH_OPTIONS)
 
-# The base is built by its own Makefile, from a copy of that commit's files, which stays in build/ab for the next time.
+# BASE's own Makefile builds it, from a copy of that commit's files. The copy stays in build/ab for the next time.
 ROUNDS ?=
 SIZES ?=
 TOPOLOGY ?=
@@ -238,13 +242,13 @@ bench-ab: $(AB_NEEDED) ## is this tree as fast as BASE=COMMIT? Both in turn, and
 	    --names $(AB_COMMIT),$$(git describe --always --dirty --abbrev=12) --seed $(SEED) --out $(BUILD)/bench/ab.json $(if $(QUICK),--quick) \
 	    $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(TOPOLOGY),--only $(TOPOLOGY))
 
-# ---- what is checked without running it. A tool that is not installed is named and left out.
+# ---- Checks that run no program of the project. make names a tool that is not installed, and leaves its check out.
 
 C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
-# Not the tests: their assertions are unknown to it.
+# Without the tests: clang-tidy does not know their assertions.
 TIDY_FILES = $(filter %.c,$(filter proto/% daemon/% client/%,$(C_FILES)))
 SHELL_FILES = $(shell find tests client config systemd .ci -name '*.sh') .ci/run
-# The code is formatted for this version, and follows the checks that it has.
+# The code is formatted for this version of LLVM, and passes the checks of this version.
 LINT_LLVM ?= 14
 with_llvm = @if $1 --version 2>/dev/null | grep -q 'version $(LINT_LLVM)[.]'; then $2; else echo "lint: $1 $(LINT_LLVM) is not installed: left out"; fi
 with_tool = @if command -v $1 >/dev/null; then $2; else echo "lint: $1 is not installed: left out"; fi
@@ -261,7 +265,7 @@ check-man: man
 	$(call with_tool,mandoc,mandoc -T lint -W error $(MAN_PAGES))
 check-units: $(BUILD)/systemd/commd.service
 	@python3 tests/lib/check-units.py $(BUILD)/systemd/commd.service systemd/commd.socket
-# The library shows its callers the API alone, and asks of them nothing but libc and protobuf-c.
+# The library exports only the API. It needs no libraries but libc and protobuf-c.
 check-library: $(BUILD)/libcommclient.so $(BUILD)/libcommclient.a
 	@! nm -g --defined-only $(BUILD)/libcommclient.a | awk 'NF == 3 && $$3 !~ /^comm_/' | grep . || \
 	    { echo "libcommclient.a: defines the above beside the API"; exit 1; }

@@ -1,4 +1,5 @@
-"""Two nodes, a well-behaved pair of ranks at work on them, a newcomer who comes again and again, and an attack beside them."""
+"""The place for attacks: two nodes or three, a well-behaved pair of ranks at work on them, a newcomer who connects again and again, and the
+attack."""
 import json
 import os
 import pathlib
@@ -15,8 +16,8 @@ from failure_case import read_until  # noqa: E402
 from pair import Samples  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-HOSTILE = "c"  # the node that lies, where there is one
-ATTACKER, PAIR, NEWCOMER = 40001, 40101, 40201  # users; nothing of them is needed but their number
+HOSTILE = "c"  # the node that lies, in arenas that have one
+ATTACKER, PAIR, NEWCOMER = 40001, 40101, 40201  # user ids; these users need not exist
 END_S = 30
 LOOK_S = 0.2
 ATTACKER_BYTES, COMMD_BYTES = 100 << 20, 400 << 20
@@ -24,14 +25,14 @@ FREEZE_S = 1.5
 
 
 class Outcome:
-    """Of one attack, or of its control."""
+    """What was measured during one attack, or during its control."""
 
     def __init__(self):
         self.counts, self.texts, self.errors = {}, {}, []
         self.took_s = []
         self.newcomer_s, self.newcomer_failure = [], ""
         self.grown_mib = 0.0
-        self.lost = ""  # what the well-behaved lost: a daemon that died, an operation that failed
+        self.lost = ""  # what the well-behaved programs lost: a daemon died, or an operation failed
 
     @staticmethod
     def percentile(of, share):
@@ -55,14 +56,14 @@ class Outcome:
 
 
 def private_mib(pid):
-    """Its own: what it maps of its clients' memory is theirs."""
+    """Returns the process's own memory. Memory that it maps of its clients does not count: it belongs to them."""
     text = pathlib.Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+)", text, re.M)
-    return int(found.group(1)) / 1024 if found else 0.0  # it has just ended
+    return int(found.group(1)) / 1024 if found else 0.0  # no such line: the process has just ended
 
 
 class Watch(threading.Thread):
-    """The most private memory that a process has meanwhile."""
+    """Measures the most private memory that a process has from the start to end()."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -85,7 +86,7 @@ class Watch(threading.Thread):
 
 
 class Groups:
-    """Cgroups of one controller, of either version; where there are none, nothing is limited."""
+    """Cgroups of one controller, of version 1 or 2. On a machine without them, nothing is limited."""
 
     MEMORY = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
     PROCESSORS = (("/sys/fs/cgroup/cpu", "cpu.shares"), ("/sys/fs/cgroup", "cpu.weight"))
@@ -105,7 +106,7 @@ class Groups:
             return False
 
     def place(self, name, most=None):
-        """Made where it is not there yet. most: its limit; None: the kernel's own."""
+        """Returns a cgroup, and makes it if it does not exist. most: its limit; None: the kernel's default."""
         if self.root is None:
             return None
         root, limit = self.root
@@ -118,7 +119,7 @@ class Groups:
         return place
 
     def own(self):
-        """Where this process is."""
+        """Returns the cgroup of this process."""
         if self.root is None:
             return None
         name = "cpu" if self.root[0].name == "cpu" else ""
@@ -140,7 +141,7 @@ class Groups:
 
 
 class Arena:
-    """Context manager. Node a is where local attacks happen; a daemon that died, or a pair that failed, is made anew."""
+    """Context manager. Local attacks happen on node a. restore() replaces a daemon that died, or a pair that failed."""
 
     def __init__(self, nodes="ab", settings="", build=None):
         options = {} if build is None else {"build": build}
@@ -148,12 +149,13 @@ class Arena:
         self.pair, self.runs = [], 0
         name = f"commd-attacks-{self.cluster.folder.name[-8:]}"
         self.groups = Groups(name, Groups.MEMORY)
-        # As a service's and its users' processes are in slices of their own: neither side gets more by being many.
+        # Daemons and users have a processor cgroup each, as a service and its users have slices. So neither side gets more time by having more
+        # processes.
         self.processors = Groups(name, Groups.PROCESSORS)
         self.begin_in = self.processors.own()
         self.processors.move(self.processors.place("users"), os.getpid())
         self.lies = self.cluster.folder / "lies"
-        self.log_before = 0  # characters of node a's log that are of earlier attacks
+        self.log_before = 0  # length of node a's log before this attack
         if HOSTILE in self.cluster.names:
             self.cluster.programs[HOSTILE] = self.cluster.build / "tests/attacks/hostile_commd"
             self.cluster.daemon_environment["COMMD_HOSTILE"] = str(self.lies)
@@ -185,7 +187,7 @@ class Arena:
         self.processors.move(self.processors.place("daemons"), self.cluster.start(node).pid)
 
     def program(self, name, *arguments):
-        """One of this folder's, as root: it gives that up by itself."""
+        """Starts a program of this folder as root. The program gives up root itself."""
         process = subprocess.Popen([sys.executable, "-B", str(FOLDER / name), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         self.cluster.processes.append(process)
@@ -201,7 +203,7 @@ class Arena:
         self.samples = Samples(path)
 
     def end_pair(self):
-        """What they say, where that is not OK."""
+        """Ends the pair. Returns what its ranks say, except OK."""
         said = []
         for process in self.pair:
             process.stdin.close()
@@ -214,11 +216,12 @@ class Arena:
                 output = process.communicate()[0] + "an operation did not end"
             said.append(output.strip())
         self.pair = []
-        # Whoever is told first to end leaves the other without a partner: that alone is nothing lost.
+        # One rank ends first, and the other loses its partner. That alone does not count as a loss.
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said) if text != "OK" and not ("OK" in said and "LOST" in text))
 
     def restore(self):
-        """Daemons that died are started again, and a pair works. After a node has lied all start anew: it is held off longer and longer."""
+        """Starts daemons that died again, and sees that a pair works. If a node has lied, restarts all daemons: each offence holds that node off
+        for longer."""
         if self.runs and HOSTILE in self.cluster.names:
             self.end_pair()
             for daemon in self.cluster.daemons.values():
@@ -229,7 +232,7 @@ class Arena:
             if daemon.poll() is not None:
                 self.start_daemon(node)
             elif HOSTILE in self.cluster.names:
-                daemon.send_signal(signal.SIGHUP)  # ends the time for which node c is held off
+                daemon.send_signal(signal.SIGHUP)  # ends the time for which the daemon refuses node c
         self.cluster.wait_ready()
         self.log_before = len(self.cluster.log("a"))
         if not self.pair or any(process.poll() is not None for process in self.pair):
@@ -237,7 +240,8 @@ class Arena:
             self.start_pair()
 
     def run(self, start_attack, seconds, freeze=False):
-        """start_attack(seconds): the processes of the attack, each of which prints what it was told. freeze: node b stands still for a while."""
+        """start_attack(seconds) returns the processes of the attack. Each of them prints what commd answered. freeze: node b is stopped for
+        FREEZE_S."""
         self.restore()
         outcome = Outcome()
         watches = [Watch(self.cluster.daemons[node].pid) for node in "ab"]
@@ -283,7 +287,7 @@ class Arena:
         outcome.newcomer_s, outcome.newcomer_failure = said["took"], said.get("failure", "")
 
     def await_operations(self, outcome):
-        """The pair goes on: operations that began after all of it end well."""
+        """Checks that the pair goes on: operations that begin after the attack must end well."""
         count, end_s = self.samples.count(), time.monotonic() + END_S
         while self.samples.count() < count + 3 and time.monotonic() < end_s and all(process.poll() is None for process in self.pair):
             time.sleep(0.01)
@@ -294,8 +298,10 @@ class Arena:
         outcome.lost = "; ".join(lost)
 
     def local(self, name, processes, limited=False):
-        """An attack of this folder's modules on node a, by as many processes. limited: where the machine has it, in a memory cgroup of ATTACKER_BYTES, and
-        commd in one of COMMD_BYTES."""
+        """Returns a function that starts an attack of this folder's modules on node a, in that many processes.
+
+        limited: the attack runs in a memory cgroup of ATTACKER_BYTES, and commd in one of COMMD_BYTES, if the machine has such cgroups.
+        """
         def start(seconds):
             place = self.groups.place("attacker", ATTACKER_BYTES) if limited else None
             if limited:
@@ -307,23 +313,24 @@ class Arena:
         return start
 
     def node(self, lie, kind, nodes="a" + HOSTILE, patience=0):
-        """Node c lies, while a job of a user's on these nodes goes on."""
+        """Returns a function that makes node c lie, and starts a user's job on the given nodes."""
         def start(seconds):
             self.lies.write_text(lie)
             return [self.program("job.py", self.cluster.socket(node), ATTACKER, rank, seconds, kind, patience) for rank, node in enumerate(nodes)]
         return start
 
     def known_of_hostile(self):
-        """What node a says of node c, and its log."""
+        """Returns what node a says of node c, and node a's log since the attack began."""
         rows = self.cluster.json("a", "nodes")["nodes"]
         return "\n".join([row["last_error"] for row in rows if row["name"] == HOSTILE] + [self.cluster.log("a")[self.log_before:]])
 
     def burners(self, processes):
-        """As many that only use processor time: what any attack costs on a machine that is shared."""
+        """Returns a function that starts processes which only use processor time. This is the control: any attack on a shared machine costs as
+        much."""
         return lambda seconds: [self.burner(seconds) for _ in range(processes)]
 
     def beside_burner(self, start_others):
-        """And one among the daemons."""
+        """The same as start_others, with one more burner in the daemons' cgroup."""
         def start(seconds):
             burner = self.burner(seconds)
             self.processors.move(self.processors.place("daemons"), burner.pid)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A newcomer of another user, again and again: bystander.py SOCKET USER SECONDS. Connects, forms, runs a checked all-reduce, leaves.
+"""A newcomer of another user, who connects again and again: bystander.py SOCKET USER SECONDS.
 
-Prints the seconds that each took, as JSON, or the first failure's text.
+Each time the newcomer connects, forms a communicator, runs an all-reduce, checks it, and leaves. Prints as JSON the seconds that each time
+took, and the text of the first failure, if any.
 """
 import ctypes
 import json

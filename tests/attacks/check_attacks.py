@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the attacks, each beside its control, and prints what the others noticed: check_attacks.py [--only NAME,...] [--seconds S] [--build FOLDER] [--out FILE]
+"""Runs each attack beside its control, and prints what the others noticed.
 
-The control is the same pair beside as many processes that only use processor time. The bars are the README's; the exit code is 1 when one is missed.
-Takes minutes. Needs root, for users and namespaces.
+usage: check_attacks.py [--only NAME,...] [--seconds S] [--build FOLDER] [--out FILE]
+
+In the control, the same pair works beside as many processes that only use processor time. The README has the bars; the exit code is 1 if an
+attack misses one. Takes minutes. Needs root, for users and namespaces.
 """
 import argparse
 import json
@@ -16,11 +18,11 @@ import registry
 P99_FACTOR = 1.5
 NEWCOMER_MS = 100
 GROWN_MIB = 256
-STARVED_SHARE = 0.8  # of the attack's time
+STARVED_SHARE = 0.8  # share of the attack's time; an operation that takes longer waited for the attack's end
 
 
 def slow(outcome, control, seconds):
-    """Bars of time that it misses. Their scatter on a shared machine is why they are looked at again."""
+    """Returns the bars of time that the attack misses. Times scatter on a shared machine, so measure() repeats a measurement that misses one."""
     found = []
     if outcome.longest_ms > max(STARVED_SHARE * 1e3 * seconds, 2 * control.longest_ms):
         found.append(f"an operation took {outcome.longest_ms:.0f} ms: it waited for the attack's end")
@@ -32,7 +34,8 @@ def slow(outcome, control, seconds):
 
 
 def measure(arena, attack, seconds):
-    """(outcome, control, what was missed). Where only a bar of time is missed: the one of three measurements with the middle ratio."""
+    """Returns (outcome, control, what was missed). If only a bar of time is missed, measures three times, and returns the one with the middle
+    ratio."""
     tried = []
     while len(tried) < 3:
         control = attack.run_control(arena, seconds)
@@ -54,7 +57,7 @@ def row(attack, outcome, control, found):
 
 
 class Places:
-    """An arena for each set of nodes, made when it is needed, and anew after something was lost."""
+    """Makes an arena for a set of nodes when it is needed. Makes a new one after something was lost."""
 
     def __init__(self, build):
         self.build, self.arena = build, None

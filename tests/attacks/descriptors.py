@@ -1,4 +1,5 @@
-"""Attacks by descriptors: of every kind that a process can make, offered as memory; left in packets that nobody reads; those that commd hands out."""
+"""Attacks with descriptors. They offer every kind of descriptor as memory, leave descriptors in packets that nobody reads, and misuse the
+descriptors that commd hands out."""
 import array
 import ctypes
 import errno
@@ -16,7 +17,7 @@ from wire import ALL_REDUCE, SAID, U8, VERSION, Wire, message, operation, tries,
 
 GROW, WRITE, FUTURE_WRITE = 4, 8, 16  # seals
 HUGE = 4  # MFD_HUGETLB
-USERFAULTFD, IO_URING_SETUP, MEMFD_SECRET, PIDFD_OPEN, PERF_EVENT_OPEN = 323, 425, 447, 434, 298  # of x86-64
+USERFAULTFD, IO_URING_SETUP, MEMFD_SECRET, PIDFD_OPEN, PERF_EVENT_OPEN = 323, 425, 447, 434, 298  # system call numbers of x86-64
 RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 SPARSE_BYTES = 1 << 44
 
@@ -26,7 +27,7 @@ def of_call(number, *arguments):
 
 
 def kinds(wire):
-    """One descriptor of each kind that this machine lets a user have."""
+    """Returns one descriptor of each kind that this machine lets a user have."""
     epoll = select.epoll()
     epoll.register(wire.connection.fileno(), select.EPOLLIN)
     pair, pipe = socket.socketpair(), os.pipe()
@@ -41,13 +42,13 @@ def kinds(wire):
             except OSError:
                 pass
     huge = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | HUGE)
-    os.ftruncate(huge, 1 << 30)  # there need be no such pages
+    os.ftruncate(huge, 1 << 30)  # the machine may have no huge pages; then no page is there
     fcntl.fcntl(huge, ADD_SEALS, SEAL_SHRINK)
     return [fd for fd in made + [huge] if fd >= 0], (epoll, pair)
 
 
 def strange(path, end_s, index):
-    """Every kind of descriptor as memory: commd asks it nothing that it could not answer."""
+    """Registers every kind of descriptor as memory. commd must not call anything on it that could block."""
     wire = alone(path, f"strange-{index}")
     fds, kept = kinds(wire)
     memory = 0
@@ -58,13 +59,13 @@ def strange(path, end_s, index):
                 if wire.ask(wire.REGISTER, {1: memory, 2: 4096}, fd)[0] == 0:
                     SAID.counts["MEMORY THAT IS NONE"] += 1
             except OSError as refused:
-                if refused.errno != errno.EINVAL:  # some kinds the kernel lets nobody pass
+                if refused.errno != errno.EINVAL:  # the kernel refuses to pass some kinds
                     raise
     del kept
 
 
 def sealed_later(path, end_s, index):
-    """Memory that grows, and is sealed against growth and writing, while commd has it."""
+    """Memory that grows, and gets seals against growth and writing, while commd uses it."""
     wire = alone(path, f"later-{index}")
     memory = 0
     while until(end_s):
@@ -86,7 +87,7 @@ def sealed_later(path, end_s, index):
 
 
 def addresses(path, end_s, index):
-    """Memory of 16 TiB without a page, again and again: addresses cost nothing, but commd has no more than any process."""
+    """Registers 16 TiB of memory without a page, again and again. Addresses cost the attacker nothing, but commd has only one process's addresses."""
     wire = alone(path, f"addresses-{index}")
     fd = sealed(SPARSE_BYTES)
     memory, held = 0, []
@@ -100,7 +101,7 @@ def addresses(path, end_s, index):
 
 
 def same(path, end_s, index):
-    """The same memory, registered a thousandfold, and used through all of them at once."""
+    """Registers the same memory a thousand times, and uses all registrations at once."""
     wire = alone(path, f"same-{index}")
     fd = sealed(MIB)
     libc.fallocate(fd, 0, 0, MIB)
@@ -116,7 +117,8 @@ def same(path, end_s, index):
 
 
 def left_in_packets(path, end_s, index):
-    """Processes that end in the middle of packets with descriptors: of their own connection, and of others that have such packets in turn."""
+    """Processes that end while packets with descriptors are on their way. The packets carry descriptors of the process's own connection, and of
+    sockets that hold such packets in turn."""
     while until(end_s):
         child = os.fork()
         if child == 0:
@@ -136,7 +138,8 @@ def left_in_packets(path, end_s, index):
 
 
 def bells(path, end_s, index):
-    """The sockets that ring: their room made small and large, filled, read by the wrong side, sent descriptors, at last shut down."""
+    """Misuses the doorbell sockets: makes their buffers small and large, fills them, reads from the wrong side, sends descriptors, and shuts them
+    down."""
     while until(end_s):
         for rings in tries(20, lambda _: Rings(path)):
             for fd in rings.fds[1:]:
@@ -154,7 +157,7 @@ def bells(path, end_s, index):
 
 
 def handed_out(path, end_s, index):
-    """What commd hands out, the memory of rings and the page of its heartbeat, is cut, unsealed, punched and written to."""
+    """Truncates, seals, punches and writes to what commd hands out: the memory of the rings and the heartbeat page."""
     while until(end_s):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -174,7 +177,7 @@ def handed_out(path, end_s, index):
                 except OSError:
                     pass
             libc.fallocate(fd, 3, 0, MIB)
-        try:  # the heartbeat is everybody's
+        try:  # all clients map the same heartbeat page
             opened = os.open(f"/proc/self/fd/{fds[3]}", os.O_RDWR)
             memory = mmap.mmap(opened, 4096)
             memory[0:8] = b"\xff" * 8

@@ -4,10 +4,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether node c lies in this way now: the word in the file that $COMMD_HOSTILE names. The main thread reads
- * it; a rail that sees the old one for a moment lies a moment later. */
+/* Returns whether node c tells this lie now: the word in the file that $COMMD_HOSTILE names. The main
+ * thread reads the file. A rail may see the old word for a moment, and so begins the new lie a moment
+ * later. */
 bool hostile_mode_is(const char *name);
-/* The same numbers in each run. */
+/* Draws a random number. Each run draws the same numbers. */
 uint64_t hostile_draw(void);
 
 #endif

@@ -13,9 +13,9 @@
 #include "tests/attacks/hostile.h"
 
 /*
- * A commd that lies to other nodes: all of commd, certificate included, but what it sends passes through here
- * (the linker's --wrap). How it lies stands in the file that $COMMD_HOSTILE names, read again at every
- * message of the mesh: one word, or nothing to be honest.
+ * A commd that lies to other nodes. It is all of commd, with a valid certificate, but all that it sends
+ * passes through this file (the linker's --wrap). The file that $COMMD_HOSTILE names says how it lies: one
+ * word, or nothing to be honest. It is read again at every message of the mesh.
  */
 #define PEERS_MAX 16
 #define FLOOD_MESSAGES 2000
@@ -74,7 +74,8 @@ enum change { SET, ADD };
 struct header_lie {
     const char *name;
     enum net_stream_kind kind;
-    unsigned offset, bytes; /* of the field: proto/data_header.h, proto/message_header.h, proto/frame.h */
+    /* place of the field: proto/data_header.h, proto/message_header.h, proto/frame.h */
+    unsigned offset, bytes;
     enum change change;
     uint64_t value;
 };
@@ -116,7 +117,7 @@ static void lie_in_header(enum net_stream_kind kind, uint8_t *header, size_t hea
         const struct header_lie *lie = &header_lies[i];
         if (lie->kind == kind && hostile_mode_is(lie->name) && lie->offset + lie->bytes <= header_bytes) {
             uint64_t value = 0;
-            memcpy(&value, header + lie->offset, lie->bytes); /* as on the wire: little-endian */
+            memcpy(&value, header + lie->offset, lie->bytes); /* the wire is little-endian, as this machine */
             value = lie->change == SET ? lie->value : value + lie->value;
             memcpy(header + lie->offset, &value, lie->bytes);
         }
@@ -128,10 +129,11 @@ static void lie_in_header(enum net_stream_kind kind, uint8_t *header, size_t hea
 static void send_copy(struct net_stream *stream, const void *bytes, size_t size)
 {
     enum status status = __real_net_stream_send(stream, NULL, 0, bytes, size, NULL, NULL);
-    (void)status; /* the other side may have had enough */
+    (void)status; /* ignored: the other side may have closed the connection */
 }
 
-/* A second stream carries the same header and half of its payload; the other half comes much later. */
+/* Opens a second stream with the same header and half of its payload. The other half comes with the next
+ * header that is sent. */
 static struct {
     struct net_stream *stream;
     size_t bytes;
@@ -176,7 +178,7 @@ static void flood_streams(struct net_stream *stream, enum net_stream_kind kind, 
     }
 }
 
-/* Each is there for a moment. */
+/* Opens many streams, and resets each at once. */
 static void reset_streams(struct net_stream *stream)
 {
     struct error error;
@@ -260,7 +262,7 @@ static void flood_announcements(struct net_stream *stream)
     }
 }
 
-/* Of a communicator that may still be forming there. */
+/* Sends a dispute in a communicator that may still be forming at the other node. */
 static void send_dispute(struct net_stream *stream, uint64_t comm_id)
 {
     Commd__Mesh__Dispute dispute = COMMD__MESH__DISPUTE__INIT;
@@ -275,7 +277,7 @@ static void send_dispute(struct net_stream *stream, uint64_t comm_id)
     send_control(stream, &message);
 }
 
-/* Of operations of a communicator whose first node this is not. */
+/* Sends verdicts on operations of a communicator, although this node is not its first node. */
 static void send_verdict(struct net_stream *stream, uint64_t comm_id)
 {
     Commd__Mesh__Verdict verdict = COMMD__MESH__VERDICT__INIT;
@@ -291,7 +293,7 @@ static void send_verdict(struct net_stream *stream, uint64_t comm_id)
     send_control(stream, &message);
 }
 
-/* Communicators that others form, with or without this node. */
+/* Refuses communicators that others form, whether or not this node belongs to them. */
 static void refuse_everywhere(const Commd__Mesh__Announce *announce)
 {
     Commd__Mesh__Refuse refuse = COMMD__MESH__REFUSE__INIT;
@@ -308,7 +310,7 @@ static void refuse_everywhere(const Commd__Mesh__Announce *announce)
     }
 }
 
-/* Floods and disorder, before whatever message it is. */
+/* Sends floods and disorder before a message of any kind. */
 static void lie_before_message(struct net_stream *stream)
 {
     if (hostile_mode_is("control_garbage")) {
@@ -333,7 +335,7 @@ static void lie_before_message(struct net_stream *stream)
     }
 }
 
-/* Once it has greeted: a node that does not is sent away at once. */
+/* Lies only after this node's hello: without a hello, the peer closes the connection at once. */
 static void lie_beside_control(struct net_stream *stream, const void *payload, size_t payload_bytes)
 {
     Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, payload_bytes, payload);
@@ -353,7 +355,7 @@ static void lie_beside_control(struct net_stream *stream, const void *payload, s
     commd__mesh__message__free_unpacked(message, NULL);
 }
 
-/* --- What stands between commd and its network --- */
+/* --- Wrappers between commd and its network --- */
 
 enum status __wrap_net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                                    const void *payload, size_t payload_bytes, net_sent_function *sent,

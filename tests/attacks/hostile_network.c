@@ -7,7 +7,7 @@
 
 #include "tests/attacks/hostile.h"
 
-/* Lies below the streams of a hostile_commd: frames, windows and datagrams (the linker's --wrap). */
+/* The lies of a hostile_commd below its streams: in frames, windows and datagrams (the linker's --wrap). */
 
 #define ADDRESSES_MAX 64
 #define REPLAYS 16
@@ -32,7 +32,7 @@ ngtcp2_ssize __wrap_ngtcp2_conn_writev_stream_versioned(ngtcp2_conn *conn, ngtcp
 
 /* --- Frames and windows --- */
 
-/* ngtcp2's own: one frame of a packet. */
+/* a type of ngtcp2: one frame of a packet */
 union ngtcp2_frame;
 ngtcp2_ssize __real_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngtcp2_frame *frame);
 ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngtcp2_frame *frame);
@@ -41,15 +41,16 @@ ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngt
 #define FRAME_ACK 0x02
 #define FRAME_ACK_ECN 0x03
 #define FRAME_PATH_CHALLENGE 0x1a
-#define FRAME_STREAM 0x08 /* to 0x0f */
+#define FRAME_STREAM 0x08 /* the lowest type; stream frames are 0x08 to 0x0f */
 #define FRAME_STREAM_HAS_OFFSET 0x04
-#define CONTROL_STREAMS 4u /* identifiers below are of control streams: the first ones that are opened */
+#define CONTROL_STREAMS 4u /* stream identifiers below this are control streams, which are opened first */
 #define CHALLENGE_BYTES 9u
 #define CHALLENGES_MAX 64u
-/* RFC 9000, 16: the two highest bits of the first byte are the length's logarithm. */
+/* RFC 9000, 16: the two highest bits of the first byte are the logarithm of the length in bytes. */
 #define NUMBER_BYTES(first) ((size_t)1 << ((first) >> 6))
 
-/* ACK: the largest number that fits there, of a packet that nobody ever sent. */
+/* Changes an ACK frame: acknowledges the largest packet number that fits into the field. Nobody ever sent
+ * that packet. */
 static void forge_largest(uint8_t *ack)
 {
     size_t bytes = NUMBER_BYTES(ack[1]);
@@ -57,8 +58,8 @@ static void forge_largest(uint8_t *ack)
     memset(ack + 2, 0xff, bytes - 1);
 }
 
-/* ACK: a first range that goes below packet 0. After the type: largest, delay, number of ranges, first range.
- */
+/* Changes an ACK frame: makes the first range reach below packet 0. The fields after the type: largest,
+ * delay, number of ranges, first range. */
 static void forge_range(uint8_t *ack, size_t size)
 {
     size_t at = 1;
@@ -81,7 +82,8 @@ static uint64_t get_number(const uint8_t *bytes)
     return value;
 }
 
-/* STREAM, of one byte: whether it is every other byte of a stream, its first one among them. */
+/* For a STREAM frame of one byte: returns whether to leave it out. Every other byte of a stream is left
+ * out, beginning with its first. */
 static bool is_hole(const uint8_t *frame)
 {
     const uint8_t *offset = frame + 1 + NUMBER_BYTES(frame[1]);
@@ -93,7 +95,8 @@ ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngt
 {
     ngtcp2_ssize written = __real_ngtcp2_pkt_encode_frame(out, size, frame);
     if (written > 2 && (out[0] & ~0x07) == FRAME_STREAM && hostile_mode_is("stream_holes") && is_hole(out)) {
-        memset(out, FRAME_PADDING, (size_t)written); /* the peer acknowledges it: it is not sent again */
+        /* the peer acknowledges the packet, so ngtcp2 does not send the byte again */
+        memset(out, FRAME_PADDING, (size_t)written);
         return written;
     }
     if (written < 1 || (out[0] != FRAME_ACK && out[0] != FRAME_ACK_ECN)) {
@@ -118,7 +121,7 @@ ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngt
     return written;
 }
 
-/* What was received makes no room for more. */
+/* The peer gets no room for more data, however much this node has received. */
 int __wrap_ngtcp2_conn_extend_max_stream_offset(ngtcp2_conn *conn, int64_t stream_id, uint64_t bytes)
 {
     return hostile_mode_is("no_window") ? 0
@@ -132,7 +135,7 @@ void __wrap_ngtcp2_conn_extend_max_offset(ngtcp2_conn *conn, uint64_t bytes)
     }
 }
 
-/* A frame of a stream has one byte. */
+/* Makes each stream frame carry one byte. */
 ngtcp2_ssize __wrap_ngtcp2_conn_writev_stream_versioned(ngtcp2_conn *conn, ngtcp2_path *path, int version,
                                                         ngtcp2_pkt_info *info, uint8_t *out, size_t size,
                                                         ngtcp2_ssize *accepted, uint32_t flags,
@@ -154,7 +157,7 @@ ngtcp2_ssize __wrap_ngtcp2_conn_writev_stream_versioned(ngtcp2_conn *conn, ngtcp
 
 /* --- Datagrams --- */
 
-/* Another port each time: the peer has to find out whether the node has moved. */
+/* Sends from another port each time, so the peer has to find out whether the node has moved. */
 static ssize_t send_from_elsewhere(const struct msghdr *message, int flags)
 {
     static int fds[ADDRESSES_MAX];
@@ -169,7 +172,8 @@ static ssize_t send_from_elsewhere(const struct msghdr *message, int flags)
     return count == 0 ? -1 : __real_sendmsg(fds[next++ % count], message, flags);
 }
 
-/* Once more, and many times with one byte changed. */
+/* Sends a datagram REPLAYS times more: unchanged for datagram_replay, with more and more changed bits for
+ * datagram_noise. */
 static void send_noise(int fd, const struct msghdr *message, int flags)
 {
     static uint8_t copy[COPY_MAX_BYTES];
@@ -192,7 +196,8 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 {
     const struct sockaddr *to = message->msg_name;
     if (to == NULL || (to->sa_family != AF_INET && to->sa_family != AF_INET6) || message->msg_iovlen != 1) {
-        return __real_sendmsg(fd, message, flags); /* a client's socket */
+        /* the socket of a client, or of something else that is no network */
+        return __real_sendmsg(fd, message, flags);
     }
     if (hostile_mode_is("moving") && hostile_draw() % 2 == 0) {
         return send_from_elsewhere(message, flags);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""One rank of a job that spans an honest node and one that lies: job.py SOCKET USER RANK SECONDS KIND PATIENCE. Forms, works until it fails, forms
-anew; for longer than that, if it has not formed once, up to PATIENCE seconds.
+"""One rank of a job that spans an honest node and one that lies: job.py SOCKET USER RANK SECONDS KIND PATIENCE.
 
-KIND: reduce, messages, or form (forms and leaves at once). Prints what it was told, as JSON; it never hangs.
+The rank forms a communicator, works until an operation fails, and forms a new one, for SECONDS. If none has formed by then, it goes on trying
+for up to PATIENCE seconds more. KIND: reduce, messages, or form (forms and leaves at once). Prints what commd told it, as JSON. It never hangs.
 """
 import ctypes
 import os

@@ -20,7 +20,7 @@ def main():
         attack(path, time.monotonic() + seconds, index)
     except OSError as refused:
         wire.SAID.texts.setdefault("ended", str(refused))
-    except Exception as ended:  # the attack's own wish to be killed, or a mistake in it
+    except Exception as ended:  # the attack wants to be killed, or has a mistake
         if type(ended).__name__ == "Gone":
             code = -1
         else:

@@ -1,4 +1,4 @@
-"""Attacks by what is registered: memory that is not there, not there any more, large, or much."""
+"""Attacks with registered memory: it has no pages, or loses them, or is large, or there is much of it."""
 import ctypes
 import fcntl
 import mmap
@@ -40,12 +40,12 @@ def alone(path, name):
 
 
 def touch(wire, ticket, memory, size):
-    """commd reads and writes all of it."""
+    """Submits an operation for which commd reads and writes all of the memory."""
     return wire.submit(operation(1, ticket, ALL_REDUCE, U8, size // 2, input=(memory, 0), output=(memory, size // 2)))
 
 
 def sparse(path, end_s, index):
-    """Memory whose pages nobody has touched yet: whoever touches them first pays for them."""
+    """Memory whose pages nobody has touched yet. The process that touches them first is charged for them."""
     wire = alone(path, f"sparse-{index}")
     for memory in range(1, 9):
         fd = sealed(128 * MIB)
@@ -57,7 +57,7 @@ def sparse(path, end_s, index):
 
 
 def punched(path, end_s, index):
-    """Memory that was there when it was registered; then holes are made."""
+    """Memory that has pages when it is registered. Then the attacker punches holes."""
     wire = alone(path, f"punched-{index}")
     for memory in range(1, 21):
         fd = sealed(40 * MIB)
@@ -89,7 +89,8 @@ def punched_meanwhile(path, end_s, index):
 
 
 def punched_slowly(path, end_s, index):
-    """Holes that are made by a process which gets hardly any processor time, for the others use it all: it is in the middle of them for long."""
+    """A process with hardly any processor time punches the holes, because the other attackers use all of it. So it stays in the middle of a hole
+    for long."""
     size = 256 * MIB
     if index > 0:
         while until(end_s):
@@ -115,7 +116,7 @@ def punched_slowly(path, end_s, index):
 
 
 def churn(path, end_s, index):
-    """1 GiB that commd has mapped and touched is registered and let go of, again and again."""
+    """Registers 1 GiB, lets commd map and touch it, and deregisters it, again and again."""
     wire = alone(path, f"churn-{index}")
     size = 1024 * MIB
     fd = sealed(size)
@@ -129,7 +130,7 @@ def churn(path, end_s, index):
 
 
 def many(path, end_s, index):
-    """As many small memories as one may have, on connection after connection."""
+    """Registers as many small memories as one session may have, on connection after connection."""
     fd = sealed(4096)
     populate(fd, 4096)
     held = []
@@ -143,7 +144,7 @@ def many(path, end_s, index):
 
 
 def not_sealed(path, end_s, index):
-    """Memory that is taken away under commd; and files that are no memory."""
+    """Memory without a seal, which is truncated under commd, and a file that is no memory."""
     wire = alone(path, f"truncated-{index}")
     memory = 0
     while until(end_s):

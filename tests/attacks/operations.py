@@ -1,4 +1,4 @@
-"""Attacks by what is asked for: submits, messages, communicators, records."""
+"""Attacks with requests: submits, messages, communicators, records."""
 import os
 import pathlib
 import signal
@@ -18,7 +18,7 @@ def init(wire, handle, name, rank=0, size=1):
 
 
 def formed(path, name):
-    """A communicator of one rank, and memory."""
+    """Returns a session with a communicator of one rank, and memory."""
     wire = Wire(path)
     status, text = init(wire, 1, name)
     if status:
@@ -28,7 +28,7 @@ def formed(path, name):
 
 
 def lists(path, end_s, index):
-    """100 connections, each with a packet of 900 submits that name nothing, again and again."""
+    """Sends packets on 100 connections, again and again. Each packet has 900 submits for a communicator that does not exist."""
     held = tries(100, lambda _: Wire(path))
     packet = operation(0, 0, BARRIER) * 900
     while until(end_s):
@@ -43,7 +43,7 @@ def lists(path, end_s, index):
 
 
 def waiting_receives(path, end_s, index):
-    """65,536 receives that nothing matches."""
+    """Posts 65,536 receives that no message matches."""
     wire = formed(path, f"receives-{index}")
     bodies = (operation(1, ticket, RECEIVE, U8, 16, output=(1, 0), tag=ticket) for ticket in range(1, 65537))
     try:
@@ -56,17 +56,17 @@ def waiting_receives(path, end_s, index):
 
 
 def receives(path, end_s, index):
-    """The same; then the process is gone."""
+    """Posts 65,536 receives; then the process is killed."""
     waiting_receives(path, end_s, index)
     raise Gone
 
 
 class Gone(Exception):
-    """The process is to end by SIGKILL, with whatever it holds."""
+    """Raised when the process is to end by SIGKILL, with all that it holds."""
 
 
 def messages(path, end_s, index):
-    """Messages of 16 KiB to itself, each with a tag of its own, that nobody receives."""
+    """Sends messages of 16 KiB to itself, each with another tag. Nobody receives them."""
     wire = formed(path, f"messages-{index}")
     tag = 0
     while until(end_s):
@@ -80,7 +80,7 @@ def messages(path, end_s, index):
 
 
 def inits(path, end_s, index):
-    """Communicators that never form, as many as one may have."""
+    """Starts as many communicators as one user may have. They never form."""
     wires = tries(4, lambda _: Wire(path))
     for number, wire in enumerate(wires):
         try:
@@ -95,7 +95,7 @@ def inits(path, end_s, index):
 
 
 def init_churn(path, end_s, index):
-    """Communicators that are announced to all nodes, and left at once."""
+    """Starts communicators, which commd announces to all nodes, and leaves them at once."""
     wire = Wire(path)
     handle = 0
     while until(end_s):
@@ -105,7 +105,7 @@ def init_churn(path, end_s, index):
 
 
 def forms(path, end_s, index):
-    """Communicators of one rank, formed, as many as one may have; then a barrier on each."""
+    """Forms as many communicators of one rank as one user may have; then runs a barrier on each, again and again."""
     wire = Wire(path)
     handles = []
     for handle in range(1, HANDLES + 1):
@@ -118,7 +118,8 @@ def forms(path, end_s, index):
 
 
 def layouts(path, end_s, index):
-    """61,440 all_to_all_v of a communicator of 1,000 ranks, all in one session, that wait for the rest of the ranks: their layouts are kept."""
+    """Posts 61,440 all_to_all_v in a communicator of 1,000 ranks, all in one session. They wait for the other ranks, so commd must keep their
+    layouts."""
     wire = Wire(path)
     size, posting = 1000, 60
     memory = HostMemory(wire, 1, 1 << 20)
@@ -142,7 +143,7 @@ def layouts(path, end_s, index):
 
 
 def records(path, end_s, index):
-    """2,000 records that wait for words which never change."""
+    """Posts 2,000 records that wait for words in memory. These words never change."""
     wire = formed(path, f"records-{index}")
     for _ in range(2000):
         wire.post(event(1, (1, 16, 1), [(1, 8, 1 << 40)]))
@@ -152,7 +153,7 @@ def records(path, end_s, index):
 
 
 def barriers(path, end_s, index):
-    """Operations as fast as they go, 1,024 at once."""
+    """Submits barriers as fast as possible, 1,024 at once."""
     wire = formed(path, f"barriers-{index}")
     bodies = [operation(1, ticket, BARRIER) for ticket in range(1, 1025)]
     while until(end_s):
@@ -164,7 +165,7 @@ def barriers(path, end_s, index):
 
 
 def foreign_ids(path, end_s, index):
-    """Handles and memories that are other sessions'."""
+    """Uses handles and memories that belong to other sessions."""
     wire = Wire(path)
     while until(end_s):
         for handle in range(0, 300, 7):
@@ -174,7 +175,7 @@ def foreign_ids(path, end_s, index):
 
 
 def stopped(path, end_s, index):
-    """A rank that is stopped while its partner's operations wait; then both are killed."""
+    """Stops a rank while its partner's operations wait; then both are killed."""
     first, second = Wire(path), Wire(path)
     first.tell(first.COMM_INIT, {1: 1, 2: f"stopped-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
     init(second, 1, f"stopped-{index}", 1, 2)
@@ -190,7 +191,7 @@ def stopped(path, end_s, index):
 
 
 def across(path, name, count, size_bytes):
-    """Communicators of two ranks, one on each node: (the session on this node, that of node b, how many formed)."""
+    """Forms communicators of two ranks, one on this node and one on node b. Returns the sessions on both nodes."""
     here, there = Wire(path), Wire(str(pathlib.Path(path).with_name("b.sock")))
     here.memory = HostMemory(here, 1, size_bytes)
     for handle in range(1, count + 1):
@@ -204,7 +205,7 @@ def across(path, name, count, size_bytes):
 
 
 def one_sided(path, end_s, index):
-    """Broadcasts of 8 MiB on communicators of two nodes, of which the other node's ranks take none."""
+    """Broadcasts of 8 MiB on communicators of two nodes. The rank on the other node never takes part."""
     here, there = across(path, f"one-sided-{index}", ONE_SIDED, 8 << 20)
     here.submit_many(operation(handle, handle, BROADCAST, U8, 8 << 20, input=(1, 0)) for handle in range(1, ONE_SIDED + 1))
     while until(end_s):
@@ -214,7 +215,7 @@ def one_sided(path, end_s, index):
 
 
 def one_sided_reduces(path, end_s, index):
-    """Reductions of 8 MiB to a root on the other node, which takes none: this node works in memory of its own."""
+    """Reductions of 8 MiB to a root on the other node, which never takes part. So commd on this node works in memory of its own."""
     here, there = across(path, f"one-sided-reduces-{index}", ONE_SIDED, 8 << 20)
     here.submit_many(operation(handle, handle, REDUCE, U8, 8 << 20, root=1, input=(1, 0)) for handle in range(1, ONE_SIDED + 1))
     while until(end_s):
@@ -224,7 +225,7 @@ def one_sided_reduces(path, end_s, index):
 
 
 def half_read(path, end_s, index):
-    """Operations of two ranks, of which one never takes an answer, and the other all."""
+    """Operations of two ranks. One rank takes all answers, the other takes none."""
     reads, never = Wire(path), Wire(path)
     reads.tell(reads.COMM_INIT, {1: 1, 2: f"half-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
     init(never, 1, f"half-{index}", 1, 2)
@@ -241,7 +242,7 @@ def half_read(path, end_s, index):
 
 
 def thousand_ranks(path, end_s, index):
-    """Communicators of 1,000 ranks, all of one process, an operation of all of them, and the end."""
+    """Forms communicators of 1,000 ranks in one process, runs one operation of all ranks, and ends them."""
     wire = Wire(path)
     wire.connection.settimeout(10)
     size, number = 1000, 0
@@ -263,7 +264,7 @@ def thousand_ranks(path, end_s, index):
 
 
 def contradictions(path, end_s, index):
-    """64 ranks that contradict each other, each time: there is a verdict, with a text, on each operation."""
+    """Lets 64 ranks contradict each other in each operation. So each operation ends with a verdict and a text."""
     wire = Wire(path)
     wire.connection.settimeout(10)
     ranks, ticket, answers = 64, 0, 0
@@ -281,7 +282,7 @@ def contradictions(path, end_s, index):
 
 
 def names(path, end_s, index):
-    """Names as long as they may be, with what would end a line of the log, steer a terminal or forge an entry; each communicator fails."""
+    """Uses names of the greatest length, with characters that end a line of the log, steer a terminal or forge an entry. Each communicator fails."""
     forged = "x\n2026-01-01T00:00:00.000Z error: FORGED\r\x1b[2J\u202e"
     wire = Wire(path)
     number = 0
@@ -300,7 +301,7 @@ def names(path, end_s, index):
 
 
 def crowd(path, name, wires, size):
-    """A communicator whose ranks are all on these connections, as many on each; memory 1 on each."""
+    """Forms a communicator whose ranks are spread evenly over these connections. Returns the memory of each connection, which is memory 1 there."""
     each = size // len(wires)
     memories = [HostMemory(wire, 1, 1 << 20) for wire in wires]
     for number, wire in enumerate(wires):
@@ -314,7 +315,8 @@ def crowd(path, name, wires, size):
 
 
 def crowd_works(places, name, end_s, kinds, most=1000):
-    """Operations of 1,000 ranks on connections to these places, one kind after the other: a byte for each pair of ranks, or that many in all."""
+    """Runs operations of 1,000 ranks on connections to these places, one kind after the other. An all_to_all has one byte for each pair of ranks,
+    other kinds `most` bytes."""
     wires, size = [Wire(place) for place in places], 1000
     memories = crowd(places[0], name, wires, size)
     ticket, each = 0, size // len(wires)
@@ -333,24 +335,24 @@ def crowd_works(places, name, end_s, kinds, most=1000):
 
 
 def blocks(path, end_s, index):
-    """all_to_all and scans of 1,000 ranks, all here: a million blocks of a byte."""
+    """Runs all_to_all and scans of 1,000 ranks, all on this node. An all_to_all has a million blocks of one byte."""
     crowd_works([path] * 4, f"blocks-{index}", end_s, (ALL_TO_ALL, SCAN))
 
 
 def blocks_across(path, end_s, index):
-    """all_to_all of 500 ranks on each of two nodes: half a million blocks of a byte on either."""
+    """Runs all_to_all of 500 ranks on each of two nodes. Each node has half a million blocks of one byte."""
     there = str(pathlib.Path(path).with_name("b.sock"))
     crowd_works([path, path, there, there], f"blocks-across-{index}", end_s, (ALL_TO_ALL,))
 
 
 def sums_across(path, end_s, index):
-    """All-reduces and scans of 512 KiB, by 500 ranks on each of two nodes: 250 MiB go into one slice."""
+    """Runs all-reduces and scans of 512 KiB, by 500 ranks on each of two nodes. Each node has 250 MiB for one slice."""
     there = str(pathlib.Path(path).with_name("b.sock"))
     crowd_works([path, path, there, there], f"sums-across-{index}", end_s, (ALL_REDUCE, SCAN), 1 << 19)
 
 
 def bulk(path, end_s, index):
-    """All-reduces of 16 MiB among 8 ranks here, on 16 communicators at once, as they are and compressed."""
+    """Runs all-reduces of 16 MiB among 8 ranks on this node, on 16 communicators at once, with and without compression."""
     wires = [Wire(path) for _ in range(8)]
     size, count = 64 << 20, 16
     memories = [HostMemory(wire, 1, size) for wire in wires]

@@ -1,4 +1,4 @@
-"""Attacks on what is other users': names, rows, and what one user alone may hold when it holds all of it at once."""
+"""Attacks on what belongs to other users: their names, their rows in lists, and their share when one user takes all that it may have."""
 import ctypes
 import os
 import signal
@@ -13,11 +13,11 @@ from operations import HOST
 
 
 PIDFD_GETFD, PTRACE_ATTACH, PR_SET_DUMPABLE = 438, 16, 4
-TOLD_S = 8  # beyond the attack's time: of a rank that is not seen to be dead nobody is told for 25 s and more
+TOLD_S = 8  # added to the attack's time; a rank whose partner is not seen to be dead gets no word for 25 s and more
 
 
 def squatting(path, end_s, index):
-    """The newcomer's name, held and asked for without end."""
+    """Holds the newcomer's name and asks for it, without end."""
     wire = Wire(path)
     wire.tell(wire.COMM_INIT, {1: 1, 2: "newcomer", 3: 0, 4: 2, 5: HOST, 6: 60000})
     handle = 1
@@ -29,7 +29,7 @@ def squatting(path, end_s, index):
 
 
 def fields_of(data, number):
-    """Every field of that number, in order: a list in protobuf."""
+    """Returns every field of that number, in order. In protobuf these are a list."""
     found, at = [], 0
 
     def take():
@@ -55,7 +55,7 @@ def fields_of(data, number):
 
 
 def listing(path, end_s, index):
-    """What commctl asks, by a user without rights: no row of anybody else's, and no path of a key."""
+    """Asks what commctl asks, as a user without rights. No answer may have another user's row, or the path of a key."""
     wire = Wire(path)
     # kind of the query: (number of the reply, number of the owner's uid in a row)
     lists = {12: (10, 3), 11: (9, 4), 13: (11, 2)}
@@ -75,7 +75,7 @@ def listing(path, end_s, index):
 
 
 def forked(path, end_s, index):
-    """A rank is killed whose child still holds its connection: the other rank is told at once."""
+    """Kills a rank while its child still holds the connection. The other rank must be told at once."""
     first = Wire(path)
     first.tell(first.COMM_INIT, {1: 1, 2: f"forked-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
     rank = os.fork()
@@ -94,8 +94,8 @@ def forked(path, end_s, index):
 
 
 def stolen(path, end_s, index):
-    """Another process of the same user takes a rank's connection (pidfd_getfd), stops the rank (ptrace) and sends what it likes: it is that user, and
-    no more."""
+    """Another process of the same user takes a rank's connection (pidfd_getfd), stops the rank (ptrace), and sends packets. It must get no more
+    rights than that user has."""
     libc = ctypes.CDLL(None, use_errno=True)
     turn = 0
     while until(end_s):
@@ -133,14 +133,14 @@ def stolen(path, end_s, index):
 
 
 def everything(path, end_s, index):
-    """One user at all its limits at once: connections, lists, messages, communicators, records; each of eight processes has its part."""
+    """Lets one user reach many of its limits at once: lists of submits, waiting receives, communicators. Each process has its part."""
     parts = [operations.lists, operations.lists, operations.lists, operations.lists, operations.waiting_receives, operations.waiting_receives, operations.forms,
              operations.forms]
     parts[index % len(parts)](path, end_s, index)
 
 
 def split_storm(path, end_s, index):
-    """Names upon names: communicators of one rank, formed and left on many connections at once."""
+    """Forms and leaves communicators of one rank on many connections at once. Each has a new name."""
     held = tries(20, lambda _: Wire(path))
     number = 0
     while until(end_s):
@@ -156,7 +156,7 @@ def split_storm(path, end_s, index):
 
 
 def with_rings(path, end_s, index):
-    """As many sessions with rings as one may have: memory, pipes and descriptors of commd's."""
+    """Opens as many sessions with rings as one user may have. They use memory, sockets and descriptors of commd."""
     held = []
     while until(end_s):
         held += tries(3000 - len(held), lambda _: sessions.Rings(path))
@@ -165,7 +165,7 @@ def with_rings(path, end_s, index):
 
 
 def commctl_storm(path, end_s, index):
-    """What as many commctl do as a shell starts: connect, ask, go."""
+    """Does what many commctl processes do: connects, asks, leaves."""
     while until(end_s):
         wires = tries(100, lambda _: Wire(path))
         for wire in wires:

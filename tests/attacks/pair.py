@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """One of two well-behaved ranks: pair.py SOCKET USER NAME RANK FILE
 
-All-reduces of 64 KiB, each checked, one after the other, until standard input ends or one fails. Rank 0 writes when each began and how long it
-took to FILE (struct Samples). Prints READY, and at its end OK, WRONG, or the failure's code and text.
+The rank runs all-reduces of 64 KiB, one after the other, and checks each. It ends when standard input ends or one fails. Rank 0 writes to FILE
+when each began and how long it took (class Samples). Prints READY, and at its end OK, WRONG, or the failure's code and text.
 """
 import ctypes
 import mmap
@@ -23,7 +23,7 @@ SAMPLES_MAX = 1 << 20
 
 
 class Samples:
-    """(began, took) in seconds, of operations in order, in a file that both sides map."""
+    """(began, took) of each operation, in seconds and in order, in a file that writer and reader map."""
 
     def __init__(self, path):
         with open(path, "r+b") as file:
@@ -88,7 +88,7 @@ def main():
     result = result or library.comm_mem_alloc(client, 8 * COUNT, -1, ctypes.byref(buffer))
     said = f"{library.NAMES[result]} {library.error()}" if result else loop(library, comm, buffer, rank, samples)
     print(said, flush=True)
-    os._exit(0 if said == "OK" else 1)  # the other one may have ended in between two operations: nothing is left to agree on
+    os._exit(0 if said == "OK" else 1)  # the other rank may have ended between two operations; then no agreement is possible
 
 
 if __name__ == "__main__":

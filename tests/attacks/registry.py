@@ -1,9 +1,9 @@
-"""The attacks: what each is to show, and how it is run."""
+"""The list of attacks: how each runs, and what it must show."""
 import re
 
-QUICK_S = 0.8  # in `make test`
+QUICK_S = 0.8  # how long an attack lasts in `make test`
 FULL_S = 5
-PATIENCE_S = 10  # a job with a node that forms as it should waits so long for its first communicator
+PATIENCE_S = 10  # a job with an honest node may wait so long for its first communicator
 
 
 def common_faults(outcome):
@@ -16,9 +16,17 @@ def common_faults(outcome):
 
 
 class Local:
-    """name: module.function; processes: at once, of one user on node a; expects: what the attacker is told (one of these; none: nothing needs to be
-    refused); quick: `make test` runs it; freeze: node b stands still meanwhile for 1.5 s; forbids: what the attacker must not find; log_forbids: what no
-    line of the log may say; limited: it and commd are in memory cgroups of their own."""
+    """An attack on node a, by processes of one user.
+
+      name         module.function
+      processes    how many attack at once
+      expects      statuses of which commd must answer one; empty: commd need not refuse anything
+      quick        `make test` runs it
+      freeze       node b is stopped for 1.5 s meanwhile
+      forbids      what the attacker must not find
+      limited      the attacker and commd are in memory cgroups of their own
+      log_forbids  what no line of the log may say
+    """
 
     nodes = "ab"
 
@@ -30,7 +38,7 @@ class Local:
         return arena.run(arena.local(self.title, self.processes, self.limited), seconds, self.freeze)
 
     def run_control(self, arena, seconds):
-        """As many processes that only use processor time."""
+        """Runs as many processes that only use processor time."""
         return arena.run(arena.burners(self.processes), seconds, self.freeze)
 
     def faults(self, arena, outcome):
@@ -44,8 +52,13 @@ class Local:
 
 
 class Node:
-    """lie: of node c (hostile_commd.c); kind: of the job meanwhile (job.py); says: what node a then says of node c, or the job is told; job: the
-    nodes of its two ranks: where c has no part in it, it loses nothing."""
+    """An attack by node c on other nodes.
+
+      lie   the lie of node c (hostile_commd.c)
+      kind  of the job that runs meanwhile (job.py)
+      says  what node a must say of node c, or what the job must be told
+      job   the nodes of the job's two ranks; a job without node c must lose nothing
+    """
 
     nodes = "abc"
     processes = 2
@@ -59,12 +72,12 @@ class Node:
         return arena.run(arena.node(self.lie, self.kind, self.job, patience), seconds)
 
     def run_control(self, arena, seconds):
-        """The same job, of a node that does not lie, beside a process that only uses processor time, as the lying node's commd does."""
+        """Runs the same job with honest nodes. Beside it, a process uses processor time as the lying node's commd does."""
         return arena.run(arena.beside_burner(arena.node("", self.kind, self.job, PATIENCE_S)), seconds)
 
     def faults(self, arena, outcome):
         found = common_faults(outcome)
-        told = set(outcome.counts) - {"formed", "TIMED_OUT"}  # the last one to form waits for a partner that has ended
+        told = set(outcome.counts) - {"formed", "TIMED_OUT"}  # the rank that forms last may wait for a partner that has ended
         if "c" not in self.job and (told or not outcome.counts.get("formed")):
             found.append(f"a job of others formed {outcome.counts.get('formed', 0)} times and was told {outcome.texts}")
         said = "" if outcome.lost else "\n".join([arena.known_of_hostile(), *outcome.counts, *outcome.texts.values()])

@@ -1,4 +1,4 @@
-"""Attacks by what a session is: connections, greetings, packets, answers that nobody reads."""
+"""Attacks with sessions: connections, greetings, packets, and answers that nobody reads."""
 import array
 import os
 import random
@@ -14,7 +14,7 @@ QUERIES = {9: {}, 10: {}, 11: {}, 12: {}, 13: {}, 15: {}, 17: {1: ""}, 20: {}}
 
 
 def without_hello(path, end_s, index):
-    """Every place for a session is taken, and nothing is ever said."""
+    """Takes every place for a session, and never says anything."""
     held = []
     while until(end_s):
         held += tries(SESSIONS - len(held), lambda _: Wire(path, greets=False))
@@ -24,7 +24,7 @@ def without_hello(path, end_s, index):
 
 
 def with_hello(path, end_s, index):
-    """The same, greeted."""
+    """Takes every place for a session, and greets."""
     held = []
     while until(end_s):
         held += tries(SESSIONS - len(held), lambda _: Wire(path))
@@ -32,7 +32,7 @@ def with_hello(path, end_s, index):
 
 
 def unread(path, end_s, index):
-    """300 connections that read no answers: 900 to a packet of submits, then long ones."""
+    """Sends packets on 300 connections without reading answers: packets of 900 submits, then requests with long answers."""
     held = tries(300, lambda _: Wire(path))
     packet = operation(0, 0, BARRIER) * 900
     for wire in held:
@@ -49,7 +49,7 @@ def unread(path, end_s, index):
 
 
 def queries(path, end_s, index):
-    """What commctl asks, without a pause."""
+    """Asks what commctl asks, without a pause."""
     wire = Wire(path)
     while until(end_s):
         for kind, body in QUERIES.items():
@@ -57,7 +57,7 @@ def queries(path, end_s, index):
 
 
 def churn(path, end_s, index):
-    """Connections that die at any point of their first words."""
+    """Closes connections at any point of their first messages."""
     lot = random.Random(index)
     hello = message([(1, 1), (2, message({1: VERSION, 2: "attack"}))])
     while until(end_s):
@@ -77,7 +77,7 @@ def churn(path, end_s, index):
 
 
 def garbage(path, end_s, index):
-    """Packets of any bytes, and requests and submissions with wrong fields."""
+    """Sends packets of random bytes, and requests and submits with wrong fields."""
     lot = random.Random(index)
     while until(end_s):
         try:
@@ -95,7 +95,7 @@ def garbage(path, end_s, index):
 
 
 def descriptors(path, end_s, index):
-    """As many descriptors as a packet carries, with every packet."""
+    """Sends as many descriptors as a packet can carry, with every packet."""
     held = os.open("/dev/null", os.O_RDONLY)
     while until(end_s):
         try:
@@ -110,7 +110,7 @@ def descriptors(path, end_s, index):
 
 
 class Rings:
-    """A session with rings, whose memory this side may scribble on."""
+    """A session with rings, in whose memory the attacker may write anything."""
 
     HEADER_BYTES, RING_BYTES = 192, 65536
 
@@ -139,7 +139,7 @@ class Rings:
 
 
 def rings_scribbled(path, end_s, index):
-    """Any bytes, anywhere in the rings, all the time."""
+    """Writes random values anywhere in the rings, all the time."""
     lot = random.Random(index)
     while until(end_s):
         try:
@@ -158,7 +158,7 @@ def rings_scribbled(path, end_s, index):
 
 
 def doorbells(path, end_s, index):
-    """Bells that ring for nothing."""
+    """Rings the doorbells, though there is nothing to take."""
     held = tries(20, lambda _: Rings(path))
     for rings in held:
         os.set_blocking(rings.fds[1], False)
@@ -171,7 +171,7 @@ def doorbells(path, end_s, index):
 
 
 def rings_full_of_requests(path, end_s, index):
-    """Rings that are never empty: status asked again and again, no answer taken."""
+    """Keeps rings full: asks for the status again and again, and takes no answer."""
     held = tries(20, lambda _: Rings(path))
     entry = struct.pack("<I", 4) + b"\x08\x07\x4a\x00"
     tails = [0] * len(held)
@@ -194,7 +194,7 @@ def rings_full_of_requests(path, end_s, index):
 
 
 def half_an_entry(path, end_s, index):
-    """Clients that are stopped within an entry: more than was written, a length alone, or a bell for what is not published."""
+    """Stops clients in the middle of a ring entry. They announce more than they wrote, or only a length, or ring before they publish anything."""
     turn = 0
     while until(end_s):
         children = []

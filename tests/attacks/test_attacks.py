@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The attacks that take seconds, beside a pair of ranks on two nodes and a newcomer: nothing is lost for them, and the attacker is told why.
+"""Runs the attacks that take seconds, beside a pair of ranks on two nodes and a newcomer. The others must lose nothing, and the attacker must be
+told why.
 
-How long the others' operations take is for `make check-attacks`: there is no clock in these conditions.
+These tests check no times. `make check-attacks` measures how long the others' operations take.
 """
 import os
 import unittest
@@ -28,12 +29,12 @@ class Attacks(unittest.TestCase):
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)
 class Local(Attacks):
-    """Of users of node a."""
+    """Attacks by users of node a."""
 
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)
 class Node(Attacks):
-    """Of node c, which holds a certificate."""
+    """Attacks by node c, which holds a certificate."""
 
     nodes = "abc"
 
@@ -42,7 +43,7 @@ for case, attacks in ((Local, registry.LOCAL), (Node, registry.NODE)):
     for each in attacks:
         if each.quick:
             setattr(case, "test_" + each.title.replace(".", "_"), lambda self, attack=each: self.check(attack))
-del Attacks, case  # the loader would run what they name, too
+del Attacks, case  # otherwise the test loader would run the classes that these names hold, too
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What attacking clients have in common: the protocol by hand, and a count of what commd answers."""
+"""Parts that all attacking clients share: the protocol without the library, and a count of what commd answers."""
 import collections
 import json
 import os
@@ -19,7 +19,7 @@ U8 = 13
 
 
 class Said:
-    """What commd answered, by the name of its status."""
+    """Counts commd's answers by the name of their status, and keeps the first text of each."""
 
     def __init__(self):
         self.counts = collections.Counter()
@@ -38,7 +38,7 @@ SAID = Said()
 
 
 class Wire(RawClient):
-    """Counts errors, also those that come before the connection is closed."""
+    """A client that counts errors, also those that come just before commd closes the connection."""
 
     COMM_DESTROY = 5
 
@@ -68,7 +68,7 @@ class Wire(RawClient):
         return event
 
     def read_what_comes(self, limit=100000):
-        """Answers that are there already; returns how many."""
+        """Takes the answers that are there already. Returns how many."""
         timeout_s = self.connection.gettimeout()
         self.connection.setblocking(False)
         count = 0
@@ -82,7 +82,7 @@ class Wire(RawClient):
         return count
 
     def submit_many(self, submissions):
-        """In as few packets as hold them."""
+        """Sends the submissions in as few packets as possible."""
         packet, size = [], 0
         for submission in submissions:
             if size + len(submission) > 65536:
@@ -94,7 +94,7 @@ class Wire(RawClient):
 
 
 def tries(count, make):
-    """As many of them as commd lets one have; the rest is refused."""
+    """Makes up to `count` objects. Stops when commd refuses one."""
     made = []
     for index in range(count):
         for _ in range(BUSY_TRIES):
@@ -102,14 +102,14 @@ def tries(count, make):
                 made.append(make(index))
                 break
             except BlockingIOError:
-                time.sleep(0.01)  # too many wait to be accepted: that is no refusal
+                time.sleep(0.01)  # too many connections wait to be accepted; commd has refused nothing
             except OSError:
                 return made
     return made
 
 
 def become(user):
-    """After what only root may have: descriptors."""
+    """Raises this process's limit of descriptors as far as allowed, then becomes the user."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.setgroups([])

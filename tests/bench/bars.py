@@ -1,4 +1,4 @@
-"""The bars that commd is held to, and what is measured for them beside the sweeps: idle cost, memory, processor time, packets."""
+"""The bars that commd must keep. Also the measurements beside the sweeps: idle cost, memory, processor time, packets."""
 import json
 import os
 import pathlib
@@ -14,10 +14,11 @@ from contestants import Failed, Sweep, end, finish, start
 MIB = 1 << 20
 
 
-# ---- beside the sweeps, on a topology that is up
+# ---- measurements beside the sweeps; the topology must be up
 
 def cpu_s(pid):
-    """Of its threads that live. Nanoseconds inside: stat counts ticks of 10 ms, and one of these in 10 s is the bar of an idle daemon."""
+    """Returns the processor time of a process's live threads. Reads schedstat, which counts nanoseconds. stat counts ticks of 10 ms, and one tick
+    in 10 s is already the bar of an idle daemon."""
     total_ns = 0
     for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:
@@ -35,12 +36,12 @@ def memory_kib(pid, field):
 
 
 def pid_of_daemon(place, node):
-    """Of commd itself: in a namespace of its own `ip netns exec` became it."""
+    """Returns the process number of commd itself. In a namespace, `ip netns exec` has become commd."""
     return place.cluster.daemons[node].pid
 
 
 class PrivateMemory(threading.Thread):
-    """The most private memory that a process had meanwhile; what it maps of its clients is theirs."""
+    """Measures the most private memory that a process has until end(). Memory that it maps of its clients does not count."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -75,7 +76,7 @@ def measure_large(place, commd):
     children_before = os.times()
     commd.sweep(place, Sweep(["all_reduce"], size, size, 2, 0), 240, "--iterations", iterations, "--out-of-place", "--no-check")
     children = os.times()
-    runs = iterations + 3  # and the warm-up
+    runs = iterations + 3  # + 3: the warm-up
     gib = runs * size * place.size / (1 << 30)
     figures = {f"{place.name}: private memory of commd, MiB, all-reduce of 256 MiB": watch.end(),
                f"{place.name}: processor seconds of commd per GiB of ranks' data": (sum(map(cpu_s, pids)) - began_s) / gib,
@@ -87,7 +88,7 @@ def measure_large(place, commd):
 
 
 def measure_system_calls(place, commd):
-    """Per MiB of ranks' data, of one daemon."""
+    """Counts system calls of one daemon per MiB of ranks' data."""
     if shutil.which("strace") is None:
         return {}
     pid = pid_of_daemon(place, place.nodes[0])
@@ -115,7 +116,7 @@ def measure_submission(place, build):
 
 
 def measure_busy(place, commd):
-    """8 bytes while both processors have something else to do."""
+    """Measures all-reduces of 8 bytes while another process keeps each processor busy."""
     burners = [start(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count())]
     try:
         times = commd.sweep(place, Sweep(["all_reduce"], 8, 8, 2, 0.3), 60, "--out-of-place")
@@ -127,7 +128,7 @@ def measure_busy(place, commd):
 
 
 def measure_quic(build, repeats):
-    """One connection of daemon/net beside the least that ngtcp2 lets it take, in turn; the worst of the datagram sizes."""
+    """Measures one connection of daemon/net and the minimal ngtcp2 program, in turn. The ratio is that of the worst datagram size."""
     figures = {}
     for size in (1452, 8952, 65000):
         rates = {"bench_quic": [], "quic_minimal": []}
@@ -144,7 +145,7 @@ def measure_quic(build, repeats):
 
 
 def measure_iperf(place):
-    """TCP in plain text from the first node to the second, over the same link as the sweeps."""
+    """Measures TCP in plain text from the first node to the second, over the same link as the sweeps."""
     if shutil.which("iperf3") is None:
         return {}
     address = place.address(place.nodes[1])
@@ -176,7 +177,7 @@ def measure_beside(place, commd, build, medians):
         try:
             figures.update(measure_system_calls(place, commd))
         except (Failed, subprocess.TimeoutExpired):
-            pass  # a tracer that is not allowed here: the count is left out
+            pass  # the tracer is not allowed here, so this figure is left out
     return figures
 
 
@@ -190,7 +191,7 @@ def counts_text(figures):
 # ---- the bars
 
 def worst_ratio(medians, peer, at_least, exactly=None):
-    """The smallest ratio of commd's bandwidth to the peer's over sizes of an all-reduce."""
+    """Returns the smallest ratio of commd's bandwidth to the peer's, over the sizes of an all-reduce."""
     own, other = medians.get("commd", {}), medians.get(peer, {})
     ratios = [other["all_reduce", size] / time_us for (operation, size), time_us in own.items()
               if operation == "all_reduce" and ("all_reduce", size) in other and (size == exactly if exactly else size >= at_least)]
@@ -234,7 +235,7 @@ def rows(results, machine, figures):
 
 
 def kernel_rows(kernels):
-    """kernels: bench_reduce's objects."""
+    """kernels: the JSON objects that bench_reduce prints."""
     large = [each["of_copy"] for each in kernels if each["type"] == "f32" and each["kernel"] == "host_reduce" and each["streams"]]
     small = [each["ns"] for each in kernels if each["type"] == "f32" and each["bytes"] == 64 and each["inputs"] == 2]
     return [row("f32 sums past the caches: of a copy's rate in touched bytes, median of the shapes", statistics.median(large) if large else None, 0.9),

@@ -10,14 +10,14 @@
 #include "tests/lib/quic_node.h"
 
 /*
- * How fast one connection carries data between two processes, on this machine or over a link between two
- * network namespaces (bench_link.h has the command line). Modes:
+ * Measures how fast one connection carries data between two processes, on this machine or over a link between
+ * two network namespaces. bench_link.h has the command line. Modes:
  *
- *   stream  one way. The receiver looks at every byte once (a sum), as a reduction would
+ *   stream  one way. The receiver reads every byte once (for a sum), as a reduction would
  *   both    both ways at once
- *   ping    64 bytes to and fro, one at a time: the round trip in microseconds
+ *   ping    64 bytes there and back, one at a time: the round trip in microseconds
  *
- * Prints Gbit/s of payload that was acknowledged, and the CPU time that each side took of a second.
+ * Prints Gbit/s of acknowledged payload, and the CPU time that each side used in a second.
  */
 
 #define PIECE_BYTES (1u << 20)
@@ -36,12 +36,12 @@ struct bench {
     unsigned next;
     bool echoes; /* the child of mode ping */
     size_t ping_bytes;
-    uint64_t ping_ns; /* when the present one was sent */
+    uint64_t ping_ns; /* when the ping under way was sent */
     uint32_t *pings_ns;
     unsigned ping_count;
 };
 
-/* What the child tells at the end. */
+/* What the child reports at the end. */
 struct child_report {
     double cpu_s;
     double elapsed_s;
@@ -134,7 +134,7 @@ static bool is_mode(const struct bench_link *link, const char *mode)
     return strcmp(link->mode, mode) == 0;
 }
 
-/* Sends for so long. Returns how long that was. */
+/* Sends for duration_s seconds. Returns how long it really took. */
 static double send_for(struct bench *bench, double duration_s)
 {
     struct error error;
@@ -198,7 +198,8 @@ static bool is_up(const void *context)
     return node->up[0];
 }
 
-/* The child: a process that tells its port, and, once its peer is gone, what it did and took. */
+/* Runs in the child process. It reports its port first. When its peer has gone, it reports what it sent,
+ * and the processor time that it used. */
 static _Noreturn void run_child(const struct bench_link *link, struct test_pki *pki, uint32_t datagram_bytes,
                                 int out)
 {
@@ -277,7 +278,7 @@ static void run_bench(const struct bench_link *link, struct test_pki *pki, uint3
     struct net_peer_statistics statistics;
     net_peer_statistics(bench.node->net, 0, &statistics);
     if (is_mode(link, "both")) {
-        quic_run_for(bench.loop, 200); /* the other end began a little later */
+        quic_run_for(bench.loop, 200); /* the other end began a little later, so it also goes on later */
     }
     net_disconnect(bench.node->net, 0, &(struct error){.status = STATUS_SHUTTING_DOWN, .text = "done"});
     quic_run_for(bench.loop, 20);

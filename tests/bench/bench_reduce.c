@@ -9,11 +9,13 @@
 #include "daemon/host/reduce.h"
 
 /*
- * The kernels of the local stage by themselves, on one thread: bench_reduce [--quick] [repeats]. Prints one
- * JSON object a line: what, bytes of one buffer, nanoseconds for it, GB/s of touched bytes (each input read,
- * each output written), and this rate as a part of a copy's, which is measured in turn with it, slice by
- * slice: of host_copy_streaming where the operation is past the caches, else of memcpy of as many bytes. All
- * figures are medians, of the ratio that of each pair's own.
+ * Measures the kernels of the local stage alone, on one thread: bench_reduce [--quick] [repeats].
+ *
+ * Prints one JSON object a line: the kernel, the bytes of one buffer, the nanoseconds for it, and GB/s of
+ * touched bytes (each input read, each output written). The last figure is this rate divided by a copy's
+ * rate. The copy is measured in turn with the kernel, slice by slice: host_copy_streaming where the operation
+ * is larger than the caches, else memcpy of as many bytes. All figures are medians. The ratio is the median
+ * of each pair's ratio.
  */
 
 #define BUFFERS_EACH 8
@@ -29,7 +31,8 @@ struct measured {
     enum work work;
     enum dtype dtype;
     uint32_t input_count, output_count;
-    size_t size_bytes; /* of each buffer; more than a slice is done in slices, as the daemon does it */
+    /* of each buffer; a buffer larger than a slice is done in slices, as the daemon does it */
+    size_t size_bytes;
     bool streams;
 };
 
@@ -40,7 +43,8 @@ struct result {
 static unsigned char *inputs[BUFFERS_EACH], *outputs[BUFFERS_EACH];
 static unsigned repeats = 7;
 
-/* As memory of comm_mem_alloc is: shared, of small pages. The pattern is a moderate number in every type. */
+/* The memory is like that of comm_mem_alloc: shared, with small pages. The pattern is a moderate number in
+ * every type. */
 static void *map_filled(void)
 {
     void *memory = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -92,8 +96,8 @@ static void work_once(const struct measured *measured, const void *const *from, 
     }
 }
 
-/* Of so many calls on the same slice. Slices of large buffers follow each other, whoever works on them: what
- * one left in the caches is of no use to the next. */
+/* Returns the time of `calls` calls on the same slice. Slices of large buffers come one after the other,
+ * for the kernel and the copy alike. So what one call leaves in the caches does not help the next. */
 static double ns_of_calls(const struct measured *measured, uint64_t calls)
 {
     static size_t offset;
@@ -107,7 +111,8 @@ static double ns_of_calls(const struct measured *measured, uint64_t calls)
     uint64_t began_ns = loop_now_ns();
     for (uint64_t i = 0; i < calls; i++) {
         work_once(measured, from, to);
-        __asm__ volatile("" ::: "memory"); /* no copy is left out because the next one does the same */
+        /* keeps the compiler from leaving out a copy because the next one does the same */
+        __asm__ volatile("" ::: "memory");
     }
     return (double)(loop_now_ns() - began_ns);
 }
@@ -172,7 +177,7 @@ static void report(const struct measured *measured)
     fflush(stdout);
 }
 
-/* As the daemon decides it: past the caches what touches more than they hold. */
+/* `streams` follows the daemon's rule: operations that touch more than the caches hold bypass the caches. */
 static void report_work(enum work work, enum dtype dtype, uint32_t input_count, uint32_t output_count,
                         size_t size_bytes)
 {

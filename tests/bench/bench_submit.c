@@ -5,10 +5,10 @@
 #include <commclient.h>
 
 /*
- * How long it takes from a call to its execution in the daemon at $COMMD_SOCKET: of a communicator of one
- * rank an all_reduce copies 8 bytes, and the caller, which looks at the output without waiting, sees them
- * arrive. So the copy itself and the way of its cache line are counted too. Prints one JSON object: medians
- * and 99th percentiles in microseconds, of that and of the call with comm_wait.
+ * Measures the time from a call to its execution, in the daemon at $COMMD_SOCKET. The communicator has one
+ * rank, so an all_reduce copies 8 bytes. The caller does not wait for the operation; it looks at the output
+ * until the bytes arrive. So the time includes the copy and the transfer of its cache line. Prints one JSON
+ * object: medians and 99th percentiles in microseconds, of this time and of the call with comm_wait.
  */
 
 #define ROUNDS 20000

@@ -1,6 +1,6 @@
 /*
- * What a point of the trace costs: nanoseconds of processor time, off and recorded, in turn. Of each the
- * least of many batches: what else the machine does only adds.
+ * Measures what a trace point costs in nanoseconds of processor time, with recording off and on, in turn.
+ * Each figure is the least of many batches, because other work on the machine can only add time.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static double now_ns(void)
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* The loop around each is the same, and the compiler keeps it. */
+/* The loop is the same with and without the point, and the compiler must keep it. */
 static double batch_ns(bool has_point)
 {
     double began_ns = now_ns();

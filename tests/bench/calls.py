@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How long calls beside operations take: calls.py NAME RANK SIZE REPEATS, one process a rank; rank 0 prints {"call": microseconds}, medians.
+"""Measures calls that are no operations: calls.py NAME RANK SIZE REPEATS, one process for each rank. Rank 0 prints {"call": microseconds},
+medians.
 
-comm_init forms a communicator of all ranks, a new name each time, and is timed from an all-reduce on, after which all ranks begin it at once: the first
-one would wait for ranks that are not yet done with what came before. comm_mem_alloc makes memory that is shared with commd, and is timed with the first
-write to all of it: whether pages come with the call or later is not what matters.
+comm_init forms a communicator of all ranks, with a new name each time. An all-reduce comes before it, so that all ranks begin comm_init at
+once. Otherwise the first rank would also wait for ranks that still do earlier work. comm_mem_alloc makes memory that is shared with commd. Its
+time includes the first write to all of the memory, because pages may come with the call or later.
 """
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""commd and its peers on the same work: each gives {(operation, size_bytes): microseconds} for one sweep."""
+"""commd and its peers, for the same work. Each contestant returns {(operation, size_bytes): microseconds} for one sweep."""
 import json
 import os
 import pathlib
@@ -27,7 +27,7 @@ class Sweep:
             size *= self.step_factor
 
     def nearest(self, size_bytes):
-        """Sizes are rounded to whole blocks: the one that was asked for."""
+        """Returns the size that was asked for. A result has a size that is rounded to whole blocks."""
         return min(self.sizes(), key=lambda size: abs(size - size_bytes)) if size_bytes > 0 else 0
 
     def arguments(self):
@@ -39,7 +39,7 @@ class Failed(Exception):
 
 
 def finish(processes, timeout_s):
-    """Their outputs; all are ended when one fails."""
+    """Returns the outputs of the processes. Ends all of them when one fails."""
     outputs = []
     try:
         for process in processes:
@@ -56,13 +56,14 @@ def finish(processes, timeout_s):
 
 
 def start(command, **options):
-    """In a process group of its own: an interrupt of this program reaches it through end() alone, with all that it started."""
+    """Starts a process in a process group of its own. Then an interrupt of this program reaches it only through end(), which also ends all that it
+    started."""
     return subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             start_new_session=True, **options)
 
 
 def end(process):
-    """mpirun ends its ranks when it is asked to, not when it is killed."""
+    """Ends a process: asks first, then kills. mpirun ends its ranks only when it is asked."""
     for number, wait_s in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         if process.poll() is None:
             try:
@@ -110,13 +111,13 @@ class Commd:
             if result["wrong"]:
                 raise Failed(f"{result['operation']} of {result['size_bytes']} bytes: {result['wrong']} wrong elements")
             key = result["operation"], sweep.nearest(result["size_bytes"])
-            if not result["in_place"] or key not in times:  # the peers' calls are out of place where that exists
+            if not result["in_place"] or key not in times:  # the peers' calls use separate buffers, so results out of place are preferred
                 times[key] = result["time_us"]
         return times
 
 
 class OpenMpi:
-    """Shared memory within a node; between nodes its TCP transport. Ranks give way where there are more than processors."""
+    """Open MPI uses shared memory within a node, and its TCP transport between nodes. Idle ranks yield if there are more ranks than processors."""
 
     name = "Open MPI"
 
@@ -135,7 +136,8 @@ class OpenMpi:
         else:
             hosts = ",".join(f"{topology.address(node)}:{topology.ranks_per_node}" for node in topology.nodes)
             command += ["--host", hosts, "--mca", "plm_rsh_agent", self._agent(folder, topology), "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
-                        # Its daemons have one host name, in whatever namespace: from three on they would seek each other by it.
+                        # Open MPI's daemons all have the same host name, whatever their namespace. With three nodes or more, they would look for each
+                        # other by that name.
                         "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "routed", "direct",
                         "--mca", "btl_tcp_if_include", "veth0", "--mca", "oob_tcp_if_include", "veth0"]
         try:
@@ -147,7 +149,7 @@ class OpenMpi:
 
     @staticmethod
     def _agent(folder, topology):
-        """What mpirun starts its daemons on other hosts with: the address names the namespace."""
+        """Writes the script by which mpirun starts its daemons on other hosts. The address tells the namespace."""
         cases = "\n".join(f"{topology.address(node)}) namespace={topology.cluster.namespaces[node]} ;;" for node in topology.nodes)
         agent = folder / "agent.sh"
         agent.write_text(f'#!/bin/bash\ncase $1 in\n{cases}\nesac\nshift\nexec ip netns exec "$namespace" /bin/bash -c "$*"\n')
@@ -156,7 +158,7 @@ class OpenMpi:
 
 
 class Gloo:
-    """Over TCP, also within a node: it has no other transport for the CPU."""
+    """Gloo uses TCP, also within a node: it has no other transport for the CPU."""
 
     name = "Gloo"
 

@@ -10,15 +10,16 @@
 #include <commclient.h>
 
 /*
- * Messages one way, from rank 0 to rank 1: alone, and beside broadcasts of another thread and communicator.
+ * Sends messages one way, from rank 0 to rank 1: alone, or beside broadcasts of another thread and
+ * communicator.
  *
  *   messages NAME RANK COUNT BYTES BESIDE
  *
- * COUNT messages of BYTES each go through buffers of WINDOW_BYTES together, WINDOW_MAX of them at most: a
- * broadcast uses one buffer again and again, so few large ones are fair. With BESIDE 1 the other thread
- * broadcasts SIDE_BYTES again and again meanwhile; with BESIDE 2 there are broadcasts alone, COUNT of them,
- * of BYTES. Each rank checks what it receives, and prints JSON: seconds in all, and the longest time between
- * two that were received.
+ * COUNT messages of BYTES each go through buffers of WINDOW_BYTES together, at most WINDOW_MAX buffers. A
+ * broadcast uses one buffer again and again, so it is fair that large messages use few buffers. BESIDE 1:
+ * meanwhile the other thread broadcasts SIDE_BYTES again and again. BESIDE 2: no messages, but COUNT
+ * broadcasts of BYTES. Each rank checks what it receives. It prints JSON: the seconds in all, and the longest
+ * time between two receives.
  */
 enum { WINDOW_MAX = 256, WINDOW_MIN = 2, WINDOW_BYTES = 4 << 20, SIDE_BYTES = 1 << 20 };
 
@@ -54,7 +55,7 @@ static comm_t *join(const struct rank *me, const char *suffix, comm_client_t **c
     return comm;
 }
 
-/* The first and the last word of message `number` say which it is. */
+/* Writes the message's number into its first and last words. */
 static void mark(unsigned char *buffer, size_t bytes, uint64_t number)
 {
     memcpy(buffer, &number, sizeof number);
@@ -116,7 +117,7 @@ static void run_messages(const struct rank *me, struct window *window)
 
 /* --- Broadcasts --- */
 
-/* Rank 0 says in each whether it is the last. */
+/* Broadcasts. The first byte of the root's buffer says whether this broadcast is the last. */
 static void broadcast(const struct rank *me, comm_t *comm, unsigned char *buffer, size_t bytes, bool last)
 {
     if (me->rank == 0) {

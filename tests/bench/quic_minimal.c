@@ -22,10 +22,10 @@
 #include "tests/lib/quic_node.h"
 
 /*
- * The yardstick of bench_quic: as little as ngtcp2 and OpenSSL let one stream take, with the same
- * certificates, datagrams, segmentation offload both ways, and windows, and nothing of daemon/net but its TLS
- * contexts: one connection, one stream, no timers' heap, no queues. quic_minimal [seconds [datagram
- * bytes...]].
+ * The yardstick for bench_quic: the least that ngtcp2 and OpenSSL need for one stream. It has the same
+ * certificates, datagrams, windows, and segmentation offload both ways. It uses nothing of daemon/net but its
+ * TLS contexts. It has one connection and one stream, no heap of timers, and no queues. quic_minimal [seconds
+ * [datagram bytes...]].
  */
 
 #define BATCH_DATAGRAMS 64
@@ -90,7 +90,7 @@ static int on_completed(ngtcp2_conn *connection, void *context)
     return 0;
 }
 
-/* Every byte is looked at once, as bench_quic does. */
+/* Reads every byte once, as bench_quic does. */
 static int on_data(ngtcp2_conn *connection, uint32_t flags, int64_t stream, uint64_t offset,
                    const uint8_t *data, size_t size, void *context, void *stream_context)
 {

@@ -38,7 +38,7 @@ def table(topology, medians, peers):
 
 
 def kernels_table(kernels):
-    """kernels: bench_reduce's objects; a line a kernel and type, a column a size."""
+    """kernels: the JSON objects that bench_reduce prints. One line for each kernel and type, one column for each size."""
     sizes = list(dict.fromkeys(each["bytes"] for each in kernels))
     rows = {}
     for each in kernels:
@@ -56,7 +56,7 @@ def kernels_table(kernels):
 
 
 def plot(results):
-    """One panel a topology: all_reduce's busbw over the size, both logarithmic."""
+    """Draws one panel for each topology: the bus bandwidth of all_reduce over the size, both axes logarithmic."""
     width, height, margin = 420, 300, 48
     panels = []
     for index, (topology, medians) in enumerate(results):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures two builds of commd in turn, and the first against itself: is the current one no slower than the base?
+"""Measures two builds of commd in turn, and the first also against itself. The question: is the current build no slower than the base?
 
 usage: run_ab.py BASE_BUILD CURRENT_BUILD [--rounds N | --minutes M] [--quick] [--only TOPOLOGY,...] [--sizes CLASS,...] [--seed N] [--out FILE]
 
-Each round runs base, current and control (the base once more, its daemons its own) in an order drawn by lot, for every place and size class.
-Ratios are of one round alone, so that what else the machine does falls on all three. Needs root for nodes of their own.
+Each round runs base, current and control in a random order, for every place and size class. The control is the base a second time, with daemons
+of its own. Each ratio comes from one round alone, so other work on the machine affects all three alike. Needs root for nodes of their own.
 """
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ TIMEOUT_S = 120
 CALLS = "calls"
 CALL_REPEATS = 10
 ROUNDS_LEAST = 3
-# name: (title, sizes in bytes). A round takes one of the sizes, the next round the next one: many short rounds tell more than few long ones.
+# name: (title, sizes in bytes). Each round takes the next one of the sizes: many short rounds tell more than few long ones.
 SIZE_CLASSES = {
     "2k": ("<= 2 KiB", (64, 2 << 10)),
     "128k": ("8 to 128 KiB", (8 << 10, 128 << 10, 32 << 10)),
@@ -37,13 +37,13 @@ SIZE_CLASSES = {
     "8m": (">= 8 MiB", (8 << 20, 16 << 20)),
     CALLS: ("comm_init, comm_mem_alloc, ...", ()),
 }
-CHECKED_BYTES = 2 << 20  # larger results are not compared: that would take longer than the operations
+CHECKED_BYTES = 2 << 20  # results of larger operations are not checked: the check would take longer than the operation
 PLACES = ("local2", "local4", "nodes2-9000", "nodes2-1500")
 QUICK_PLACES = ("local2", "local4", "nodes2-9000")
 
 
 class Contestant:
-    """One build at one place: its daemons stay up, idle, while the others have their turn."""
+    """One build at one place. Its daemons stay up and idle while the other builds run."""
 
     runs = 0
 
@@ -54,7 +54,7 @@ class Contestant:
         self.commctl = build / "commctl"
 
     def measure(self, size_class, number, seconds_per_size):
-        """{what: microseconds} of one round."""
+        """Returns {what: microseconds} of one round."""
         Contestant.runs += 1
         name = f"ab{Contestant.runs}"
         sizes = SIZE_CLASSES[size_class][1]
@@ -84,7 +84,7 @@ class Contestant:
 
 
 def run_round(contestants, number, options, progress, complaints):
-    """{(place, size class): (base, current, control)}; what failed is left out."""
+    """Returns {(place, size class): (base, current, control)}, without those where a run failed."""
     found = {}
     for place, of_place in contestants.items():
         for size_class in options.sizes:
@@ -103,7 +103,8 @@ def run_round(contestants, number, options, progress, complaints):
 
 
 def run_rounds(places, builds, options, complaints):
-    """{place: {size class: [(base, current, control)]}}. Rounds go over all places, until the time is used up or as many are done as was asked for."""
+    """Returns {place: {size class: [(base, current, control)]}}. Each round visits all places. Rounds go on until their number is reached or the
+    time is over."""
     found = {place.name: {each: [] for each in options.sizes} for place in places}
     progress = Progress(len(places) * (options.rounds or 1) * len(options.sizes) * len(ROLES))
     with contextlib.ExitStack() as stack:
@@ -123,7 +124,7 @@ def run_rounds(places, builds, options, complaints):
 
 
 def table(found, sizes):
-    """(text, rows for JSON, whether every size class is no slower). found: {place: {size class: rounds}}"""
+    """Returns (text, rows for JSON, whether every size class is no slower). found: {place: {size class: rounds}}"""
     lines = [f"{'size class':32} {'place':14} {'base/current':>24} {'base/itself':>24}  verdict"]
     rows, all_fine = [], True
     for size_class in sizes:
@@ -198,7 +199,7 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends by an exception, so that everything is removed
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures commd beside its peers in one run, interleaved: what is printed is the median over the repeats.
+"""Measures commd and its peers in one run, in turn. Prints the median over the repeats.
 
 usage: run_bench.py [--quick] [--only TOPOLOGY,...] [--repeats N] [--out FOLDER]
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 240
 
 
 class Progress:
-    """A line on the terminal; nothing where there is none."""
+    """A progress line on the terminal. Prints nothing if standard error is no terminal."""
 
     def __init__(self, total):
         self.total = total
@@ -46,7 +46,7 @@ class Progress:
 
 
 def sweeps_of(place, quick):
-    """All sizes where there are bars, and fewer elsewhere, so that all of it takes a quarter of an hour."""
+    """Yields many sizes for places with bars, and fewer for others, so that the whole run takes a quarter of an hour."""
     others = [name for name in OPERATIONS if name != "all_reduce"]
     if place.rate:
         yield Sweep(["all_reduce"], 1 << 22 if place.has_bars else 1 << 10, 1 << 24, 2 if place.has_bars and not quick else 4, 0.1)
@@ -62,7 +62,7 @@ def sweeps_of(place, quick):
 
 
 def measure(place, contestants, repeats, quick, progress, complaints):
-    """{contestant: {(operation, size): median us}}"""
+    """Returns {contestant: {(operation, size): median us}}."""
     samples = {each.name: {} for each in contestants}
     for sweep in sweeps_of(place, quick):
         for _ in range(repeats):
@@ -77,7 +77,7 @@ def measure(place, contestants, repeats, quick, progress, complaints):
 
 
 def limits(repeats):
-    """{name: (median, unit)}"""
+    """Returns {name: (median, unit)}."""
     values, units = {}, {}
     for _ in range(repeats):
         output = subprocess.run([BUILD / "tests/bench/limits", "0.4"], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -88,7 +88,7 @@ def limits(repeats):
 
 
 def kernels(repeats, quick):
-    """What bench_reduce prints, as a list of objects."""
+    """Returns what bench_reduce prints, as a list of objects."""
     command = [BUILD / "tests/bench/bench_reduce", *(["--quick"] if quick else []), str(2 * repeats + 1)]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [json.loads(line) for line in output.splitlines()]
@@ -145,7 +145,7 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends by an exception, so that everything is removed
     try:
         main()
     except KeyboardInterrupt:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Messages from rank to rank beside their bars: 100,000 of 16 KiB one way with collectives beside, and 1 MiB beside a broadcast of as much.
+"""Measures messages from rank to rank against their bars: 100,000 of 16 KiB one way beside collectives, and 1 MiB against a broadcast of 1 MiB.
 
 usage: run_messages.py [--only TOPOLOGY,...] [--count N]
 
-The bars: no message comes more than 100 ms after the one before; messages of 1 MiB have half the bandwidth of broadcasts of 1 MiB, at least. The medians
-of three rounds, in turn. Exit code 1: a bar is missed. Needs root for nodes of their own.
+The bars: each message comes at most 100 ms after the one before; messages of 1 MiB have at least half the bandwidth of broadcasts of 1 MiB. Each
+kind is measured in three rounds, in turn: the longest wait of all rounds counts, and the median of the bandwidths. Exit code 1: a bar is missed.
+Needs root for nodes of their own.
 """
 import argparse
 import json
@@ -36,7 +37,7 @@ class Place:
         self.runs = 0
 
     def measure(self, count, size_bytes, how):
-        """(MB/s, longest ms) of the rank that receives."""
+        """Returns (MB/s, longest ms) of the rank that receives."""
         self.runs += 1
         processes = []
         for rank in range(2):
@@ -88,7 +89,7 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends by an exception, so that everything is removed
     try:
         sys.exit(main())
     except KeyboardInterrupt:

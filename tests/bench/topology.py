@@ -1,4 +1,4 @@
-"""Where the contestants run: processes of one machine, or nodes in network namespaces of their own."""
+"""Where the contestants run: as processes on one machine, or on nodes in network namespaces of their own."""
 import os
 import pathlib
 import signal
@@ -9,7 +9,7 @@ from cluster import BUILD, Cluster, namespaces_work, run  # noqa: E402
 
 
 class Topology:
-    """`node_count` nodes with `ranks_per_node` ranks each; more than one node: joined by veth and a bridge of that MTU and rate."""
+    """`node_count` nodes with `ranks_per_node` ranks each. Several nodes are joined by veth and a bridge, with that MTU and rate."""
 
     def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False, build=BUILD):
         self.name = name
@@ -18,7 +18,7 @@ class Topology:
         self.ranks_per_node = ranks_per_node
         self.mtu = mtu
         self.rate = rate
-        self.has_bars = has_bars  # measured at every size, as often as was asked for
+        self.has_bars = has_bars  # the bars apply here, so more sizes are measured
         self.build = build
         self.daemon_environment = {}
         self.cluster = None
@@ -73,7 +73,7 @@ class Topology:
                 run("tc", "-n", namespace, "qdisc", "add", "dev", "veth0", "root", "tbf", "rate", self.rate, "burst", "128kb", "latency", "50ms")
 
     def __exit__(self, *_):
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop what the first began
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second interrupt must not stop the cleanup that the first one began
         try:
             self._end_strangers()
             self.cluster.close()
@@ -81,7 +81,7 @@ class Topology:
             signal.signal(signal.SIGINT, interrupt)
 
     def _end_strangers(self):
-        """Whatever a contestant left in the namespaces, which are this topology's alone."""
+        """Kills what contestants left in the namespaces. The namespaces belong to this topology alone."""
         daemons = {daemon.pid for daemon in self.cluster.daemons.values()}
         for namespace in self.cluster.namespaces.values():
             for process in run("ip", "netns", "pids", namespace, check=False).stdout.split():

@@ -12,18 +12,18 @@
 #include "tests/checker/check_value.h"
 
 /*
- * Runs a plan on symbolic values, one possible order of events for all: it is enough, because everything that
- * could depend on the order is refused.
+ * Runs a plan on symbolic values. It tries one possible order of events. That is enough, because everything
+ * that could depend on the order is refused.
  *
- * Order. A receive is consumed when its sender has come to the round of the send, and a node leaves a round
- * when its receives are consumed and its sends are taken. The real executor does not wait for the sends; so
- * whatever comes to its end here does so there, whether or not the network buffers anything.
+ * Order. A receive is consumed when its sender has come to the round of the send. A node leaves a round when
+ * its receives are consumed and its sends are taken. The real executor does not wait for the sends. So a plan
+ * that ends here also ends there, whether or not the network buffers anything.
  *
- * Causality. What a node has certainly seen is a vector clock, merged on every message consumed (Fidge 1988,
- * Mattern 1988), and counts only what the real executor waits for: a message carries what its sender had
- * consumed in earlier rounds. A range that was sent stays on a list until a write to it comes, by which time
- * the receiver's consumption must be in the clock. Two events that are not so ordered never touch the same
- * range in a way that matters, and the values are the same in every order.
+ * Causality. A vector clock counts what a node has certainly seen; every message consumed merges the sender's
+ * clock (Fidge 1988, Mattern 1988). The clock counts only what the real executor waits for: a message carries
+ * what its sender had consumed in earlier rounds. A range that was sent stays on a list until a write to it
+ * comes. By then, the clock must show that the receiver has consumed it. So two events without such an order
+ * never touch the same range in a way that matters, and the values are the same in every order.
  */
 
 #define NO_SENT UINT32_MAX /* no index of a sent_part */
@@ -154,8 +154,8 @@ static bool coll_run_add_sent(struct coll_run *run, struct coll_cell *cell, uint
     return true;
 }
 
-/* A receive in `round` writes to a part of a node: everything sent from there must be known to be consumed.
- */
+/* Checks a receive in `round` that writes to a part of a node: the node must know that everything sent
+ * from that part is consumed. */
 static enum status coll_run_check_write(struct coll_run *run, uint32_t node, uint32_t part, uint32_t round,
                                         struct error *error)
 {
@@ -192,7 +192,8 @@ static void coll_run_wake(struct coll_run *run, uint32_t node)
     run->queue[(run->queue_head + run->queue_count++) % capacity] = node;
 }
 
-/* A send is offered: its parts must be there, and are copied, or must stay. */
+/* Offers a send to its receiver. The node must have its parts. They are copied, or must not change until
+ * they are consumed. */
 static enum status coll_run_offer(struct coll_run *run, uint32_t node, uint32_t index, struct error *error)
 {
     const struct coll_plan *plan = run->plan;
@@ -223,7 +224,7 @@ static enum status coll_run_offer(struct coll_run *run, uint32_t node, uint32_t 
     return STATUS_OK;
 }
 
-/* The node comes to its round `nodes[node].round`: its sends are offered. */
+/* The node enters its round `nodes[node].round` and offers its sends. */
 static enum status coll_run_enter(struct coll_run *run, uint32_t node, struct error *error)
 {
     const struct coll_plan *plan = run->plan;
@@ -231,7 +232,7 @@ static enum status coll_run_enter(struct coll_run *run, uint32_t node, struct er
     uint32_t round = run->nodes[node].round;
     assert(round < own->round_count);
     run->nodes[node].untaken = own->send_begin[round + 1] - own->send_begin[round];
-    if (run->nodes[node].untaken > 0) { /* otherwise nobody asks */
+    if (run->nodes[node].untaken > 0) { /* otherwise nobody reads known_at_round */
         memcpy(coll_run_known(run, run->known_at_round, node), coll_run_known(run, run->known, node),
                plan->call.node_count * sizeof *run->known);
     }
@@ -242,7 +243,7 @@ static enum status coll_run_enter(struct coll_run *run, uint32_t node, struct er
     return status;
 }
 
-/* Folds what was received into a cell, on its left or right. */
+/* Folds a received part into a cell: as the left operand if `before`, otherwise as the right one. */
 static enum status coll_run_fold(struct coll_run *run, uint32_t node,
                                  const struct coll_plan_transfer *receive, uint32_t part,
                                  struct coll_cell *cell, const struct coll_cell *received, bool before,
@@ -272,7 +273,7 @@ static enum status coll_run_fold(struct coll_run *run, uint32_t node,
                                                                      : coll_plan_no_memory(plan, error);
 }
 
-/* The prefix of a scan, beside the running value that `part` is of. */
+/* Writes the prefix of a scan: the place that belongs to `part` of the running value. */
 static enum status coll_run_write_prefix(struct coll_run *run, uint32_t node,
                                          const struct coll_plan_transfer *receive, uint32_t part,
                                          const struct coll_cell *received, struct error *error)
@@ -293,7 +294,7 @@ static enum status coll_run_write_prefix(struct coll_run *run, uint32_t node,
     return coll_run_fold(run, node, receive, beside, cell, received, true, error);
 }
 
-/* One part of a message is consumed. */
+/* Consumes one part of a message. */
 static enum status coll_run_write(struct coll_run *run, uint32_t node,
                                   const struct coll_plan_transfer *receive, uint32_t part,
                                   const struct coll_cell *received, struct error *error)
@@ -321,7 +322,7 @@ static enum status coll_run_write(struct coll_run *run, uint32_t node,
     return STATUS_OK;
 }
 
-/* All parts of a message: each lies within one part of the sender. */
+/* Writes all parts of a message. Each part lies within one part of the sender. */
 static enum status coll_run_write_all(struct coll_run *run, uint32_t node,
                                       const struct coll_plan_transfer *receive, struct error *error)
 {
@@ -355,7 +356,8 @@ static enum status coll_run_consume(struct coll_run *run, uint32_t node, bool *c
     const struct coll_plan_transfer *receive = &plan->receives.list[own->next_receive];
     uint32_t sender = receive->at.node;
     if (run->nodes[sender].round != plan->sends.list[receive->match].round) {
-        return STATUS_OK; /* the sender comes to it later: it cannot leave the round before this is taken */
+        /* the sender enters the round later, and cannot leave it before this send is taken */
+        return STATUS_OK;
     }
     uint32_t *known = coll_run_known(run, run->known, node);
     const uint32_t *carried = coll_run_known(run, run->known_at_round, sender);
@@ -384,7 +386,7 @@ static bool coll_run_node_done(const struct coll_run *run, uint32_t node)
     return run->nodes[node].round == run->plan->nodes[node].round_count;
 }
 
-/* Takes a node as far as it comes. */
+/* Advances a node as far as it can go. */
 static enum status coll_run_advance(struct coll_run *run, uint32_t node, struct error *error)
 {
     const struct coll_plan_node *plan_node = &run->plan->nodes[node];
@@ -412,9 +414,9 @@ static enum status coll_run_advance(struct coll_run *run, uint32_t node, struct 
     return STATUS_OK;
 }
 
-/* --- Standstill --- */
+/* --- Deadlock --- */
 
-/* Whom a node that stands still waits for, and what for. */
+/* Returns the node for which a blocked node waits, and sets what it waits for: a send or a receive. */
 static uint32_t coll_run_waits_for(const struct coll_run *run, uint32_t node, bool *to_send)
 {
     const struct coll_plan *plan = run->plan;
@@ -432,8 +434,8 @@ static uint32_t coll_run_waits_for(const struct coll_run *run, uint32_t node, bo
 }
 
 /*
- * Every receive has its send and the other way round, so a node that is not done waits for another that is
- * not done: following them leads into a circle.
+ * Every receive has its send, and every send its receive. So a blocked node always waits for another blocked
+ * node. Following them leads into a circle.
  */
 static enum status coll_run_report_circle(struct coll_run *run, uint32_t start, struct error *error)
 {

@@ -35,8 +35,8 @@ static size_t coll_cuts_unique(uint64_t *list, size_t count)
     return kept;
 }
 
-/* Few places differ, so what is new in an array that is full is sorted first, and the array grows only if
- * that leaves half of it in use. */
+/* The same places are often added again. So when the array is full, the new places are sorted first and
+ * repeated ones removed. The array grows only if it is still at least half full. */
 bool coll_cuts_add(struct coll_cuts *cuts, uint64_t place)
 {
     size_t at = coll_cuts_at(cuts, place);

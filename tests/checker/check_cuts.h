@@ -5,21 +5,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* An ascending set of the places where a range is cut into parts; for coll_check. Zeros are an empty set. */
+/* An ascending set of the places where a range is cut into parts, for coll_check. All zeros: an empty set. */
 struct coll_cuts {
-    uint64_t *list; /* settled cuts in order, then new ones, also repeated ones */
+    uint64_t *list; /* the settled cuts in order, then the new ones, which may repeat */
     size_t settled;
     size_t count;
     size_t capacity;
 };
 
-/* False without memory. */
+/* Returns false if there is no memory. */
 bool coll_cuts_add(struct coll_cuts *cuts, uint64_t place) __attribute__((warn_unused_result));
 
 /* Sorts what was added; returns whether there were new ones. */
 bool coll_cuts_settle(struct coll_cuts *cuts);
 
-/* The first cut at `place` or after it, as an index; cuts->settled when there is none. Settled ones count. */
+/* The index of the first settled cut at `place` or after it; cuts->settled if there is none. */
 size_t coll_cuts_at(const struct coll_cuts *cuts, uint64_t place);
 
 void coll_cuts_free(struct coll_cuts *cuts);

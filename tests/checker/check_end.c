@@ -3,9 +3,9 @@
 #include <inttypes.h>
 #include <stdbool.h>
 
-/* What a run must come to: coll_call's right column. */
+/* What every node must hold at the end of a run: the right column of coll_call's table. */
 
-/* What is at fault at a node's end is put down to its last round, or to round 0 if it has none. */
+/* A fault at a node's end is reported for its last round, or for round 0 if it has no rounds. */
 static uint32_t coll_run_last_round(const struct coll_run *run, uint32_t node)
 {
     uint32_t rounds = run->plan->nodes[node].round_count;
@@ -17,10 +17,11 @@ enum coll_wanted {
     WANTED_ONE,       /* what one node contributed */
     WANTED_ALL,       /* reduced over all nodes */
     WANTED_ALL_ALIKE, /* and with the same bits on every node */
-    WANTED_PREFIX     /* reduced over the nodes before, in order */
+    WANTED_PREFIX     /* reduced over the nodes below this one, in order */
 };
 
-/* What a part must hold at the end; for WANTED_ONE, whose and, in *origin, which place of it. */
+/* Returns what a part must hold at the end. For WANTED_ONE, sets *whose to the contributor, and *origin to
+ * the place in its line. */
 static enum coll_wanted coll_run_wanted(const struct coll_plan *plan, uint32_t node, uint64_t place,
                                         uint32_t *whose, uint64_t *origin)
 {
@@ -52,7 +53,8 @@ static enum coll_wanted coll_run_wanted(const struct coll_plan *plan, uint32_t n
         *whose = coll_plan_block(plan, call.block_offsets, place);
         *origin = plan->nodes[*whose].space_begin[COLL_INPUT] +
                   coll_plan_call(plan, *whose).send_offsets[node] + (place - call.block_offsets[*whose]);
-        return *whose == node ? WANTED_NOTHING : WANTED_ONE; /* the own block is not the schedule's */
+        /* the executor copies the own block, not the schedule */
+        return *whose == node ? WANTED_NOTHING : WANTED_ONE;
     case OP_KIND_SCAN:
     case OP_KIND_EXCLUSIVE_SCAN:
         *origin = place - call.count_elements;

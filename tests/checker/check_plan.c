@@ -10,7 +10,9 @@
 #include "daemon/base/checked.h"
 
 #define OVERRUN_TRANSFERS                                                                                    \
-    16 /* room behind a round's arrays, so that a schedule that overruns them is caught, not obeyed */
+/* room behind a round's arrays, so that a schedule that writes too much is detected and does not damage     \
+ * memory */
+16
 
 /* --- Faults --- */
 
@@ -19,8 +21,9 @@
     (plan)->algorithm->name, op_kind_text((plan)->call.kind), (plan)->call.node_count,                       \
         (plan)->call.count_elements
 
-enum status coll_plan_fault(const struct coll_plan *plan, uint32_t node, uint32_t round, struct error *error,
-                            const char *format, ...)
+    enum status
+    coll_plan_fault(const struct coll_plan *plan, uint32_t node, uint32_t round, struct error *error,
+                    const char *format, ...)
 {
     char text[ERROR_TEXT_MAX_BYTES];
     va_list arguments;
@@ -63,7 +66,7 @@ enum status coll_plan_no_memory(const struct coll_plan *plan, struct error *erro
                      CALL_ARGUMENTS(plan));
 }
 
-/* --- The rounds, written down --- */
+/* --- Recording the rounds --- */
 
 struct coll_call coll_plan_call(const struct coll_plan *plan, uint32_t node)
 {
@@ -98,7 +101,7 @@ bool coll_plan_is_scan(const struct coll_plan *plan)
     return plan->call.kind == OP_KIND_SCAN || plan->call.kind == OP_KIND_EXCLUSIVE_SCAN;
 }
 
-/* Whether a receive may write where it wants to; otherwise *what says what is there. */
+/* Whether a receive may write to its range. If not, *what names what is kept there. */
 static bool coll_plan_may_write(const struct coll_plan *plan, uint32_t node,
                                 const struct coll_transfer *receive, const char **what)
 {
@@ -206,7 +209,8 @@ static bool coll_plan_append(struct coll_plan_transfers *transfers, const struct
     return true;
 }
 
-/* Takes over one round's transfers of one direction, and leaves poison behind: no node has that index. */
+/* Records one round's transfers of one direction. Then fills the buffer with 0xff: no node has that index,
+ * so an entry that the algorithm does not write is refused. */
 static enum status coll_plan_take(struct coll_plan *plan, uint32_t node, uint32_t round, bool receives,
                                   struct coll_transfer *transfers, uint32_t count, uint32_t max,
                                   struct error *error)
@@ -234,7 +238,7 @@ static enum status coll_plan_take(struct coll_plan *plan, uint32_t node, uint32_
     return STATUS_OK;
 }
 
-/* Asks for all rounds of one node, into buffers of `max` transfers each. */
+/* Asks the algorithm for all rounds of one node, into buffers of `max` transfers each. */
 static enum status coll_plan_ask_rounds(struct coll_plan *plan, uint32_t node, struct coll_transfer *sends,
                                         struct coll_transfer *receives, uint32_t max, struct error *error)
 {
@@ -260,7 +264,7 @@ static enum status coll_plan_ask_rounds(struct coll_plan *plan, uint32_t node, s
     return STATUS_OK;
 }
 
-/* Lays out the node's line: its vector (a scan's both), its input, its scratch. */
+/* Lays out the node's line of places: its vector (two for a scan), its input, its scratch. */
 static enum status coll_plan_lay_out(struct coll_plan *plan, uint32_t node, struct error *error)
 {
     struct coll_call call = coll_plan_call(plan, node);
@@ -301,7 +305,7 @@ static enum status coll_plan_ask_node(struct coll_plan *plan, uint32_t node, str
         status = coll_plan_no_memory(plan, error);
         goto out;
     }
-    /* Whatever the algorithm leaves out is refused. */
+    /* 0xff is no valid node, so a field that the algorithm does not write is refused */
     memset(sends, 0xff, (max + OVERRUN_TRANSFERS) * sizeof *sends);
     memset(receives, 0xff, (max + OVERRUN_TRANSFERS) * sizeof *receives);
     out->round_count = round_count;
@@ -387,7 +391,7 @@ static enum status coll_plan_check_call(const struct coll_plan *plan, struct err
     return status;
 }
 
-/* Each node's offsets out of the counts by sender and receiver. */
+/* Computes each node's offsets from the counts by sender and receiver. */
 static enum status coll_plan_add_up(struct coll_plan *plan, struct error *error)
 {
     size_t nodes = plan->call.node_count;

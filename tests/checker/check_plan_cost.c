@@ -3,11 +3,11 @@
 #include "daemon/base/checked.h"
 #include "tests/checker/check_plan.h"
 
-/* What a plan costs: sums over its transfers. */
+/* The cost of a plan: sums over its transfers. */
 
 struct coll_plan_sums {
     uint64_t *round_elements; /* by round: the most that a node sends or receives */
-    uint32_t *last_seen;      /* by node: the receiver and round that it was last counted for */
+    uint32_t *last_seen;      /* by node: the stamp of the receiver and round for which it was last counted */
     uint32_t stamp;
 };
 

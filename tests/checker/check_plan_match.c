@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The second half of a plan: sends find their receives, and both are cut into parts. */
+/* The second half of building a plan: matches sends with their receives, and cuts both into parts. */
 
 /* --- Sends and their receives --- */
 
@@ -39,7 +39,7 @@ static enum status coll_plan_compare(const struct coll_plan *plan, const struct 
     return STATUS_OK;
 }
 
-/* Takes the receives in order; each gets the first send of its pair of nodes that none before it got. */
+/* Takes the receives in order. Each gets the first send between its two nodes that no earlier receive got. */
 static enum status coll_plan_match_receives(struct coll_plan *plan, uint32_t *first, const uint32_t *next,
                                             struct error *error)
 {
@@ -115,7 +115,7 @@ static struct coll_cuts *coll_plan_cuts(const struct coll_plan *plan, uint32_t n
     return &plan->cuts[plan->cuts_count > 1 ? node : 0];
 }
 
-/* The ends of a node's spaces and blocks. */
+/* Cuts at the ends of a node's spaces and blocks. */
 static bool coll_plan_cut_spaces(struct coll_plan *plan, uint32_t node)
 {
     struct coll_cuts *cuts = coll_plan_cuts(plan, node);
@@ -151,7 +151,7 @@ static bool coll_plan_cut_transfers(struct coll_plan *plan, uint32_t node)
     return added;
 }
 
-/* A scan's prefix is cut as its running value, and the other way round. */
+/* Cuts a scan's prefix at the same places as its running value, and the running value as the prefix. */
 static bool coll_plan_cut_prefix(struct coll_plan *plan)
 {
     struct coll_cuts *cuts = coll_plan_cuts(plan, 0);
@@ -165,8 +165,8 @@ static bool coll_plan_cut_prefix(struct coll_plan *plan)
     return added;
 }
 
-/* Where elements change their places, what they are cut into moves along: cuts of the sender's line become
- * cuts of the receiver's. */
+/* A transfer may move elements to other places. Then the cuts of the sender's range become cuts of the
+ * receiver's range. */
 static bool coll_plan_cut_moved(struct coll_plan *plan, const struct coll_plan_transfer *send)
 {
     const struct coll_plan_transfer *receive = &plan->receives.list[send->match];
@@ -195,7 +195,7 @@ static bool coll_plan_settle(struct coll_plan *plan, uint64_t *cell_count)
     return grew;
 }
 
-/* Cuts until no part holds elements that fare differently. */
+/* Cuts until the same happens to all elements of each part. */
 static enum status coll_plan_cut_all(struct coll_plan *plan, struct error *error)
 {
     bool added = true;

@@ -6,11 +6,11 @@
 #include "tests/checker/check_plan.h"
 #include "tests/checker/check_value.h"
 
-/* A plan being run on symbolic values; what check.c and check_end.c share. */
+/* A run of a plan on symbolic values, for check.c and check_end.c. */
 
 #define COLL_RUN_NEVER UINT32_MAX
 
-/* A part that was sent: it may be written once `receiver` is known to have come to `clock`. */
+/* A part that was sent. It may be overwritten once the node knows that `receiver` has come to `clock`. */
 struct sent_part {
     uint32_t next;
     uint32_t receiver;
@@ -21,16 +21,17 @@ struct sent_part {
 struct node_progress {
     uint32_t round;
     uint32_t next_receive; /* index into the plan's receives */
-    uint32_t untaken;      /* sends of this round */
+    uint32_t untaken;      /* sends of this round that are not taken */
     bool queued;
 };
 
 /* What a part of a node holds. */
 struct coll_cell {
-    uint64_t origin; /* the place that its first element is of: in the vector, or in its contributor's line */
+    /* the place from which its first element comes: in the vector, or in its contributor's line */
+    uint64_t origin;
     uint32_t value;
     uint32_t written; /* the round of the last write, or COLL_RUN_NEVER */
-    uint32_t sent;    /* the sent_parts not known to be consumed, a list */
+    uint32_t sent;    /* first of a list of sent_parts: those not known to be consumed */
 };
 
 struct coll_run {
@@ -39,19 +40,22 @@ struct coll_run {
     struct node_progress *nodes;
     size_t *first_cell; /* by node */
     struct coll_cell *cells;
-    struct coll_cell **copies; /* by send, while it is under way: what it carries; copies_sends alone */
+    /* by send, while it is under way: its contents; only if the algorithm copies its sends */
+    struct coll_cell **copies;
     struct sent_part *sent_parts;
     uint32_t sent_part_count;
     uint32_t sent_part_capacity;
-    uint32_t free_sent_part; /* a list */
+    uint32_t free_sent_part; /* first of a list */
     /*
-     * By (node, other): how far the node knows the other to have come: 0 for nothing, 1 + k for having
-     * entered and consumed k receives; now, and when the node entered its round.
+     * By (node, other): how far the node knows that the other has come. 0: it knows nothing; 1 + k: the other
+     * has entered, and consumed k receives. `known` is the present, known_at_round the state when the node
+     * entered its round.
      */
     uint32_t *known;
     uint32_t *known_at_round;
-    bool *taken;     /* by send */
-    uint32_t *queue; /* nodes that may have something to do: a ring of node_count, each at most once */
+    bool *taken; /* by send */
+    /* nodes that may have something to do: a ring of node_count places, which holds each node at most once */
+    uint32_t *queue;
     uint32_t queue_head;
     uint32_t queue_count;
 };
@@ -71,7 +75,7 @@ static inline uint32_t *coll_run_known(const struct coll_run *run, uint32_t *tab
     return &table[(size_t)node * run->plan->call.node_count];
 }
 
-/* check_end.c: whether every node holds what it must, and has passed no barrier early. */
+/* check_end.c: checks that every node holds what it must, and that none passed a barrier early. */
 enum status coll_run_check_end(const struct coll_run *run, struct error *error) COMM_MUST_USE;
 
 #endif

@@ -7,12 +7,11 @@
 #include "daemon/base/hash.h"
 
 #define VALUES_MAX                                                                                           \
-    (UINT32_C(1) << 30) /* so that twice as many slots fit; beyond, memory counts as used up                 \
-                         */
+    (UINT32_C(1) << 30) /* so that twice as many slots fit; more values count as a lack of memory */
 
 static const struct coll_value_run NO_RUN = {1, 0};
 
-/* The slot that holds the fold of (left, right), or the free one where it belongs. */
+/* Returns the slot that holds the fold of (left, right), or the free slot where it belongs. */
 static uint32_t *coll_values_slot(const struct coll_values *values, uint32_t left, uint32_t right)
 {
     uint32_t pair[2] = {left, right};
@@ -31,7 +30,7 @@ static uint64_t *coll_values_set(const struct coll_values *values, uint32_t valu
     return &values->contributors[value * values->set_words];
 }
 
-/* Makes room for `capacity` values, a power of two above what there is. */
+/* Makes room for `capacity` values, a power of two that is larger than the present capacity. */
 static bool coll_values_grow(struct coll_values *values, uint32_t capacity)
 {
     if (capacity > VALUES_MAX) {

@@ -6,15 +6,16 @@
 #include <stdint.h>
 
 /*
- * Symbolic values, for coll_check: what a range of a buffer holds, as the expression that made it. A value is
- * either what one node contributed, or the fold of two values, left into which right was reduced. Equal
- * expressions have equal numbers, so two nodes hold the same bits exactly if they hold the same number;
- * a + b and b + a differ (they do in bits, for NaN). Each value knows its contributors, and whether they are
- * a run: nodes that follow each other, folded from left to right, however bracketed.
+ * Symbolic values, for coll_check. A value says what a range of a buffer holds, as the expression that made
+ * it. A value is either what one node contributed, or the fold of two values: the right one reduced into the
+ * left one. Equal expressions have equal numbers. So two nodes hold the same bits exactly if they hold the
+ * same number. a + b and b + a are different values, because their bits differ for NaN. Each value knows its
+ * contributors. It also knows whether they are a run: consecutive nodes, folded from left to right, with any
+ * bracketing.
  */
 #define COLL_VALUE_NONE 0
 
-/* Contributors first .. last, in order; first > last: none. */
+/* The contributors first .. last, in order. first > last: no run. */
 struct coll_value_run {
     uint32_t first;
     uint32_t last;
@@ -23,7 +24,7 @@ struct coll_value_run {
 struct coll_values {
     uint32_t node_count;
     size_t set_words; /* 64-bit words of one set of contributors */
-    uint32_t count;   /* values, the unused number 0 included */
+    uint32_t count;   /* number of values, with the unused number 0 */
     uint32_t capacity;
     uint32_t *left; /* by value; 0 for a contribution */
     uint32_t *right;
@@ -33,24 +34,24 @@ struct coll_values {
     uint32_t slot_count;
 };
 
-/* False without memory. Free it in any case. */
+/* Returns false if there is no memory. Free it in any case. */
 bool coll_values_init(struct coll_values *values, uint32_t node_count) __attribute__((warn_unused_result));
 void coll_values_free(struct coll_values *values);
 
-/* What `node` contributes. */
+/* Returns the value that `node` contributes. */
 uint32_t coll_values_contribution(const struct coll_values *values, uint32_t node);
 
-/* `right` reduced into `left`; both are values. False without memory. */
+/* Reduces `right` into `left`; both are values. Returns false if there is no memory. */
 bool coll_values_fold(struct coll_values *values, uint32_t left, uint32_t right, uint32_t *out)
     __attribute__((warn_unused_result));
 
-/* The lowest node that contributed to both; node_count when there is none. */
+/* Returns the lowest node that contributed to both, or node_count if there is none. */
 uint32_t coll_values_shared(const struct coll_values *values, uint32_t left, uint32_t right);
 
 /* Whether the value is the fold of nodes first .. last in order. */
 bool coll_values_is_run(const struct coll_values *values, uint32_t value, uint32_t first, uint32_t last);
 
-/* The lowest node that did not contribute; node_count when all did. */
+/* Returns the lowest node that did not contribute, or node_count if all did. */
 uint32_t coll_values_missing(const struct coll_values *values, uint32_t value);
 
 #endif

@@ -5,13 +5,13 @@
 
 #include "tests/cuda_double/memory.h"
 
-static struct allocation **sorted; /* by address */
+static struct allocation **sorted; /* in the order of their addresses */
 static size_t count;
 static size_t room;
 static uint64_t next_buffer_id = 1;
 static uint64_t next_block_number = 1;
 
-/* The first whose end lies beyond the address. */
+/* Returns the index of the first allocation whose end lies beyond the address. */
 static size_t index_beyond(uint64_t address)
 {
     size_t low = 0;
@@ -88,7 +88,7 @@ struct allocation *allocation_add(const struct allocation *allocation)
 
 void allocation_remove(struct allocation *allocation)
 {
-    allocation->leaves = true; /* not to be found any more */
+    allocation->leaves = true; /* from here on, allocation_find does not find it */
     while (allocation->pins > 0) {
         double_wait(0);
     }
@@ -137,7 +137,9 @@ bool memory_may_touch(cuda_context context, const struct allocation *allocation,
     case ALLOCATION_MAPPED:
         return (allocation->access & 1u << context->ordinal) != 0;
     case ALLOCATION_HOST:
-        return true; /* with one address space for all, it is mapped and portable whatever was asked for */
+        /* with one address space for all devices, pinned memory is mapped and portable, whatever the flags
+         * say */
+        return true;
     case ALLOCATION_REGISTERED:
         return touch == TOUCH_COPY ||
                ((allocation->flags & CUDA_HOST_DEVICE_MAP) != 0 &&

@@ -5,9 +5,9 @@
 #define ARENA_BLOCKS (1u << 16)
 #define ARENA_BYTES (ARENA_BLOCKS * BLOCK_BYTES)
 
-static uint64_t visible;         /* what the process is given: never mapped */
-static unsigned char *own;       /* what the double sees: mapped where there is memory */
-static bool taken[ARENA_BLOCKS]; /* a block's worth of addresses each */
+static uint64_t visible;   /* addresses that the process gets; nothing is mapped there */
+static unsigned char *own; /* addresses where the double sees the same memory; mapped where there is memory */
+static bool taken[ARENA_BLOCKS]; /* each entry stands for the addresses of one block */
 
 static void *reserve(uint64_t bytes)
 {

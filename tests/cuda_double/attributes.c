@@ -2,7 +2,7 @@
 
 #include "tests/cuda_double/memory.h"
 
-/* CUpointer_attribute beyond proto/cuda_driver.h. */
+/* Values of CUpointer_attribute that proto/cuda_driver.h lacks. */
 #define POINTER_CONTEXT 1
 #define POINTER_DEVICE_POINTER 3
 #define POINTER_HOST_POINTER 4
@@ -28,7 +28,8 @@ static cuda_result give_u64(void *value, uint64_t found)
     return give(value, &found, sizeof found);
 }
 
-/* Where physical memory is behind it: the block, or the part of it, that is mapped there. */
+/* Gives the range of addresses that has the same physical memory behind it: the block, or the part of a
+ * block that is mapped there. */
 static cuda_result give_mapping(void *value, int attribute, const struct allocation *allocation)
 {
     bool small = allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_POOL;
@@ -38,7 +39,8 @@ static cuda_result give_mapping(void *value, int attribute, const struct allocat
     return give_u64(value, small ? allocation->block->of.bytes : allocation->bytes);
 }
 
-/* Of virtual memory, the reserved addresses, whatever of them is mapped. */
+/* Gives the range of the allocation. For virtual memory this is the whole reservation, whatever part of it
+ * is mapped. */
 static cuda_result give_range(void *value, int attribute, const struct allocation *allocation)
 {
     struct reserved range = {.address = allocation->base, .bytes = allocation->base_bytes};

@@ -2,7 +2,8 @@
 
 #include "tests/cuda_double/stream.h"
 
-/* Work in the order of its capture; a graph is one stream's, so this is all that its edges say. */
+/* Work in the order of its capture. A graph has the work of one stream, so this order says all that the
+ * graph's edges say. */
 struct works {
     struct work **list;
     size_t count;
@@ -24,7 +25,7 @@ struct graph {
 
 struct graph_exec {
     struct works works;
-    struct stream *stream; /* of its last launch; null: none */
+    struct stream *stream; /* the stream of its last launch; null: never launched */
     uint64_t number;
 };
 
@@ -54,7 +55,8 @@ static void works_clear(struct works *works)
     *works = (struct works){.list = NULL};
 }
 
-/* As a thread that has not exchanged its own mode: what any thread captures globally binds it, too. */
+/* Applies the rules for a thread that has not changed its own capture mode. Such a thread is also bound by
+ * any global capture of another thread. */
 bool capture_forbids(void)
 {
     bool forbids = false;
@@ -246,7 +248,7 @@ cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *handle, cuda_graph grap
     return result;
 }
 
-/* One launch of a graph after the other, whatever their streams. */
+/* Launches a graph. Each launch of a graph waits for the launch before it, even on another stream. */
 static cuda_result launch(struct graph_exec *exec, struct stream *stream)
 {
     cuda_result result = CUDA_RESULT_OK;

@@ -9,7 +9,7 @@ struct copy_work {
     uint64_t target;
     uint64_t source;
     uint64_t bytes;
-    unsigned char *staged; /* a pageable source as it was when the copy was asked for; or null */
+    unsigned char *staged; /* a copy of a pageable source, made when the copy was submitted; or null */
 };
 
 struct set_work {
@@ -73,7 +73,8 @@ static cuda_result set_run(struct work *work, struct stream *stream)
     return result;
 }
 
-/* CUDA reads pageable memory before it returns; a graph, when it runs. */
+/* CUDA reads pageable memory before the call returns. In a graph, it reads that memory when the graph
+ * runs. */
 static bool stage(struct copy_work *copy)
 {
     copy->staged = malloc(copy->bytes);
@@ -83,7 +84,7 @@ static bool stage(struct copy_work *copy)
     return copy->staged != NULL;
 }
 
-/* A copy to pageable memory is over when the call returns. Locked. */
+/* Submits a copy. If the target is pageable memory, returns only when the copy is done. Locked. */
 static cuda_result copy_submit(cuda_stream handle, uint64_t target, uint64_t source, uint64_t bytes)
 {
     struct stream *stream;
@@ -115,7 +116,7 @@ static bool is_device_memory(uint64_t address)
     return arena_contains(address) || (allocation != NULL && allocation->kind == ALLOCATION_MANAGED);
 }
 
-/* With one address space for all, pinned host memory is as good as a device's. */
+/* With one address space for all, pinned host memory may stand where a device address is expected. */
 static bool may_be_device(uint64_t address)
 {
     return !memory_is_pageable(address);

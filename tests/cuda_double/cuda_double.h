@@ -6,66 +6,87 @@
 #include "proto/cuda_driver.h"
 
 /*
- * A double of the CUDA driver and of NCCL for machines without a GPU: libcuda_double.so, which
- * COMMD_CUDA_LIBRARY names, and libnccl_double.so, the same library, for COMMD_NCCL_LIBRARY. It exports the
- * real symbols and holds their users to the real rules; where CUDA leaves something undefined, it takes the
- * harsher way that a program can meet.
+ * A double of the CUDA driver and of NCCL, for machines without a GPU. libcuda_double.so is the library that
+ * COMMD_CUDA_LIBRARY names. libnccl_double.so is the same library, for COMMD_NCCL_LIBRARY. The double exports
+ * the real symbols and enforces the real rules on its users. Where CUDA leaves something undefined, the
+ * double takes the harshest way that a program may meet.
  *
- * Environment, read at cuInit:
- *   CUDA_DOUBLE_FOLDER        what the processes of one machine share (default /dev/shm/cuda_double-<uid>)
- *   CUDA_DOUBLE_DEVICES       0..8 (4); CUDA_VISIBLE_DEVICES, of indices or GPU-<uuid>, as in CUDA
- *   CUDA_DOUBLE_MEMORY_BYTES  of each device (1 GiB); each process holds itself to its own value
- *   CUDA_DOUBLE_MPS           1: the attribute says that MPS runs (0)
- *   CUDA_DOUBLE_PEER          0: no device can access another (1)
- *   CUDA_DOUBLE_IMPORTS_PEER  0: what an IPC handle opened, kernels of other devices cannot access (1)
- *   CUDA_DOUBLE_VIRTUAL_MEMORY  0: no device has it, as the attributes say; its calls are NOT_SUPPORTED (1)
- *   CUDA_DOUBLE_MAPPINGS_NUMBERED  0: BUFFER_ID of what cuMemMap mapped is the reservation's: the same for
- *                             whatever is mapped there next (1)
- *   CUDA_DOUBLE_DELAY_US      each piece of work of a stream begins 0 to so many microseconds late (0)
- *   CUDA_DOUBLE_SEED          of these delays (1)
- *   CUDA_DOUBLE_CONNECTIONS   1..32: a context's streams take turns in sharing so many queues, as those of a
- * GPU share its connections to the host: what is in one runs in the order in which it was given, whatever its
- * stream, so that a wait holds up other streams, too. 0: each stream has one. By default what
- * CUDA_DEVICE_MAX_CONNECTIONS says, or 0 CUDA_DOUBLE_BLOCKING_ALLOCATION  1: cuMemAlloc, cuMemHostAlloc and
- * cuModuleLoadData first wait for all work of the context, as the driver may (0) CUDA_DOUBLE_HANG_MS after
- * which what would hang in NCCL is an error (2000) CUDA_DOUBLE_FAIL "cuMemHostAlloc:3,cuLaunchKernel:1=700":
- * the third call of one and the first of the other fail, with OUT_OF_MEMORY (NCCL: a system error) or the
- * given number; "2+" is the second and all later ones; 700..799 break the context for good
+ * Environment, read at cuInit, with the default in brackets:
  *
- * What it decides where CUDA's documents are silent or leave it open:
- *   - Device addresses cannot be read by the CPU; uninitialised memory holds bytes of 0xff (NaN).
- *   - cuMemAlloc of up to 1 MiB takes its place in a 2 MiB block of the context, at multiples of 512 bytes;
- *     more gets blocks of its own, of 2 MiB multiples. The lowest free address is given, so addresses come
- * back at once. cuMemGetAddressRange gives base and bytes as asked for; MAPPING_BASE and _BYTES the blocks. A
- *     device is charged for blocks.
- *   - An opened IPC handle maps the whole block: what lies beside the allocation in it can be reached there.
- *     cuMemGetAddressRange of it gives the exporter's allocation. One (context, block, offset) is opened once
- *     and then counted. While a process has a block open that its exporter has freed, what the exporter
- *     allocates where that was is ALREADY_MAPPED. A handle that is stale, or whose exporter has ended, is
- * INVALID_VALUE. A device that this process does not see is INVALID_DEVICE. What was opened cannot be
- * exported again.
- *   - cuMemCreate takes fabric handles as a type, as drivers do also where there is no fabric; nothing
- * exports or imports one.
+ *   CUDA_DOUBLE_FOLDER
+ *       what the processes of one machine share (/dev/shm/cuda_double-<uid>)
+ *   CUDA_DOUBLE_DEVICES
+ *       number of devices, 0..8 (4). CUDA_VISIBLE_DEVICES works as in CUDA, with indices or GPU-<uuid>.
+ *   CUDA_DOUBLE_MEMORY_BYTES
+ *       memory of each device (1 GiB). Each process obeys its own value.
+ *   CUDA_DOUBLE_MPS
+ *       1: the attribute says that MPS runs (0)
+ *   CUDA_DOUBLE_PEER
+ *       0: no device can access another (1)
+ *   CUDA_DOUBLE_IMPORTS_PEER
+ *       0: kernels of other devices cannot access memory that an IPC handle opened (1)
+ *   CUDA_DOUBLE_VIRTUAL_MEMORY
+ *       0: no device has virtual memory, as the attributes say. Its calls return NOT_SUPPORTED (1).
+ *   CUDA_DOUBLE_MAPPINGS_NUMBERED
+ *       0: BUFFER_ID of memory that cuMemMap mapped is the number of the reservation. So whatever is mapped
+ *       there next has the same BUFFER_ID (1).
+ *   CUDA_DOUBLE_DELAY_US
+ *       each piece of work of a stream begins late, by 0 to this many microseconds (0)
+ *   CUDA_DOUBLE_SEED
+ *       seed of these delays (1)
+ *   CUDA_DOUBLE_CONNECTIONS
+ *       1..32: the streams of a context share this many queues, as streams of a GPU share its connections to
+ *       the host. New streams get the queues in turn. Work in one queue runs in the order in which it was
+ *       submitted, whatever its stream. So a wait holds up other streams, too. 0: each stream has a queue of
+ *       its own (CUDA_DEVICE_MAX_CONNECTIONS, or 0).
+ *   CUDA_DOUBLE_BLOCKING_ALLOCATION
+ *       1: cuMemAlloc, cuMemHostAlloc and cuModuleLoadData first wait for all work of the context, as the
+ *       driver may (0)
+ *   CUDA_DOUBLE_HANG_MS
+ *       a call with which NCCL would hang is an error after this time (2000)
+ *   CUDA_DOUBLE_FAIL
+ *       calls that fail (none). With "cuMemHostAlloc:3,cuLaunchKernel:1=700", the third call of the first and
+ *       the first call of the second fail. "2+" means the second call and all later ones. The result is
+ *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". 700..799 break the context for good.
+ *
+ * What the double decides where CUDA's documents are silent or leave a choice:
+ *   - The CPU cannot read device addresses. Uninitialised memory holds bytes of 0xff (NaN).
+ *   - cuMemAlloc of up to 1 MiB takes a place in a 2 MiB block of the context, at a multiple of 512 bytes. A
+ *     larger allocation gets a block of its own, of a multiple of 2 MiB. The lowest free address is given, so
+ *     a freed address comes back at once. cuMemGetAddressRange gives base and bytes as the program asked for
+ *     them. MAPPING_BASE and MAPPING_BYTES give the block. A device is charged for blocks.
+ *   - An opened IPC handle maps the whole block. So what lies beside the allocation in the block can be
+ *     reached there. cuMemGetAddressRange gives the exporter's allocation. The same (context, block, offset)
+ *     is opened once; further opens are counted.
+ *   - A process may still have a block open that its exporter has freed. Then opening what the exporter
+ *     allocates at the same addresses is ALREADY_MAPPED.
+ *   - An IPC handle that is stale, or whose exporter has ended, is INVALID_VALUE. A device that this process
+ *     does not see is INVALID_DEVICE. Opened memory cannot be exported again.
+ *   - cuMemCreate accepts the handle type fabric, as drivers do even where there is no fabric. Nothing
+ *     exports or imports such a handle.
  *   - cuMemGetAddressRange of virtual memory gives the mapping, not the reservation.
- *   - cuMemFree waits for all work of the allocation's context, cuMemFreeHost for all work of all contexts;
- *     cuIpcCloseMemHandle, cuMemUnmap and cuMemHostUnregister wait for nothing: later work that touches it
- *     fails.
- *   - Every touch of what is not mapped, or belongs to another device, is ILLEGAL_ADDRESS when its turn
- * comes, for copies, too, and stays the context's error. Copies reach other devices without peer access.
- *   - Kernels refuse (LAUNCH_FAILED) outputs that overlap another buffer without being it.
- *   - Registered host memory is of use to kernels and waits only with CUDA_HOST_DEVICE_MAP, in other contexts
- *     only with CUDA_HOST_PORTABLE.
- *   - A pending wait on device memory is woken by whatever changes it; on hardware that is not certain.
- *   - A context that has failed stays so for the life of the process, retained anew or not.
+ *   - cuMemFree waits for all work of the allocation's context; cuMemFreeHost waits for all work of all
+ *     contexts. cuIpcCloseMemHandle, cuMemUnmap and cuMemHostUnregister do not wait: later work that touches
+ *     the memory fails.
+ *   - Memory that is not mapped, or belongs to another device, gives ILLEGAL_ADDRESS when the work that
+ *     touches it runs. This holds for copies, too. It stays the context's error. Copies reach other devices
+ *     without peer access.
+ *   - Kernels fail with LAUNCH_FAILED if an output overlaps another buffer partly.
+ *   - Kernels and waits can use registered host memory only with CUDA_HOST_DEVICE_MAP. In other contexts they
+ *     also need CUDA_HOST_PORTABLE.
+ *   - Whatever changes device memory wakes a pending wait on it. On hardware that is not certain.
+ *   - A context that has failed stays so for the life of the process, even if it is retained anew.
  *   - cuCtxSynchronize ends every capture of a stream of the context, whatever its mode and thread.
- *   - A capture is of one stream; waiting in another one for an event of it is not supported.
- *   - NCCL: all ranks of a communicator are in one process. The work of a communicator that is not blocking
- *     enters its stream when its state is polled and found OK, not before. Calls whose partners do not come,
- *     or differ, are SYSTEM_ERROR after CUDA_DOUBLE_HANG_MS, and with them the whole communicator; what is in
- *     the streams waits for the other streams without limit, and for nothing any more after an abort. Buffers
- *     that overlap otherwise than in place are INVALID_ARGUMENT; streams that capture are not supported.
+ *   - A capture covers one stream. Another stream cannot wait for an event of it.
+ *   - NCCL: all ranks of a communicator are in one process. The work of a non-blocking communicator enters
+ *     its stream only when its state is polled and found OK.
+ *   - NCCL: if partners do not call, or call something else, the call is SYSTEM_ERROR after
+ *     CUDA_DOUBLE_HANG_MS. The whole communicator then fails. Work that is in the streams waits for the other
+ *     streams without limit; after an abort it waits for nothing.
+ *   - NCCL: buffers that overlap otherwise than in place are INVALID_ARGUMENT. Streams that capture are not
+ *     supported.
  *
- * Symbols beyond proto/cuda_driver.h, with CUDA's own signatures: cuMemAllocManaged, cuMemAllocAsync,
+ * Symbols that proto/cuda_driver.h lacks, with CUDA's own signatures: cuMemAllocManaged, cuMemAllocAsync,
  * cuMemFreeAsync, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuEventSynchronize, and the graphs below.
  */
 
@@ -108,7 +129,7 @@ typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
 CUDA_DRIVER_FUNCTIONS(CUDA_DOUBLE_DECLARE)
 CUDA_DOUBLE_FUNCTIONS(CUDA_DOUBLE_DECLARE)
 
-/* Replaces what CUDA_DOUBLE_FAIL says and counts from here on; null: nothing fails. */
+/* Replaces the rules of CUDA_DOUBLE_FAIL, and counts calls from here on. null: no call fails. */
 CUDA_DOUBLE_EXPORT void cuda_double_fail(const char *rules);
 
 #endif

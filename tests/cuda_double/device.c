@@ -9,7 +9,7 @@
 #define DRIVER_VERSION 13000
 #define MULTIPROCESSORS 132 /* as an H200 has */
 
-/* CUdevice_attribute that only tests of a whole program may ask for. */
+/* Values of CUdevice_attribute that only whole programs under test ask for. */
 #define ATTRIBUTE_UNIFIED_ADDRESSING 41
 
 struct cuda_context_handle contexts[DEVICES_MAX];
@@ -24,7 +24,7 @@ static __thread cuda_context current;
 
 void device_uuid_of(int physical, struct cuda_uuid *uuid)
 {
-    /* Devices of two machines differ. */
+    /* Machines have different folders, so their devices have different UUIDs. */
     uint64_t hash = 0xcbf29ce484222325u;
     for (const char *at = settings()->folder; *at != '\0'; at++) {
         hash = (hash ^ (unsigned char)*at) * 0x100000001b3u;
@@ -64,7 +64,7 @@ static int physical_of(const char *text)
     return -1;
 }
 
-/* As in CUDA: what follows the first name of no device does not count. */
+/* As in CUDA, the list ends at the first name that is no device. */
 static void choose_visible(void)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -103,11 +103,11 @@ static void init(void)
     initialised_with = machine_attach() && arena_make() ? CUDA_RESULT_OK : CUDA_RESULT_UNKNOWN;
 }
 
-/* A process that was killed cannot: then it is whoever comes next who removes what it left. */
+/* A killed process does not run this. Then the next process that comes removes what it left. */
 __attribute__((destructor)) static void leave(void)
 {
     if (initialised_in == getpid()) {
-        __atomic_store_n(&deinitialised, true, __ATOMIC_RELEASE); /* to threads that run until the end */
+        __atomic_store_n(&deinitialised, true, __ATOMIC_RELEASE); /* for threads that still run */
         double_lock();
         machine_detach();
         double_unlock();

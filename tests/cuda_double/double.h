@@ -9,8 +9,8 @@
 #include "tests/cuda_double/cuda_double.h"
 
 /*
- * What the parts of the double share. One lock guards all of a process's state: double_lock. It is not held
- * while bytes are moved or waited for.
+ * What the parts of the double share. One lock guards all state of a process: double_lock. The double does
+ * not hold it while it moves bytes or waits. "Locked" below: the caller holds this lock.
  */
 
 #define DEVICES_MAX 8
@@ -29,27 +29,27 @@ struct settings {
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;
-    unsigned connections; /* 0: one a stream */
+    unsigned connections; /* 0: one queue for each stream */
     char folder[1024];
 };
 
 void settings_read(void);
 const struct settings *settings(void);
-/* Between 0 and delay_us microseconds pass. */
+/* Sleeps for 0 to delay_us microseconds. */
 void settings_delay(void);
-/* True if this call of the symbol is to fail; *result is set where the rule gives one. */
+/* Returns whether this call of the symbol must fail. Sets *result if the rule has a result. */
 bool fail_now(const char *symbol, int *result);
 
 void double_lock(void);
 void double_unlock(void);
-/* Something that others may wait for has changed. Locked. */
+/* Call it after a change for which others may wait. Locked. */
 void double_progress(void);
-/* Waits for such a change. Locked; false when the deadline (0: none) has passed. */
+/* Waits for such a change. Locked. Returns false when the deadline has passed (0: no deadline). */
 bool double_wait(uint64_t deadline_ns);
 void double_wait_on(pthread_cond_t *condition);
 uint64_t now_ns(void);
 
-/* Handles are numbers that are never given twice, so that a stale one is always found out. Locked. */
+/* Handles are numbers that are never given twice, so a stale handle is always noticed. Locked. */
 enum object_kind {
     OBJECT_NONE,
     OBJECT_STREAM,
@@ -61,13 +61,13 @@ enum object_kind {
     OBJECT_GRAPH_EXEC,
     OBJECT_COMMUNICATOR
 };
-uintptr_t object_add(enum object_kind kind, void *object); /* 0: no memory */
-void *object_get(enum object_kind kind, uintptr_t handle); /* null: no such one */
+uintptr_t object_add(enum object_kind kind, void *object); /* returns 0 if there is no memory */
+void *object_get(enum object_kind kind, uintptr_t handle); /* returns null if there is no such object */
 void *object_remove(enum object_kind kind, uintptr_t handle);
 
 struct stream;
 
-/* What streams share: numbers of pieces of work, in the order in which they came. */
+/* What streams share: a queue that numbers pieces of work in the order in which they came. */
 struct connection {
     uint64_t given;
     uint64_t done;
@@ -76,13 +76,13 @@ struct connection {
 /* The primary context of a device; there is no other. */
 struct cuda_context_handle {
     int ordinal;
-    int physical; /* of the machine */
+    int physical; /* the device's number on this machine */
     unsigned references;
     bool active;
-    cuda_result failure; /* for good */
+    cuda_result failure; /* never cleared */
     uint32_t peers;      /* ordinals whose memory its kernels may touch */
     struct stream *legacy;
-    struct stream *streams; /* all, by next; the legacy one, too */
+    struct stream *streams; /* all streams, linked by next; also the legacy stream */
     struct connection connections[CONNECTIONS_MAX];
     unsigned streams_made;
 };
@@ -90,24 +90,24 @@ extern struct cuda_context_handle contexts[DEVICES_MAX];
 
 int device_count(void);
 int device_physical(int ordinal);
-int device_ordinal_of(int physical); /* -1: not visible here */
+int device_ordinal_of(int physical); /* returns -1 if this process does not see the device */
 void device_uuid_of(int physical, struct cuda_uuid *uuid);
-/* This thread's, or null. */
+/* Returns this thread's context, or null. */
 cuda_context context_now(void);
 bool context_is_known(cuda_context context);
-/* Keeps the first failure, wakes everything that waits in it. Locked. */
+/* Keeps the context's first failure, and wakes everything that waits in the context. Locked. */
 void context_fail(cuda_context context, cuda_result result);
 
 /*
- * What every exported function begins with: initialised, in this process and not in one forked from it;
- * faults to inject; the state of the current context; and what a capture forbids.
+ * Every exported function calls double_enter first. It checks that the double is initialised in this process,
+ * not in the parent of a fork. It injects faults, and checks the current context and the rules of captures.
  */
 #define ENTER_CONTEXT 1u       /* a context must be current, and sound */
-#define ENTER_NOT_CAPTURING 2u /* "potentially unsafe" during a capture */
+#define ENTER_NOT_CAPTURING 2u /* the call is "potentially unsafe" during a capture */
 cuda_result double_enter(const char *symbol, unsigned needs);
 #define ENTER_BOTH (ENTER_CONTEXT | ENTER_NOT_CAPTURING)
 
-/* In capture.c: whether a capture that is under way forbids unsafe calls to this thread; it ends by it.
+/* In capture.c: whether a capture forbids unsafe calls to this thread. If so, the capture becomes invalid.
  * Locked. */
 bool capture_forbids(void);
 

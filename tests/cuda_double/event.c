@@ -6,10 +6,10 @@
 
 struct event {
     cuda_context context;
-    unsigned references; /* of the handle and of records that are under way */
+    unsigned references; /* held by the handle and by records under way */
     bool timed;
-    bool captured;         /* last recorded in a capture */
-    struct stream *stream; /* of the last record; null: never recorded */
+    bool captured;         /* the last record was in a capture */
+    struct stream *stream; /* the stream of the last record; null: never recorded */
     uint64_t number;
     uint64_t completed_ns;
 };
@@ -136,7 +136,8 @@ cuda_result cuEventRecord(cuda_event handle, cuda_stream stream_handle)
     return result;
 }
 
-/* An event that this capture recorded is behind already; another's is not known to it. */
+/* If this capture recorded the event, the stream is behind it already. A capture does not know other
+ * events. */
 static cuda_result wait_in_capture(struct stream *stream, const struct event *event)
 {
     if (event->captured && event->stream == stream) {

@@ -6,10 +6,11 @@
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/stream.h"
 
-#define HOST_ALLOC_FLAGS_ALL 7u     /* portable, mapped, write-combined */
-#define HOST_REGISTER_FLAGS_ALL 15u /* portable, mapped, of a device, read only */
+#define HOST_ALLOC_FLAGS_ALL 7u /* portable, mapped, write-combined: flags of cuMemHostAlloc */
+/* portable, mapped, memory of a device, read only: flags of cuMemHostRegister */
+#define HOST_REGISTER_FLAGS_ALL 15u
 
-/* Whole pages, so that what lies behind the end is not taken for somebody's. */
+/* Rounds up to whole blocks, so that no other memory lies directly behind the end. */
 static uint64_t whole(uint64_t bytes)
 {
     return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
@@ -58,7 +59,7 @@ cuda_result cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
     return result;
 }
 
-/* The CPU may touch it as well; it is not charged to the device, where it need not lie. */
+/* The CPU may touch this memory as well. It need not lie on the device, so the device is not charged. */
 cuda_result cuMemAllocManaged(cuda_pointer *pointer, size_t bytes, unsigned flags)
 {
     cuda_result result = double_enter(__func__, ENTER_BOTH);

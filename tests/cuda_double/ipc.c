@@ -6,7 +6,7 @@
 
 #define HANDLE_MAGIC 0x6970636d656d6462u
 
-/* Nothing in it differs between two allocations that one process had at one address, one after the other. */
+/* What a handle holds. If a process allocates twice at one address, the two handles are the same. */
 struct content {
     uint64_t magic;
     uint64_t process;
@@ -46,7 +46,8 @@ static struct allocation *find_opened(uint64_t block_id, uint64_t offset)
     return NULL;
 }
 
-/* Whether a block that its process had there before is still open, in whatever context. */
+/* Whether a block that the exporter had at these addresses before is still open in this process, in any
+ * context. */
 static bool is_occupied(const struct block *block, const struct machine_export *exported)
 {
     uint64_t begin = exported->address - exported->offset;
@@ -96,7 +97,7 @@ static cuda_result map_block(struct block *block, const struct machine_export *e
     return CUDA_RESULT_OK;
 }
 
-/* Of one block there is one struct in a process, however many contexts have opened it. */
+/* A process has one struct for each block, however many contexts have opened the block. */
 static struct block *find_block(uint64_t id)
 {
     for (struct allocation *one = allocation_first(); one != NULL; one = allocation_next(one)) {
@@ -139,7 +140,8 @@ static cuda_result open_handle(cuda_pointer *base, const struct content *content
     struct allocation *opened = find_opened(exported.block_id, exported.offset);
     if (opened != NULL) {
         opened->references++;
-        opened->base_bytes = exported.bytes; /* of the same place in the block, but allocated anew */
+        /* the place in the block is the same, but the exporter may have allocated it anew */
+        opened->base_bytes = exported.bytes;
         *base = opened->base;
         return CUDA_RESULT_OK;
     }

@@ -25,7 +25,7 @@ struct function {
     bool copies;
     enum dtype dtype;
     enum reduce reduce;
-    uint32_t room; /* buffers in its struct */
+    uint32_t room; /* how many buffers its struct has room for */
 };
 
 struct launch_work {
@@ -35,7 +35,8 @@ struct launch_work {
     enum reduce reduce;
     uint32_t room;
     union {
-        struct kernels_reduce_many reduction; /* of a small struct the arrays have been moved apart */
+        /* arguments of the small struct are copied into this large one */
+        struct kernels_reduce_many reduction;
         struct kernels_copy copy;
     } arguments;
 };
@@ -70,7 +71,7 @@ static bool overlap(const unsigned char *a, const unsigned char *b, uint64_t byt
     return a < b + bytes && b < a + bytes;
 }
 
-/* Outputs may be inputs, and nothing else that overlaps. */
+/* An output may be the same as an input. It may overlap no other buffer. */
 static bool outputs_are_sound(const struct touched *touched, uint32_t input_count, uint64_t bytes)
 {
     for (size_t out = input_count; out < touched->count; out++) {
@@ -288,7 +289,8 @@ cuda_result cuModuleGetFunction(cuda_function *function, cuda_module handle, con
 
 /* ---- launches */
 
-/* The small struct's members stand fd_reaper together: each array goes to its place in the large one. */
+/* The arrays of the small struct are shorter, so its members lie closer together. Each array goes to its
+ * place in the large struct. */
 static void take_arguments(struct launch_work *launch, const void *given)
 {
     struct kernels_reduce_few few;

@@ -24,24 +24,24 @@ struct process_row {
 struct block_row {
     uint64_t id; /* 0: free */
     uint64_t bytes;
-    uint64_t maker; /* process id; 0: its name is gone */
+    uint64_t maker; /* id of the process that made it; 0: the block has no name any more */
     int32_t physical;
     int32_t handle_types;
-    uint64_t holders[WORDS]; /* bits of process rows */
+    uint64_t holders[WORDS]; /* one bit for each row of processes */
 };
 
 struct table {
     uint64_t magic;
     uint64_t machine;
     uint64_t next_block;
-    uint32_t blocks_high; /* rows that were ever used */
+    uint32_t blocks_high; /* number of rows that were ever used */
     uint32_t exports_high;
     struct process_row processes[PROCESSES_MAX];
     struct block_row blocks[BLOCKS_MAX];
     struct machine_export exports[EXPORTS_MAX];
 };
 
-/* Behind the memory in a block's file, so that a descriptor alone says what it is. */
+/* Stands behind the memory in a block's file. So a descriptor alone says which block it is. */
 struct label {
     uint64_t magic;
     uint64_t machine;
@@ -56,8 +56,8 @@ static struct table *table;
 static unsigned my_row;
 static uint64_t my_id;
 
-/* Byte 0 is the table's lock, byte 1 + row says that a process lives. Locks of this kind end with their
- * process. */
+/* Sets a lock of the table's file. Byte 0 is the table's lock. Byte 1 + row says that the process in that
+ * row lives. The kernel ends such locks when their process ends. */
 static bool set_lock(int type, off_t byte, bool wait)
 {
     struct flock range = {.l_type = (short)type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
@@ -150,7 +150,8 @@ static uint64_t random_id(void)
 
 static bool table_map(void)
 {
-    /* Other users are to reach it, whatever the umask, and to remove what the dead have left. */
+    /* Other users must reach the folder whatever the umask, and must be able to remove what dead processes
+     * left. */
     if (mkdir(settings()->folder, 0777) == 0) {
         (void)chmod(settings()->folder, 0777);
     }
@@ -263,7 +264,7 @@ static struct block_row *row_of(uint64_t id)
     return NULL;
 }
 
-/* The file, with its label; its pages are had now, so that no touch of them fails later. */
+/* Makes the file with its label. All its pages are allocated now, so that no touch of them fails later. */
 static int file_new(const struct block_row *row, bool named)
 {
     uint64_t bytes = row->bytes;
@@ -310,7 +311,8 @@ cuda_result machine_create(struct machine_block *block, bool named)
     }
     struct block_row *row = fits(block->physical, block->bytes) ? row_new() : NULL;
     if (row != NULL) {
-        /* In the table first: a process that is killed in between leaves no file that nobody knows. */
+        /* The table comes first. If the process is killed before the file is there, no unknown file is
+         * left. */
         *row = (struct block_row){.bytes = block->bytes,
                                   .maker = named ? my_id : 0,
                                   .physical = block->physical,
@@ -373,7 +375,7 @@ cuda_result machine_open_fd(int fd, struct machine_block *block)
     }
     table_lock();
     struct block_row *row = row_of(label.id);
-    if (row == NULL) { /* all who had it are gone; the descriptor has kept it */
+    if (row == NULL) { /* all holders are gone, but the descriptor has kept the memory */
         row = row_new();
         if (row != NULL) {
             *row = (struct block_row){.bytes = (uint64_t)file.st_size - LABEL_BYTES,

@@ -4,17 +4,18 @@
 #include "tests/cuda_double/double.h"
 
 /*
- * What the processes of one machine share, in a folder: a table of processes, of blocks of device memory and
- * of the allocations that can be exported; and a file for each block. A process lives as long as it holds its
- * lock in the table's file, which the kernel takes from it whatever its end: whoever comes next removes what
- * it left. All calls are made with the process's lock held, or before there are threads.
+ * What the processes of one machine share, in a folder: a table, and a file for each block. The table has the
+ * processes, the blocks of device memory, and the allocations that can be exported. A process lives as long
+ * as it holds its lock in the table's file. The kernel takes that lock away however the process ends. The
+ * next process that comes removes what it left. Callers hold the process's lock, or there are no other
+ * threads yet.
  */
 
-/* Attaches this process. False: the folder cannot be used. */
+/* Attaches this process. Returns false if the folder cannot be used. */
 bool machine_attach(void);
-/* Removes what this process has there. */
+/* Removes all that this process has in the folder. */
 void machine_detach(void);
-/* Identifies this process among all that ever attached. */
+/* Returns a number that identifies this process among all that ever attached. */
 uint64_t machine_process(void);
 
 /* A block of device memory, charged to its device until the last process leaves it. */
@@ -22,30 +23,32 @@ struct machine_block {
     uint64_t id;
     uint64_t bytes;
     int physical;
-    int handle_types; /* of virtual memory */
-    int fd;           /* the caller's */
+    int handle_types; /* virtual memory: the types of handles that may be exported */
+    int fd;           /* belongs to the caller */
 };
-/* named: others may open it by its id. The memory is poisoned. OUT_OF_MEMORY; UNKNOWN. */
+/* Makes a block, filled with poison. named: others may open it by its id. Returns OUT_OF_MEMORY if it
+ * fails. */
 cuda_result machine_create(struct machine_block *block, bool named);
-/* Opens the block that an export or a descriptor leads to. INVALID_VALUE. */
+/* Opens the block to which an export or a descriptor leads. Returns INVALID_VALUE if there is none;
+ * machine_open_fd also OUT_OF_MEMORY. */
 cuda_result machine_open_id(uint64_t id, struct machine_block *block);
 cuda_result machine_open_fd(int fd, struct machine_block *block);
-/* This process has no more of it; if it made it, its name goes. */
+/* This process holds the block no longer. If this process made the block, the block loses its name. */
 void machine_leave(uint64_t id);
 
 uint64_t machine_used_bytes(int physical);
 
-/* Allocations of this process that others may open, by their address here. */
+/* An allocation that other processes may open, found by its address in its own process. */
 struct machine_export {
     uint64_t process; /* 0: an empty row */
     uint64_t address;
     uint64_t bytes;
     uint64_t block_id;
-    uint64_t offset; /* in the block */
+    uint64_t offset; /* offset in the block */
 };
 bool machine_publish(uint64_t address, uint64_t bytes, uint64_t block_id, uint64_t offset);
 void machine_retract(uint64_t address);
-/* False: there is no such one, or its process has ended. */
+/* Returns false if there is no such allocation, or its process has ended. */
 bool machine_find(uint64_t process, uint64_t address, struct machine_export *out);
 
 #endif

@@ -11,14 +11,14 @@
 #define SMALL_UNIT_BYTES 512ull
 #define SMALL_UNITS (BLOCK_BYTES / SMALL_UNIT_BYTES)
 
-static struct block *shared_blocks; /* that small allocations are in */
+static struct block *shared_blocks; /* blocks for small allocations */
 
 static uint64_t up_to_blocks(uint64_t bytes)
 {
     return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
 }
 
-/* Device memory of this process with an address. */
+/* Makes a block of device memory, and maps it at an address of this process. */
 static cuda_result block_make(cuda_context context, uint64_t bytes, struct block **out)
 {
     struct machine_block of = {.bytes = bytes, .physical = context->physical};
@@ -84,7 +84,8 @@ static cuda_result place_small(cuda_context context, uint64_t units, struct bloc
             block->references++;
             memset(block->units + first, 1, units);
             *offset = first * SMALL_UNIT_BYTES;
-            /* Not when it is freed: until then others that opened it may read it. */
+            /* A small allocation is poisoned when it is made, not when it is freed: others that opened it
+             * may still read it. */
             memset(arena_memory(block->address + *offset), POISON, units * SMALL_UNIT_BYTES);
             *out = block;
             return CUDA_RESULT_OK;
@@ -183,7 +184,7 @@ void memory_forget_context(cuda_context context)
     while (allocation != NULL) {
         if (allocation->kind != ALLOCATION_MAPPED && allocation->context == context && !allocation->leaves) {
             allocation_forget(allocation);
-            allocation = allocation_first(); /* the list may have changed meanwhile */
+            allocation = allocation_first(); /* the list may have changed while allocation_forget waited */
         } else {
             allocation = allocation_next(allocation);
         }
@@ -216,7 +217,7 @@ cuda_result cuMemAlloc_v2(cuda_pointer *pointer, size_t bytes)
     return result;
 }
 
-/* The memory is there at once: a free that is still to come gives nothing back before its turn. */
+/* The memory is there at once. A free that is submitted but has not run gives no memory back yet. */
 cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream handle)
 {
     cuda_result result = enter_alloc(__func__, pointer, bytes);
@@ -316,7 +317,7 @@ cuda_result cuMemFree_v2(cuda_pointer pointer)
         result = context_await(allocation->context);
         allocation = allocation_find(pointer);
         if (result == CUDA_RESULT_OK && (!is_freeable(allocation, pointer) || allocation->buffer_id != id)) {
-            result = CUDA_RESULT_INVALID_VALUE; /* another thread has freed it meanwhile */
+            result = CUDA_RESULT_INVALID_VALUE; /* another thread freed it while this one waited */
         }
         if (result == CUDA_RESULT_OK) {
             allocation_forget(allocation);

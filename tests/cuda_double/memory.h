@@ -6,12 +6,13 @@
 
 /*
  * The addresses of this process that CUDA knows. Device memory has addresses in an arena that the CPU cannot
- * touch; the double itself sees the byte at address a at arena_memory(a), so that ranges which several
- * mappings make up are contiguous there as well. All locked.
+ * touch. The double itself sees the byte of address a at arena_memory(a). So a range of several mappings is
+ * contiguous there as well. Callers of all functions hold the lock.
  */
 bool arena_make(void);
 bool arena_contains(uint64_t address);
-/* Multiples of BLOCK_BYTES; the lowest free range. 0: there is none. */
+/* Reserves the lowest free range. Sizes and addresses are multiples of BLOCK_BYTES. Returns 0 if there is
+ * none. */
 uint64_t arena_reserve(uint64_t bytes, uint64_t alignment, uint64_t wish);
 void arena_free(uint64_t address, uint64_t bytes);
 unsigned char *arena_memory(uint64_t address);
@@ -21,79 +22,81 @@ void arena_unmap(uint64_t address, uint64_t bytes);
 enum allocation_kind {
     ALLOCATION_DEVICE,   /* cuMemAlloc */
     ALLOCATION_POOL,     /* cuMemAllocAsync */
-    ALLOCATION_IMPORTED, /* cuIpcOpenMemHandle: the whole block */
+    ALLOCATION_IMPORTED, /* cuIpcOpenMemHandle; covers the whole block */
     ALLOCATION_MAPPED,   /* cuMemMap */
     ALLOCATION_MANAGED,
     ALLOCATION_HOST,      /* cuMemHostAlloc */
     ALLOCATION_REGISTERED /* cuMemHostRegister */
 };
 
-/* A block of this process: of cuMemAlloc, an import or virtual memory. */
+/* A block that this process uses: from cuMemAlloc, an import or virtual memory. */
 struct block {
     struct machine_block of;
-    uint64_t number; /* in this process */
+    uint64_t number; /* a number in this process, for BLOCK_ID */
     uint64_t address;
     unsigned references;
-    struct block *next;     /* of those that small allocations share, or of virtual memory */
-    cuda_context context;   /* whose small allocations; null: not shared */
-    unsigned char *units;   /* of SMALL_UNIT_BYTES: taken or not */
-    int fd;                 /* -1 where it is no longer needed */
+    struct block *next;     /* in the list of blocks for small allocations, or of virtual memory */
+    cuda_context context;   /* whose small allocations it holds; null: not shared */
+    unsigned char *units;   /* one for each SMALL_UNIT_BYTES: 1 if taken */
+    int fd;                 /* -1 if no longer needed */
     cuda_allocation handle; /* virtual memory: its handle, and how often it was given */
     unsigned handle_references;
 };
 
 struct allocation {
-    uint64_t address; /* what may be touched: [address, address + bytes) */
+    uint64_t address; /* the range that may be touched: [address, address + bytes) */
     uint64_t bytes;
     enum allocation_kind kind;
-    int ordinal;           /* of the device where it lies; of host memory, of the context */
-    cuda_context context;  /* that made it; null: virtual memory */
-    uint32_t access;       /* virtual memory: ordinals that may touch it */
+    int ordinal;           /* the device where it lies; for host memory, the context's device */
+    cuda_context context;  /* the context that made it; null: virtual memory */
+    uint32_t access;       /* virtual memory: a bit for each device that may touch it */
     unsigned flags;        /* host: CUDA_HOST_* */
     unsigned char *memory; /* as the double sees it */
     struct block *block;
     uint64_t block_offset;
     uint64_t buffer_id;
-    uint64_t base; /* what cuMemGetAddressRange says */
+    uint64_t base; /* what cuMemGetAddressRange returns */
     uint64_t base_bytes;
-    unsigned references; /* imports: times opened */
-    uint64_t exporter;   /* imports: the process that it is of, and where the block is there */
+    unsigned references; /* imports: how often it was opened */
+    uint64_t exporter;   /* imports: the process that exports it, and the block's address there */
     uint64_t exporter_address;
-    unsigned pins; /* work that touches it now */
+    unsigned pins; /* how many pieces of work touch it now */
     bool leaves;
 };
 
-/* The one that the address lies in, or null. */
+/* Returns the allocation in which the address lies, or null. */
 struct allocation *allocation_find(uint64_t address);
-struct allocation *allocation_first(void); /* by address; then next_of */
+struct allocation *allocation_first(void); /* the lowest address; allocation_next goes on */
 struct allocation *allocation_next(const struct allocation *after);
 bool allocation_overlaps(uint64_t address, uint64_t bytes);
-/* Takes a copy, gives it a buffer id. Null: no memory. */
+/* Adds a copy with a new buffer id. Returns null if there is no memory. */
 struct allocation *allocation_add(const struct allocation *allocation);
-uint64_t allocation_number(void); /* one that was never given */
-/* The reservation of virtual memory that the address is in: there is one. */
+uint64_t allocation_number(void); /* returns a number that was never given */
+/* The reservation of virtual memory in which the address lies. There must be one. */
 struct reserved {
     uint64_t address;
     uint64_t bytes;
     uint64_t number; /* never given twice */
 };
 struct reserved reservation_of(uint64_t address);
-/* Waits until no work touches it, and frees the entry, not the memory. May let go of the lock meanwhile. */
+/* Waits until no work touches the allocation. Then frees the entry, but not the memory. May release the
+ * lock meanwhile. */
 void allocation_remove(struct allocation *allocation);
 
-/* The same, with the memory that it has. */
+/* The same, and frees the memory as well. */
 void allocation_forget(struct allocation *allocation);
 
-/* Null: no memory. The block has one reference, and its descriptor. */
+/* Returns null if there is no memory. The block has one reference, and owns the descriptor. */
 struct block *block_new(const struct machine_block *of);
 void block_release(struct block *block);
 
-/* All that a context has, as it ends. */
+/* Frees all that a context has, when it ends. */
 void memory_forget_context(cuda_context context);
 
 /*
- * What work touches. resolve: the bytes as the double sees them, pinned until unpin; ILLEGAL_ADDRESS or
- * MISALIGNED_ADDRESS otherwise. TOUCH_COPY takes any device's memory and pageable host memory.
+ * How work touches memory. memory_resolve gives the bytes as the double sees them, and pins them until
+ * memory_unpin. Otherwise it returns ILLEGAL_ADDRESS or MISALIGNED_ADDRESS. TOUCH_COPY may touch memory of
+ * any device, and pageable host memory.
  */
 enum touch { TOUCH_COPY, TOUCH_KERNEL };
 struct pin {
@@ -104,10 +107,10 @@ cuda_result memory_resolve(cuda_context context, uint64_t address, uint64_t byte
                            enum touch touch, unsigned char **memory, struct pin *pin);
 void memory_unpin(const struct pin *pin);
 
-/* Whether copies, or kernels, in that context may. */
+/* Whether copies or kernels in that context may touch the allocation. */
 bool memory_may_touch(cuda_context context, const struct allocation *allocation, enum touch touch);
 
-/* Whether it is host memory that CUDA does not know. */
+/* Whether the address is host memory that CUDA does not know. */
 bool memory_is_pageable(uint64_t address);
 
 #endif

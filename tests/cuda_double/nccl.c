@@ -9,7 +9,7 @@
 #define VERSION 22809
 #define RANKS_MAX 64
 
-static struct clique *cliques; /* that are not complete */
+static struct clique *cliques; /* cliques that are not complete yet */
 static char last_text[TEXT_BYTES];
 
 static void keep_text(char text[TEXT_BYTES])
@@ -72,7 +72,8 @@ void clique_unref(struct clique *clique)
     free(clique);
 }
 
-/* What no rank is left to call ends with the last one: operations and their clique refer to each other. */
+/* A rank leaves its clique. With the last rank, the operations end that not all ranks have called. Without
+ * this they would stay for ever, because operations and their clique hold references to each other. */
 static void clique_leave(struct communicator *communicator)
 {
     struct clique *clique = communicator->clique;
@@ -121,7 +122,7 @@ static struct clique *clique_find(int size, const struct nccl_id *id)
     return clique;
 }
 
-/* NCCL compares the devices when all ranks are there. */
+/* NCCL compares the devices only when all ranks are there. */
 static void clique_complete(struct clique *clique)
 {
     struct clique **link = &cliques;
@@ -188,7 +189,7 @@ const char *ncclGetErrorString(nccl_result result)
 const char *ncclGetLastError(nccl_comm unused)
 {
     static __thread char text[TEXT_BYTES];
-    (void)unused; /* as in NCCL */
+    (void)unused; /* real NCCL does not use it either */
     double_lock();
     memcpy(text, last_text, sizeof text);
     double_unlock();
@@ -359,7 +360,7 @@ nccl_result ncclCommGetAsyncError(nccl_comm comm, nccl_result *state)
     return result;
 }
 
-/* Until its operations have left its stream. */
+/* Waits until all operations of the communicator have left its stream. */
 static nccl_result await_outstanding(struct communicator *communicator)
 {
     uint64_t deadline = hang_deadline(now_ns());

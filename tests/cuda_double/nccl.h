@@ -8,11 +8,12 @@
 NCCL_LIBRARY_FUNCTIONS(NCCL_DECLARE)
 
 /*
- * Communicators: all ranks of one are in this process; together they are a clique. One rank's calls are
- * numbered, and the calls of one number, one of each rank, are an operation. All of it locked.
+ * Communicators. All ranks of one NCCL communicator are in this process; together they are a clique. The
+ * calls of each rank are numbered. The calls with the same number, one of each rank, are one operation.
+ * Callers of all functions hold the lock.
  */
 
-#define POLLS 3 /* times that a state is still in progress after it need not be */
+#define POLLS 3 /* a state is reported as in progress this many times longer than it is */
 #define TEXT_BYTES 256
 
 enum collective {
@@ -34,26 +35,27 @@ struct call {
 };
 
 struct part {
-    struct communicator *communicator; /* null: has not called yet; lives while it is in its stream */
+    /* null: this rank has not called yet. It lives while the operation is in its stream */
+    struct communicator *communicator;
     struct call call;
 };
 
 struct operation {
-    struct operation *next; /* of the clique */
+    struct operation *next; /* in the clique's list */
     struct clique *clique;
     uint64_t number;
     unsigned references;
     int called;
-    int arrived; /* streams that have reached it */
+    int arrived; /* how many streams have reached it */
     bool mismatched;
     bool done;
-    bool abandoned; /* never will be done */
+    bool abandoned; /* it will never be done */
     uint64_t first_ns;
     struct part parts[];
 };
 
 struct clique {
-    struct clique *next; /* of those that are not complete */
+    struct clique *next; /* in the list of cliques that are not complete */
     struct nccl_id id;
     int size;
     int joined;
@@ -61,7 +63,7 @@ struct clique {
     uint64_t first_ns;
     nccl_result verdict; /* IN_PROGRESS until all are there */
     char text[TEXT_BYTES];
-    struct operation *operations; /* that not all have called */
+    struct operation *operations; /* operations that not all ranks have called */
     struct communicator *ranks[];
 };
 
@@ -84,39 +86,39 @@ struct communicator {
     nccl_result failure; /* OK: none */
     int polls;
     uint64_t calls;
-    unsigned outstanding;    /* operations in its stream */
-    struct pending *pending; /* called, not yet in its stream */
+    unsigned outstanding;    /* how many operations are in its stream */
+    struct pending *pending; /* operations that are called, but not yet in its stream */
 };
 
 void communicator_unref(struct communicator *communicator);
 void clique_unref(struct clique *clique);
-/* All ranks of its clique have failed. The text is for ncclGetLastError. */
+/* Lets all ranks of the clique fail. ncclGetLastError returns the text. */
 nccl_result clique_fail(struct clique *clique, nccl_result result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Keeps the text, returns the result. */
+/* Keeps the text for ncclGetLastError. Returns `result`. */
 nccl_result nccl_fail(nccl_result result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t hang_deadline(uint64_t first_ns);
-/* Faults to inject. */
+/* Injects faults; every exported function calls it first. */
 nccl_result nccl_enter(const char *symbol);
 
-/* Enters the clique; its verdict when the last one comes. */
+/* Adds a rank to its clique. The last rank sets the clique's verdict. */
 nccl_result clique_join(struct communicator *communicator, int size, const struct nccl_id *id);
 
-/* Usable for a call: OK, or why not. */
+/* Returns OK if the communicator can be used for a call; otherwise why not. */
 nccl_result communicator_check(const struct communicator *communicator);
 
-/* nccl_operation.c: this rank's part of its next operation. Null: no memory. */
+/* nccl_operation.c: adds this rank's part to its next operation. Returns null if there is no memory. */
 struct operation *operation_call(struct communicator *communicator, const struct call *call);
-/* OK when all have called the same, IN_PROGRESS, or a failure. */
+/* Returns OK when all ranks have made the same call; IN_PROGRESS before that; or a failure. */
 nccl_result operation_state(struct operation *operation);
-/* Puts the rank's part into its stream; takes over a reference. */
+/* Puts the rank's part into its stream. Takes over a reference to the operation. */
 nccl_result operation_enqueue(struct operation *operation, struct communicator *communicator);
 void operation_unref(struct operation *operation);
 
-/* nccl_group.c: now, or when the group ends. */
+/* nccl_group.c: run the call now, or when the group ends. */
 nccl_result group_add_init(struct communicator *communicator);
 nccl_result group_add_call(struct communicator *communicator, const struct call *call);
-/* A call inside a group has failed, and so will the group. */
+/* Notes that a call inside a group has failed. Then the group fails, too. */
 nccl_result group_note(nccl_result result);
 
 #endif

@@ -2,12 +2,13 @@
 
 #include "tests/cuda_double/nccl.h"
 
-/* What one thread does between the outermost start and end of a group, in order; or a call of its own. */
+/* What one thread does between the outermost start and end of a group, in order. A call without a group is
+ * a group of its own. */
 struct item {
-    struct communicator *communicator; /* a reference */
+    struct communicator *communicator; /* holds a reference */
     bool inits;
     struct call call;
-    struct operation *operation; /* a reference, once it has been called */
+    struct operation *operation; /* holds a reference, once the operation is called */
 };
 
 struct group {
@@ -52,7 +53,7 @@ static nccl_result item_state(struct item *item)
     return item->inits ? communicator->clique->verdict : operation_state(item->operation);
 }
 
-/* All ranks of every communicator have to come, in this thread's group or in others. */
+/* Waits for all ranks of every communicator. They may come in this thread's group or in those of others. */
 static nccl_result await(void)
 {
     uint64_t deadline = hang_deadline(now_ns());
@@ -92,7 +93,7 @@ static nccl_result run_blocking(void)
     return result;
 }
 
-/* The rest is for whoever polls each communicator's state. */
+/* Leaves the operations pending. The program starts them when it polls the state of each communicator. */
 static nccl_result leave_pending(void)
 {
     for (size_t i = 0; i < group.count; i++) {

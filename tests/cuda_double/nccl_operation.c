@@ -127,7 +127,7 @@ struct part_work {
     struct communicator *communicator;
 };
 
-/* What one rank's part touches. */
+/* The memory that one rank's part touches. */
 struct bytes {
     unsigned char *send;
     unsigned char *receive;
@@ -172,7 +172,7 @@ static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
     return result;
 }
 
-/* As a ring does: in the type itself, and each part begins at another rank. */
+/* Reduces as a ring does: with results in the type itself. Each range begins at another rank. */
 static void reduce_range(const struct call *call, const struct bytes *bytes, int size, int first,
                          uint64_t offset, uint64_t count, unsigned char *target)
 {
@@ -221,7 +221,8 @@ static void run_copies(const struct call *call, const struct bytes *bytes, int s
     }
 }
 
-/* By the last stream to come. A rank whose memory is not what it said breaks its own context. Locked. */
+/* The last stream that reaches the operation runs it. A rank whose memory cannot be touched breaks its own
+ * context. Locked. */
 static void execute(struct operation *operation)
 {
     int size = operation->clique->size;
@@ -240,7 +241,7 @@ static void execute(struct operation *operation)
     operation->done = touched == size;
     operation->abandoned = !operation->done;
     if (operation->done) {
-        operation->done = false; /* not yet for the others */
+        operation->done = false; /* the other streams must still wait */
         double_unlock();
         if (call->kind == COLLECTIVE_ALL_REDUCE || call->kind == COLLECTIVE_REDUCE_SCATTER) {
             run_reduction(call, bytes, size, room);
@@ -312,7 +313,8 @@ static bool apart(const char *a, uint64_t a_bytes, const char *b, uint64_t b_byt
     return a + a_bytes <= b || b + b_bytes <= a;
 }
 
-/* In place is: the same buffer, or this rank's block of the larger one. Nothing else may overlap. */
+/* In place means: the same buffer, or this rank's block of the larger buffer. The buffers may not overlap
+ * in any other way. */
 static bool buffers_are_sound(const struct call *call, int size, int rank)
 {
     const char *send = call->send;

@@ -5,7 +5,7 @@
 
 #include "tests/cuda_double/double.h"
 
-/* Handles look like addresses, of pages that no program has. */
+/* Handles look like addresses of pages that no program has mapped. */
 #define HANDLE_FIRST 0x10000u
 #define HANDLE_STEP 16u
 
@@ -21,7 +21,7 @@ static struct object *objects;
 static size_t object_count;
 static size_t object_room;
 
-/* Deadlines are of the clock that nobody sets. */
+/* Deadlines use the monotonic clock, which nobody can set. */
 static void progress_make(void)
 {
     pthread_condattr_t attributes;

@@ -13,7 +13,7 @@ struct rule {
     char symbol[64];
     unsigned first;
     bool later;
-    int result; /* 0: what is usual */
+    int result; /* 0: the usual result */
     unsigned calls;
 };
 
@@ -34,7 +34,7 @@ static uint64_t number_of(const char *name, uint64_t otherwise, uint64_t most)
     if (*end != '\0' || number > most) {
         (void)fprintf(stderr, "cuda_double: %s=%s: expected a number up to %llu\n", name, text,
                       (unsigned long long)most);
-        abort(); /* a test that means something else must not go on */
+        abort(); /* a test with a wrong setting must not go on */
     }
     return number;
 }
@@ -83,7 +83,7 @@ void settings_delay(void)
     uint64_t pause_us = (step ^ (step >> 31)) % (values.delay_us + 1u);
     struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000),
                              .tv_nsec = (long)(pause_us % 1000000 * 1000)};
-    (void)nanosleep(&pause, NULL); /* it stands for the time that a GPU takes */
+    (void)nanosleep(&pause, NULL); /* stands for the time that a GPU needs */
 }
 
 static void rule_add(const char *text)
@@ -117,7 +117,7 @@ void cuda_double_fail(const char *text)
     pthread_mutex_unlock(&rules_lock);
 }
 
-/* "cuMemAlloc" in a rule is any version of it. */
+/* A rule for "cuMemAlloc" also applies to its later versions, such as cuMemAlloc_v2. */
 static bool rule_is_of(const struct rule *rule, const char *symbol)
 {
     size_t length = strlen(rule->symbol);

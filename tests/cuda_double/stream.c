@@ -83,7 +83,8 @@ static void *stream_thread(void *argument)
     return NULL;
 }
 
-/* The program's signals are not for threads that it does not know of. */
+/* Starts the stream's thread with all signals blocked: the program does not know this thread, so it must
+ * not get the program's signals. */
 static bool thread_start(struct stream *stream)
 {
     sigset_t all;
@@ -118,12 +119,12 @@ static struct stream *stream_new(cuda_context context, bool blocking)
     unsigned connections = settings()->connections;
     stream->connection =
         connections > 0 ? &context->connections[context->streams_made++ % connections] : NULL;
-    stream->next = context->streams; /* the thread is waiting for the lock */
+    stream->next = context->streams; /* safe here: the new thread still waits for the lock */
     context->streams = stream;
     return stream;
 }
 
-/* It ends, and leaves its context, when it has done what it has. */
+/* Closes a stream. Its thread ends, and leaves the context, when it has done all its work. */
 static void stream_close(struct stream *stream)
 {
     stream->closed = true;
@@ -262,7 +263,8 @@ cuda_result stream_enqueue_wait(struct stream *stream, struct stream *other, uin
     return append(stream, &wait->work, NULL);
 }
 
-/* The legacy stream comes after all that blocking streams were given before, and they after it. */
+/* Work of the legacy stream waits for all earlier work of blocking streams. Work of a blocking stream
+ * waits for all earlier work of the legacy stream. */
 static cuda_result join_legacy(struct stream *stream)
 {
     struct stream *legacy = stream->context->legacy;
@@ -326,7 +328,8 @@ cuda_result context_await(cuda_context context)
     for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
         count++;
     }
-    struct mark *marks = calloc(count + 1, sizeof *marks); /* streams come and go while it waits */
+    /* a copy of the list, because streams come and go during the wait */
+    struct mark *marks = calloc(count + 1, sizeof *marks);
     if (marks == NULL) {
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
@@ -348,7 +351,7 @@ cuda_result context_await(cuda_context context)
 cuda_result cuStreamCreateWithPriority(cuda_stream *stream, unsigned flags, int priority)
 {
     cuda_result result = double_enter(__func__, ENTER_CONTEXT);
-    (void)priority; /* clamped, as in CUDA, to what there is */
+    (void)priority; /* as in CUDA, a priority that does not exist is no error */
     if (result != CUDA_RESULT_OK) {
         return result;
     }

@@ -38,7 +38,7 @@ static bool is_met(uint64_t found, uint64_t value, unsigned flags)
     }
 }
 
-/* Looked up each time: what the wait is for may be gone meanwhile, which is the program's error. */
+/* Looks up the memory before each poll. The memory may be gone meanwhile; then the program is wrong. */
 static cuda_result wait_value_run(struct work *work, struct stream *stream)
 {
     const struct value_work *wait = (const struct value_work *)work;
@@ -60,7 +60,8 @@ static cuda_result wait_value_run(struct work *work, struct stream *stream)
         if (gives_up || met || result != CUDA_RESULT_OK) {
             return gives_up ? CUDA_RESULT_OK : result;
         }
-        (void)nanosleep(&pause, NULL); /* another process may write the word: nobody would wake us */
+        /* another process may write the word, and it would not wake this thread */
+        (void)nanosleep(&pause, NULL);
         pause.tv_nsec = pause.tv_nsec < POLL_NS_LAST ? pause.tv_nsec * 2 : POLL_NS_LAST;
     }
 }
@@ -109,7 +110,7 @@ cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_pointer address, uin
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    if (flags > WAIT_NOR) { /* flushing remote writes is for devices that say they can */
+    if (flags > WAIT_NOR) { /* only devices that say so can flush remote writes; the double's do not */
         return CUDA_RESULT_INVALID_VALUE;
     }
     struct value_work model = {.work = {.references = 1, .run = wait_value_run, .destroy = value_destroy},

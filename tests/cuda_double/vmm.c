@@ -4,7 +4,8 @@
 
 #include "tests/cuda_double/memory.h"
 
-/* Virtual memory: reservations of addresses, and blocks without one that are mapped into them. */
+/* Virtual memory: reservations of addresses, and blocks without addresses of their own, which are mapped
+ * into reservations. */
 
 #define GRANULARITY BLOCK_BYTES
 #define ACCESS_NONE 0
@@ -16,7 +17,7 @@ struct reservation {
 };
 
 static struct reservation *reservations;
-static struct block *blocks; /* of virtual memory: one struct a block and process */
+static struct block *blocks; /* blocks of virtual memory; a process has one struct for each */
 
 static cuda_result vmm_enter(const char *symbol, unsigned needs)
 {
@@ -33,7 +34,7 @@ static struct block *find_block(uint64_t id)
     return block;
 }
 
-/* A reference for a handle or a mapping has gone. */
+/* Drops the reference of a handle or a mapping. */
 static void vmm_release(struct block *block)
 {
     if (block->references == 1) {
@@ -46,7 +47,8 @@ static void vmm_release(struct block *block)
     block_release(block);
 }
 
-/* One handle a block, counted, as long as anybody has it. Takes over a reference of the block. */
+/* Returns the block's handle. A block has one handle, which is counted, as long as anybody holds it. Takes
+ * over a reference to the block. */
 static cuda_allocation give_handle(struct block *block)
 {
     if (block->handle_references++ == 0) {
@@ -195,7 +197,7 @@ static cuda_result import_fd(int fd, cuda_allocation *allocation)
     return enter_block(&of, allocation);
 }
 
-/* The descriptor stays the caller's. */
+/* The descriptor still belongs to the caller. */
 cuda_result cuMemImportFromShareableHandle(cuda_allocation *allocation, void *fd_as_pointer, int handle_type)
 {
     cuda_result result = vmm_enter(__func__, ENTER_NOT_CAPTURING);
@@ -319,7 +321,7 @@ cuda_result cuMemMap(cuda_pointer pointer, size_t bytes, size_t offset, cuda_all
     return result;
 }
 
-/* Whether whole mappings make up the range. */
+/* Whether the range consists of whole mappings. */
 static bool covers(uint64_t pointer, uint64_t bytes)
 {
     uint64_t at = pointer;
@@ -379,7 +381,8 @@ static cuda_result set_access(struct allocation *allocation, const struct cuda_a
     }
     for (size_t i = 0; i < count; i++) {
         uint32_t bit = 1u << access[i].location.id;
-        bool may = access[i].flags == CUDA_ACCESS_READ_WRITE; /* who may only read has no use for it here */
+        /* the double has no use for access that only reads */
+        bool may = access[i].flags == CUDA_ACCESS_READ_WRITE;
         allocation->access = may ? allocation->access | bit : allocation->access & ~bit;
     }
     return CUDA_RESULT_OK;

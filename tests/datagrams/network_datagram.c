@@ -1,4 +1,4 @@
-#define OPENSSL_SUPPRESS_DEPRECATED /* a random generator of our own */
+#define OPENSSL_SUPPRESS_DEPRECATED /* this file replaces OpenSSL's random generator */
 
 #include <assert.h>
 #include <openssl/rand.h>
@@ -21,25 +21,26 @@
 #include "tests/network/network.h"
 
 /*
- * Endpoints of net/quic on sockets of this file, which stand in for daemon/net/quic_socket.c. Every network
- * has a port, every host an address of 10.77.0.0/16; what binds to 127.0.0.1 is a host by itself, on a
- * network without faults. All networks share one clock (virtual_time.h), so one that advances takes the
- * others along. OpenSSL's random numbers come from the seed.
+ * Endpoints of net/quic on simulated sockets. This file replaces daemon/net/quic_socket.c. Every network has
+ * a port, and every host has an address of 10.77.0.0/16. An endpoint that binds to 127.0.0.1 is a host of its
+ * own, on a network without faults. All networks share one clock (virtual_time.h): advancing one network
+ * advances all. OpenSSL's random numbers come from the seed.
  */
 #define HOSTS_MAX 64u
 #define NETWORKS_MAX 8u
-#define QUEUE_MAX_NS (20 * TIME_MS) /* of a link with a bandwidth: what would wait for longer is dropped */
+/* on a link with a bandwidth, a datagram is dropped if it would wait longer than this */
+#define QUEUE_MAX_NS (20 * TIME_MS)
 
 struct host {
     struct datagram_network *network;
     char name[NODE_NAME_MAX_BYTES + 1];
     struct quic_address address;
-    bool open;     /* somebody listens */
-    bool stranger; /* nobody does, and what comes is kept */
+    bool open;     /* an endpoint listens */
+    bool stranger; /* no endpoint listens; datagrams that arrive are kept */
     bool dead;
-    struct virtual_event ready; /* something is to be read */
+    struct virtual_event ready; /* fires when there is something to read */
     struct flight *arrived;
-    struct flight *unreachable; /* ICMP errors, of what was sent to these */
+    struct flight *unreachable; /* ICMP errors for datagrams that this host sent */
 };
 
 struct link {
@@ -51,10 +52,10 @@ struct link {
 /* A datagram on its way. */
 struct flight {
     struct virtual_event event;
-    struct flight *prev, *next; /* among the network's, then among its host's */
+    struct flight *prev, *next; /* in the network's list, then in its host's */
     struct host *from, *to;
-    struct quic_address source; /* of `from`, when it left */
-    bool unreachable;           /* an ICMP error for `to` */
+    struct quic_address source; /* the address of `from` at the time of sending */
+    bool unreachable;           /* this is an ICMP error for `to` */
     uint8_t ecn;
     size_t size;
     uint8_t bytes[];
@@ -70,11 +71,12 @@ struct datagram_network {
     struct link links[HOSTS_MAX][HOSTS_MAX];
 };
 
-static struct datagram_network *networks[NETWORKS_MAX]; /* a descriptor is one's index and its host's */
-static struct network *loopback;                        /* 127.0.0.1: made when somebody binds to it */
+/* a descriptor is an index into networks and the index of the host there */
+static struct datagram_network *networks[NETWORKS_MAX];
+static struct network *loopback; /* 127.0.0.1; made when the first endpoint binds to it */
 static struct random random_of_tls;
 
-/* --- What OpenSSL takes for random --- */
+/* --- OpenSSL's random numbers --- */
 
 static int random_bytes(unsigned char *out, int size)
 {
@@ -89,7 +91,7 @@ static int random_ready(void)
     return 1;
 }
 
-/* --- Certificates, once for each name of the process --- */
+/* --- Certificates, one for each name in the process --- */
 
 static struct test_pki *pki;
 
@@ -108,7 +110,8 @@ static void make_certificate(const char *name)
         }
     }
     assert(count < sizeof issued / sizeof issued[0]);
-    struct random kept = random_of_tls; /* a run that finds it made goes on as one that does not */
+    /* so that the random numbers that follow do not depend on whether the certificate was made before */
+    struct random kept = random_of_tls;
     random_seed(&random_of_tls, hash_bytes(1, name, strlen(name)));
     if (pki == NULL) {
         pki = test_pki_new();
@@ -156,7 +159,7 @@ static struct host *host_intern(struct datagram_network *network, const char *na
     return host;
 }
 
-/* Null for an address that is no host's. */
+/* Returns null if no host has the address. */
 static struct host *host_at(struct datagram_network *network, const struct quic_address *address)
 {
     struct quic_address_key wanted, key;
@@ -232,7 +235,7 @@ static void host_ready(struct virtual_event *event)
         virtual_fd_ready(host_fd(host), LOOP_READ);
     }
     if (host->open && (host->arrived != NULL || host->unreachable != NULL)) {
-        virtual_event_set(&host->ready, 0); /* it has more than it reads at a time */
+        virtual_event_set(&host->ready, 0); /* one read does not take all that has come */
     }
 }
 
@@ -504,7 +507,7 @@ static void datagrams_advance(struct network *network, uint64_t now_ns)
     virtual_advance(now_ns);
 }
 
-/* Its address, as others see it, is another from now on. */
+/* Changes the address that others see for this host. */
 static void datagrams_rebind(struct network *base, const char *name)
 {
     struct host *host = host_intern(network_of(base), name);

@@ -5,10 +5,12 @@
 
 #include "tests/network/network.h"
 
-/* A host of a network of datagrams without an endpoint, which sends what it likes. Or in another's name. */
+/* Sends a datagram from a host of a network of datagrams that has no endpoint. If `from` has an endpoint,
+ * the datagram is forged in its name. */
 void stranger_sends(struct network *network, const char *from, const char *to, const void *bytes,
                     size_t size);
-/* The next datagram that came to a host without an endpoint, cut to size; false: there is none. */
+/* Takes the next datagram that came to a host without an endpoint, cut to `size`. Returns false if there
+ * is none. */
 bool stranger_receives(struct network *network, const char *name, void *out, size_t size, size_t *received);
 
 #endif

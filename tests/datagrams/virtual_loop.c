@@ -8,7 +8,7 @@
 #define FD_MAX 4096
 
 struct loop {
-    char unused; /* all loops share `virtual` */
+    char unused; /* unused, because all loops share `virtual` */
 };
 
 struct loop_timer {
@@ -100,7 +100,7 @@ enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *
     return STATUS_OK;
 }
 
-/* There are no signals. */
+/* Virtual time has no signals. */
 enum status loop_signal(struct loop *loop, int signal_number, loop_signal_function *function, void *context,
                         struct error *error)
 {

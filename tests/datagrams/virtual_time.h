@@ -4,26 +4,26 @@
 #include "daemon/base/timer_heap.h"
 
 /*
- * What stands in for daemon/base/loop.c in programs that link it: one clock for all loops of
- * the process, which moves when somebody says so, and what happens when. A watched descriptor is one of
- * network_datagram.c's sockets. loop_run_once moves the clock to what happens next.
+ * Replaces daemon/base/loop.c in programs that link it. All loops of the process share one clock, which moves
+ * only when the program asks for it. Events fire at set times. A watched descriptor is a socket of
+ * network_datagram.c. loop_run_once moves the clock to the next event.
  */
 struct virtual_event {
-    struct timer_node node; /* index TIMER_NODE_DISARMED at first */
+    struct timer_node node; /* its index must be TIMER_NODE_DISARMED at first */
     void (*fire)(struct virtual_event *event);
 };
 
-/* Past times are now. */
+/* A time in the past means now. */
 void virtual_event_set(struct virtual_event *event, uint64_t at_ns);
 void virtual_event_cancel(struct virtual_event *event);
-/* TIME_NEVER: nothing. */
+/* Returns TIME_NEVER if no event is set. */
 uint64_t virtual_next_ns(void);
-/* Lets everything happen that is due until then. */
+/* Moves the clock to now_ns, and fires every event that is due until then. */
 void virtual_advance(uint64_t now_ns);
-/* Nothing may be set. */
+/* Sets the clock to 0. No event may be set. */
 void virtual_time_start(void);
 
-/* The watch of that descriptor is told. */
+/* Tells the watch of that descriptor that it is ready. */
 void virtual_fd_ready(int fd, unsigned events);
 
 #endif

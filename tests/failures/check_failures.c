@@ -9,22 +9,25 @@
 #include "tests/lib/test_pki.h"
 
 /*
- * Allocations and system calls fail, one in each run, while daemons and two ranks do a little of everything.
- * A scenario says who is armed. Runs without a failure find the call sites; then each site has runs of its
- * own (fail_plan.h), in processes of their own: start, ranks, ranks again, reload, end.
+ * Makes allocations and system calls fail, one in each run, while daemons and two ranks do a little of
+ * everything. A scenario says in which process calls fail: that process is armed. Runs without a failure find
+ * the call sites. Then each site has runs of its own (fail_plan.h). The programs of a run are separate
+ * processes. Steps of a run: start daemons, first ranks, second ranks, reload, third ranks, end.
  *
- * What must hold of each run: nobody crashes, leaks (in a build with AddressSanitizer) or hangs; what a rank
- * is told went well has the right bytes; an armed daemon says what failed and does not start, or serves the
- * second pair of ranks without an error, reloads, and ends in order.
+ * What must hold of each run:
+ *   - nobody crashes, hangs, or leaks memory (leaks: in a build with AddressSanitizer);
+ *   - if a call of a rank reports success, the rank has the right bytes;
+ *   - an armed daemon may fail to start, if it logs what failed. Otherwise it serves the second and third
+ *     ranks without an error, reloads, and ends in order.
  *
- * COMMD_FAILURES: how many runs of each scenario, evenly spread over its sites;
- * "sites": some for each site; "all": every call. By default FAILURES_SAMPLED. Arguments: SCENARIO
- * SITE:OCCURRENCE:ERRNO, to make that run alone and see what it prints.
+ * COMMD_FAILURES: how many runs of each scenario, evenly spread over its sites (default FAILURES_SAMPLED);
+ * "sites": some for each site; "all": every call. With the arguments SCENARIO SITE:OCCURRENCE:ERRNO the
+ * program makes that one run, and shows the logs.
  */
 #define FAILURES_SAMPLED 24
-#define COUNTING_RUNS 3 /* threads and the network vary what is called */
-#define TRIES 3         /* of a run that did not come to its call, or in which somebody came too late */
-#define RUNS_AT_ONCE 4  /* they mostly wait */
+#define COUNTING_RUNS 3 /* more than one, because threads and the network vary which calls occur */
+#define TRIES 3         /* for a run whose call did not occur, or in which somebody was too late */
+#define RUNS_AT_ONCE 4  /* more than processors: the runs mostly wait */
 
 static const struct scenario scenarios[] = {
     {"daemon", ARMED_DAEMON, false},
@@ -34,9 +37,9 @@ static const struct scenario scenarios[] = {
 };
 #define SCENARIOS (sizeof scenarios / sizeof *scenarios)
 
-/* Of all shares, in shared memory. */
+/* Sums over all processes of run_share, in memory that they share. */
 struct totals {
-    _Atomic size_t next; /* run */
+    _Atomic size_t next; /* index of the next run */
     _Atomic uint32_t wrong, not_reached;
 };
 
@@ -77,7 +80,7 @@ static void run_share(struct run *run, const struct fail_plan *plan, size_t want
     }
 }
 
-/* Whether all went well, though nothing failed. */
+/* Makes runs in which no call fails, to find the call sites. Returns whether all held. */
 static bool find_sites(struct run *run, struct fail_plan *plan)
 {
     static const struct fail_state nothing;
@@ -127,7 +130,7 @@ static bool run_scenario(struct run *run, unsigned index, const char *asked)
     return fine;
 }
 
-/* SITE:OCCURRENCE:ERRNO, as a finding names it. */
+/* Makes one run. `text` is SITE:OCCURRENCE:ERRNO, as a finding prints it. */
 static bool run_one(struct run *run, const char *text)
 {
     static struct fail_state what;

@@ -16,7 +16,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* A call, and what it may fail with; 0 for none. */
+/* A call, and the errnos that it may fail with; 0 ends them. */
 struct fail_call {
     const char *name;
     int errnos[FAIL_ERRNOS_MAX];
@@ -31,11 +31,13 @@ void fail_calls_arm(struct fail_state *state)
 
 /* --- Call sites --- */
 
-extern const char __executable_start[], etext[]; /* of this program, by the linker */
+/* the bounds of this program's code, defined by the linker */
+extern const char __executable_start[], etext[];
 
 /*
- * The frames above the one at `frame`, by their frame pointers. Libraries that call back may have none, so
- * that one is followed only a little up the same stack; an address that is not this program's ends the walk.
+ * Finds the frames above the one at `frame`, by frame pointers. A library that calls back may keep no frame
+ * pointers. So the walk follows a frame pointer only a little way up the same stack, and ends at an address
+ * outside this program.
  */
 #define FRAME_MAX_BYTES 65536u
 __attribute__((no_sanitize("address"))) static void find_frames(const uintptr_t *frame,
@@ -56,7 +58,7 @@ __attribute__((no_sanitize("address"))) static void find_frames(const uintptr_t 
     }
 }
 
-/* FNV-1a; never 0. */
+/* Hashes with FNV-1a. Never returns 0. */
 static uint64_t site_id(const char *call, const uint64_t frames[FAIL_FRAMES])
 {
     uint64_t id = 0xcbf29ce484222325u;
@@ -71,7 +73,7 @@ static uint64_t site_id(const char *call, const uint64_t frames[FAIL_FRAMES])
     return id != 0 ? id : 1;
 }
 
-/* Null: the table is full. */
+/* Returns null if the table is full. */
 static struct fail_site *find_site(struct fail_state *state, const struct fail_call *call,
                                    const uint64_t frames[FAIL_FRAMES])
 {
@@ -95,7 +97,7 @@ static struct fail_site *find_site(struct fail_state *state, const struct fail_c
     return NULL;
 }
 
-/* The errno to fail with; 0: it does not fail. `frame`: of the wrapper. */
+/* Returns the errno to fail with, or 0 if the call must not fail. `frame` is the wrapper's frame. */
 static int fails(const struct fail_call *call, const void *frame)
 {
     struct fail_state *state = armed;
@@ -192,7 +194,7 @@ static int fails(const struct fail_call *call, const void *frame)
     }
 CALL_LIST(DEFINE_CALL)
 
-/* --- Those with a signature, or a way to fail, of their own --- */
+/* --- Calls with a signature, or a way to fail, of their own --- */
 
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
@@ -260,7 +262,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return why != 0 ? why : __real_pthread_create(thread, attributes, run, context);
 }
 
-/* What shared libraries allocate for these. */
+/* Calls by which this project makes shared libraries allocate memory. */
 struct event;
 struct timeval;
 int __real_event_add(struct event *event, const struct timeval *limit);

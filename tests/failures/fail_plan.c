@@ -6,7 +6,7 @@
 
 static void *grown(void *list, size_t used, size_t item_bytes)
 {
-    if ((used & (used - 1)) == 0) { /* full at each power of two */
+    if ((used & (used - 1)) == 0) { /* the list is full at each power of two */
         list = reallocarray(list, used == 0 ? 1 : 2 * used, item_bytes);
         if (list == NULL) {
             perror("a plan of failing calls");

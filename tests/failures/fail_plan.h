@@ -7,9 +7,9 @@
 
 #include "tests/failures/fail_calls.h"
 
-/* Which calls fail, each in a run of its own. */
+/* A plan of runs. In each run one call fails. */
 
-#define FAIL_RUNS_A_SITE FAIL_ERRNOS_MAX /* the first, the last, and those evenly between them */
+#define FAIL_RUNS_A_SITE FAIL_ERRNOS_MAX /* the first call, the last, and calls evenly between them */
 
 struct fail_plan_run {
     size_t site; /* index */
@@ -18,7 +18,7 @@ struct fail_plan_run {
 };
 
 struct fail_plan {
-    struct fail_site *sites; /* their counts: the least of those runs that came there */
+    struct fail_site *sites; /* each with its count: the smallest of all counting runs that came there */
     size_t sites_used;
     struct fail_plan_run *runs;
     size_t runs_used;
@@ -28,8 +28,9 @@ struct fail_plan {
 void fail_plan_add(struct fail_plan *plan, const struct fail_state *counted);
 
 /*
- * Makes the list of runs, the same one from the same sites. every: each occurrence at each site; otherwise
- * FAIL_RUNS_A_SITE, with different errnos, and fewer where two would be the same.
+ * Makes the list of runs; the same sites always give the same list. If `every`: a run for each call at each
+ * site. Otherwise FAIL_RUNS_A_SITE runs for each site, with different errnos, and fewer where two runs would
+ * be the same.
  */
 void fail_plan_make(struct fail_plan *plan, bool every);
 

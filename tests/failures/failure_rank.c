@@ -14,7 +14,8 @@
 
 #include "tests/failures/fail_calls.h"
 
-/* usage: failure_rank SOCKET NAME RANK FD COMMCTL. FD: of the struct fail_state that arms it, or -1. */
+/* usage: failure_rank SOCKET NAME RANK FD COMMCTL. FD is the descriptor of the struct fail_state that arms
+ * this process, or -1. */
 
 enum { COUNT = 3000, TIMEOUT_MS = 6000, LARGE = 40000 };
 
@@ -23,11 +24,11 @@ struct rank {
     comm_client_t *client;
     comm_t *comm, *part;
     const char *socket_path, *commctl;
-    int64_t *registered; /* LARGE, of comm_mem_alloc */
+    int64_t *registered; /* LARGE elements from comm_mem_alloc */
     enum failure_rank_end end;
 };
 
-/* Whether to go on. */
+/* Returns whether the rank may go on. */
 static bool went(struct rank *rank, comm_result_t result, const char *what)
 {
     if (result == COMM_OK) {
@@ -86,7 +87,8 @@ static bool messages(struct rank *rank)
     return true;
 }
 
-/* An administrator asks while there is something to see, and no other rank waits for this one. */
+/* Runs commctl as an administrator would. At this moment there is something to show, and no other rank
+ * waits for this one. */
 static bool queries(struct rank *rank)
 {
     static char *const verbs[] = {"status", "nodes", "comms", "clients", "ops", "users"};

@@ -20,9 +20,9 @@
 #define READY_LIMIT_MS 20000
 #define RANKS_LIMIT_MS 30000
 #define END_LIMIT_MS 20000
-#define UNSEEN_RELOAD_MS 1000 /* where the log may not say that it has ended */
+#define UNSEEN_RELOAD_MS 1000 /* how long to wait for a reload whose end the log may not show */
 #define TEXT_BYTES 16384
-#define EXIT_LEAK 23 /* LeakSanitizer's */
+#define EXIT_LEAK 23 /* LeakSanitizer's exit code */
 
 static uint64_t now_ms(void)
 {
@@ -45,7 +45,7 @@ static void rest(void)
         }                                                                                                    \
     } while (0)
 
-/* Sets *status; false: it is still there after limit_ms, and is killed. */
+/* Waits for a process, and sets *status. If it still runs after limit_ms, kills it and returns false. */
 static bool await_end(pid_t pid, uint64_t limit_ms, int *status)
 {
     uint64_t until_ms = now_ms() + limit_ms;
@@ -55,7 +55,7 @@ static bool await_end(pid_t pid, uint64_t limit_ms, int *status)
         }
         rest();
     }
-    kill(pid, SIGABRT); /* for its core, where there are cores */
+    kill(pid, SIGABRT); /* makes a core file, where core files are enabled */
     rest();
     kill(pid, SIGKILL);
     (void)waitpid(pid, status, 0);
@@ -90,7 +90,8 @@ static _Noreturn void daemon_main(const struct run *run, int index)
     close(log);
     const char *overrides[] = {socket,      node, "gpus=off", "worker_threads=2", "drain_timeout_ms=1000",
                                certificate, key};
-    size_t unused = run->scenario->two_nodes ? 0 : 2; /* the certificate and its key */
+    /* the last two overrides: the certificate and its key */
+    size_t unused = run->scenario->two_nodes ? 0 : 2;
     struct daemon_options options = {
         .conf = {.path = run->scenario->two_nodes ? run->config : NULL,
                  .standalone = !run->scenario->two_nodes,
@@ -132,7 +133,7 @@ static void read_log(const struct run *run, const char *name, char text[TEXT_BYT
     }
 }
 
-/* Standard error took none: a line of the log may be missing. */
+/* The call that failed was a write, so a line of the log may be missing. */
 static bool may_lack_a_line(const struct run *run)
 {
     return atomic_load(&run->state->failed) && strcmp(run->state->call, "write") == 0;
@@ -150,7 +151,7 @@ static bool accepts(const char *path)
     return connected;
 }
 
-/* False: the armed one did not start, and said why. */
+/* Returns false if the daemon did not start. The armed one may do that, if it logs an error. */
 static bool start_daemon(struct run *run, int index)
 {
     char status[128], text[TEXT_BYTES];
@@ -167,7 +168,7 @@ static bool start_daemon(struct run *run, int index)
         }
         if (daemon_has_ended(run, index)) {
             say_status(run->exit_codes[index], status, sizeof status);
-            read_log(run, index == 0 ? "log0" : "log1", text); /* its last words */
+            read_log(run, index == 0 ? "log0" : "log1", text); /* its last lines */
             bool said = strstr(text, "error: ") != NULL;
             if (!atomic_load(&run->state->failed) || index != 0 || !WIFEXITED(run->exit_codes[index]) ||
                 WEXITSTATUS(run->exit_codes[index]) != EXIT_FAILURE || !said) {
@@ -218,7 +219,8 @@ static _Noreturn void rank_main(const struct run *run, const char *name, int ran
     _exit(EXIT_FAILURE);
 }
 
-/* In processes of their own. Both have to do well, or only what they say has to be true. */
+/* Runs two ranks in processes of their own. If must_do_well, both must succeed. Otherwise a rank may also
+ * report an error. */
 static void run_ranks(struct run *run, const char *name, bool armed, bool must_do_well)
 {
     pid_t pids[2];
@@ -260,7 +262,7 @@ static void check_alive(struct run *run, const char *when)
     }
 }
 
-/* The next pair, which nothing fails for. */
+/* Runs the next pair of ranks, while no call fails. */
 static void check_serves(struct run *run, const char *name)
 {
     atomic_store(&run->state->paused, true);

@@ -7,7 +7,8 @@
 #include "tests/failures/fail_calls.h"
 #include "tests/failures/fail_plan.h"
 
-/* One run of a scenario, in processes of their own: daemons start, ranks run, daemons reload and end. */
+/* One run of a scenario: daemons start, ranks run, daemons reload and end. Each daemon and rank is a
+ * process of its own. */
 
 enum armed { ARMED_DAEMON, ARMED_CLIENT };
 
@@ -19,7 +20,7 @@ struct scenario {
 
 struct run {
     const struct scenario *scenario;
-    struct fail_state *state; /* shared with the armed process, by this */
+    struct fail_state *state; /* the armed process maps the same memory, by state_fd */
     int state_fd;
     const char *program;
     char rank_program[512];
@@ -28,15 +29,17 @@ struct run {
     char folder[64];
     char sockets[2][96];
     char config[96];
-    pid_t daemons[2]; /* 0: ended */
+    pid_t daemons[2]; /* 0: not running */
     int exit_codes[2];
-    char wrong[512]; /* what does not hold; empty */
-    bool grave;      /* not what a busy machine may cause as well: a crash, a leak, wrong bytes */
+    char wrong[512]; /* the first thing that does not hold; empty: all holds */
+    bool grave;      /* what is wrong cannot come from a busy machine: a crash, a leak, wrong bytes */
 };
 
-/* run->state: of what fails, if anything. shows: all logs. Returns whether all held. */
+/* Makes one run. `what` is copied to run->state and says which call fails, if any. `shows`: print all
+ * logs. Returns whether all held. */
 bool failure_run(struct run *run, const struct fail_state *what, bool shows);
-/* The run and the call, and the command that says which lines of the program it was. Site: null, unknown. */
+/* Prints the run, the call that failed, and the command that shows its source lines. `site` is null if
+ * unknown. */
 void failure_run_say(const struct run *run, const struct fail_site *site, const char *text);
 
 #endif

@@ -7,11 +7,12 @@
 #include "proto/types.h"
 #include "tests/fuzz/client_node.h"
 
-/* Sequences of what clients do, and what must hold of commd and their memory meanwhile and at the end. */
+/* Sequences of what clients do. Also tracks where commd may write in their memory, and checks at the end
+ * that it wrote nowhere else. */
 
 #define SETTLE_ROUNDS_MAX 4096
 #define SETTLE_QUIET_ROUNDS 3
-#define BLOCKS_MAX 64 /* ranks of the largest communicator that an input forms */
+#define BLOCKS_MAX 64 /* more than the ranks of any communicator that an input can form */
 
 /* --- Where commd may write --- */
 
@@ -74,7 +75,7 @@ static void on_asked(void *context, const Commd__Client__Request *request)
     }
 }
 
-/* --- What happens --- */
+/* --- Actions --- */
 
 static void connect_session(struct fuzz_session *session)
 {
@@ -89,7 +90,7 @@ static void connect_session(struct fuzz_session *session)
 
 void fuzz_sessions_start(struct fuzz_sessions *all, bool rings)
 {
-    (void)signal(SIGPIPE, SIG_IGN); /* as commd does: the bell of a session that has ended */
+    (void)signal(SIGPIPE, SIG_IGN); /* commd ignores it too: a session may have ended when its bell rings */
     memset(all, 0, sizeof *all);
     fuzz_clock_start();
     fuzz_node_start(&all->node);
@@ -121,7 +122,7 @@ static void send_garbage(struct fuzz_session *session, struct fuzz_input *input)
     (void)fuzz_client_send(&session->client, bytes, taken, fds, fd_count);
 }
 
-/* Contents, layouts and words that operations look at; or a hole. */
+/* Changes contents, layouts or words that operations read, makes a hole, or cuts the file for a moment. */
 static void change_file(struct fuzz_sessions *all, struct fuzz_input *input)
 {
     struct fuzz_file *file = &all->files[fuzz_below(input, FUZZ_FILES)];
@@ -139,12 +140,12 @@ static void change_file(struct fuzz_sessions *all, struct fuzz_input *input)
     }
     fuzz_file_write(file, offset, numbers, (which % 8u + 1) * sizeof *numbers);
     if (which >= 192 && file->fd >= 0) {
-        /* Where no seal keeps it; one may keep it from growing again. */
+        /* A seal may forbid the cut. Another seal may forbid to grow the file again. */
         bool cut = ftruncate(file->fd, (off_t)(file->size / 2)) == 0;
         if (cut && ftruncate(file->fd, (off_t)file->size) != 0) {
             file->compares = false;
         }
-        fuzz_file_touch(file, 0, UINT64_MAX); /* its second half is zeros now, or as before */
+        fuzz_file_touch(file, 0, UINT64_MAX); /* its second half is now zeros, or unchanged */
     }
 }
 
@@ -189,7 +190,7 @@ void fuzz_act(struct fuzz_sessions *all, struct fuzz_input *input)
     }
 }
 
-/* Until a while after the last answer came. */
+/* Runs the node until no answer has come for SETTLE_QUIET_ROUNDS turns. */
 static void settle(struct fuzz_sessions *all)
 {
     unsigned quiet = 0;

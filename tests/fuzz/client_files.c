@@ -5,7 +5,7 @@
 
 #include "tests/fuzz/client_node.h"
 
-/* What clients offer as memory: mostly memfds of odd sizes, with holes, sealed this way or that. */
+/* Files that clients offer as memory: mostly memfds of odd sizes, with holes and with different seals. */
 
 void fuzz_files_new(struct fuzz_file files[FUZZ_FILES])
 {
@@ -56,7 +56,7 @@ void fuzz_file_make(struct fuzz_file *file, struct fuzz_input *input)
     file->compares = file->size <= FUZZ_FILE_BYTES;
     file->fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     fuzz_require(file->fd >= 0 && ftruncate(file->fd, (off_t)file->size) == 0);
-    if ((kind & 1) == 0) { /* else it is a hole */
+    if ((kind & 1) == 0) { /* otherwise the file is a hole */
         uint8_t pattern[64];
         memset(pattern, kind, sizeof pattern);
         fuzz_file_write(file, 0, pattern, sizeof pattern);
@@ -95,7 +95,7 @@ void fuzz_file_check(struct fuzz_file *file)
     }
     int seals = fcntl(file->fd, F_GET_SEALS);
     fuzz_require(seals >= 0);
-    if ((seals & F_SEAL_SEAL) == 0) { /* the kernel refuses it while a writable mapping is left anywhere */
+    if ((seals & F_SEAL_SEAL) == 0) { /* the kernel refuses this seal while any writable mapping exists */
         fuzz_require(fcntl(file->fd, F_ADD_SEALS, F_SEAL_WRITE) == 0);
     }
     if (file->compares) {

@@ -13,10 +13,11 @@
 #include "daemon/base/time.h"
 #include "proto/version.h"
 
-#define TURNS_MAX 200000 /* for what the input asks to end */
-#define RUNS_MAX 64      /* of exec in a turn: what waits for a client's word runs for ever */
+#define TURNS_MAX 200000 /* time that an input asks for must pass within this many steps */
+/* steps of exec in one turn; an operation that waits for a client's word would go on for ever */
+#define RUNS_MAX 64
 
-/* --- The clock, and who clients are: these two stand in for libc's --- */
+/* --- The clock and the users of clients: these two functions replace libc's --- */
 
 static bool clock_is_ours;
 static uint64_t clock_ns;
@@ -162,7 +163,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
         next_ns = time_min(next_ns, comms_next_deadline_ns(node->comms));
         next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
         next_ns = time_min(next_ns, p2p_next_deadline_ns(node->p2p));
-        /* What polls does so every few microseconds: coarser here, or there would be no end. */
+        /* Polling would look every few microseconds. This takes larger steps, or time would hardly move. */
         uint64_t least_ns = clock_ns + span_ns / 8 + 1;
         clock_ns = time_min(until_ns, next_ns > least_ns ? next_ns : least_ns);
         node_look(node);
@@ -173,7 +174,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
 void fuzz_node_stop(struct fuzz_node *node)
 {
     fuzz_node_turns(node, 3);
-    fuzz_node_advance(node, 20 * TIME_S); /* what is still told or forgotten after a while */
+    fuzz_node_advance(node, 20 * TIME_S); /* some things are told or forgotten only after a while */
     fuzz_require(comms_idle(node->comms));
     api_free(node->api);
     comms_free(node->comms);
@@ -200,7 +201,7 @@ void fuzz_client_connect(struct fuzz_client *client, struct fuzz_node *node, uin
     fuzz_require(client->fd >= 0);
     fuzz_require(connect(client->fd, (struct sockaddr *)&address, sizeof address) == 0);
     peer_uid = uid;
-    fuzz_node_turn(node); /* accepted while peer_uid is its own */
+    fuzz_node_turn(node); /* commd accepts it now, while peer_uid is this client's */
 }
 
 void fuzz_client_close(struct fuzz_client *client)
@@ -218,7 +219,7 @@ void fuzz_client_close(struct fuzz_client *client)
     }
 }
 
-/* Those before a wrong one are carried out, and answered. */
+/* Counts the submits of a packet. Those before a wrong one are carried out and answered. */
 static void client_count_submits(struct fuzz_client *client, const uint8_t *packet, size_t size)
 {
     struct submit_record record;
@@ -238,7 +239,7 @@ static void client_count_submits(struct fuzz_client *client, const uint8_t *pack
     }
 }
 
-/* What commd owes for a packet, if it is a request. */
+/* Counts the answers that commd owes for a packet, if it is a request. */
 static void client_count(struct fuzz_client *client, const uint8_t *packet, size_t size)
 {
     if (packet_is_record(packet, size)) {
@@ -322,7 +323,7 @@ void fuzz_client_hello(struct fuzz_client *client, bool rings)
     (void)fuzz_client_request(client, &request, -1);
 }
 
-/* Rings come with the reply to the Hello. */
+/* Takes the rings, which come with the reply to the Hello. */
 static void client_take_fds(struct fuzz_client *client, struct msghdr *message)
 {
     int fds[CLIENT_RING_FDS];

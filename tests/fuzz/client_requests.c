@@ -2,8 +2,7 @@
 #include "proto/version.h"
 #include "tests/fuzz/client_node.h"
 
-/* Requests whose fields come from the input: mostly such as a client sends, now and then none that it would.
- */
+/* Requests whose fields come from the input. Most are such as a real client sends; some are not. */
 
 #define LIST_MAX 300
 #define SIZES_MAX 8
@@ -34,7 +33,7 @@ static uint64_t take_timeout_ms(struct fuzz_input *input)
     return timeouts[fuzz_below(input, sizeof timeouts / sizeof *timeouts)];
 }
 
-/* A small number where one is usual. */
+/* Returns a number below `usual`, and now and then any number. */
 static uint32_t take_small(struct fuzz_input *input, uint32_t usual)
 {
     uint8_t byte = fuzz_u8(input);
@@ -50,7 +49,7 @@ static void take_range(struct fuzz_input *input, enum record_what what, struct r
     }
 }
 
-/* False: none. */
+/* Returns false if there is to be no fence. */
 static bool take_fence(struct fuzz_input *input, enum record_what what, struct record_entry *fence)
 {
     take_range(input, what, fence);
@@ -123,7 +122,7 @@ static void take_submit(struct fuzz_input *input, struct submit_record *submit)
 
 /* --- Sending --- */
 
-/* As it is, or with bytes changed, or cut. */
+/* Sends a packet as it is, with changed bytes, or cut. */
 static void send_packet(struct fuzz_session *session, struct fuzz_input *input, uint8_t *packet, size_t size,
                         int fd)
 {
@@ -239,7 +238,7 @@ static void send_submit(struct fuzz_session *session, struct fuzz_input *input)
     send_packet(session, input, (uint8_t *)&submit, submit_record_bytes(&submit), -1);
 }
 
-/* A few different ones, and the last of them again and again. */
+/* Sends up to four different submits in one packet, and sometimes repeats the last one many times. */
 static void send_list(struct fuzz_session *session, struct fuzz_input *input)
 {
     static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
@@ -269,7 +268,7 @@ static void send_event(struct fuzz_session *session, struct fuzz_input *input)
     if (take_fence(input, RECORD_ENDED, &word)) {
         add_entry(&event, &word);
     }
-    for (unsigned i = 0; i < fences.entry_count; i++) { /* at times with a second word to set */
+    for (unsigned i = 0; i < fences.entry_count; i++) { /* these may include a second word to set */
         add_entry(&event, &fences.entries[i]);
     }
     send_packet(session, input, (uint8_t *)&event, submit_record_bytes(&event), -1);
@@ -299,7 +298,7 @@ static void send_algorithms(struct fuzz_session *session, struct fuzz_input *inp
     send_request(session, input, request, -1);
 }
 
-/* Requests of few fields. */
+/* Sends requests that have few fields. */
 static void send_small(struct fuzz_session *session, struct fuzz_input *input,
                        Commd__Client__Request *request, uint32_t kind)
 {
@@ -330,7 +329,7 @@ static void send_small(struct fuzz_session *session, struct fuzz_input *input,
     send_request(session, input, request, -1);
 }
 
-/* What commctl asks: the message is empty, or has `after` as its first field. */
+/* Sends what commctl asks. The message is empty, or `after` is its first field. */
 static void send_query(struct fuzz_session *session, struct fuzz_input *input,
                        Commd__Client__Request *request)
 {

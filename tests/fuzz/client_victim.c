@@ -6,7 +6,7 @@
 #include "tests/fuzz/client_node.h"
 
 #define VICTIM_UID 1000
-#define VICTIM_BYTES 4096 /* input, output, and what nobody may touch */
+#define VICTIM_BYTES 4096 /* input, output, and bytes that nobody may touch */
 #define VICTIM_ELEMENTS 64
 #define VICTIM_TURNS 16
 
@@ -68,6 +68,7 @@ void fuzz_victim_end(struct fuzz_victim *victim, struct fuzz_node *node)
     fuzz_client_close(&victim->client);
     fuzz_node_turn(node);
     fuzz_require(munmap(victim->bytes, VICTIM_BYTES) == 0);
-    fuzz_require(fcntl(victim->fd, F_ADD_SEALS, F_SEAL_WRITE) == 0); /* nobody else has it mapped */
+    /* succeeds only if nobody else maps it */
+    fuzz_require(fcntl(victim->fd, F_ADD_SEALS, F_SEAL_WRITE) == 0);
     close(victim->fd);
 }

@@ -14,15 +14,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define GUARD 0x5a
 
 /*
- * A program calls the library while a daemon says to it whatever the input holds (hostile_daemon.h). Whatever
- * it is: every call returns, results have texts, nothing is written beyond the buffers, nothing is left.
+ * A program calls the library, while a daemon sends it whatever the input holds (hostile_daemon.h). What must
+ * hold: every call returns; results have texts; the library writes nothing beyond the buffers; nothing is
+ * left at the end.
  */
 struct program {
     comm_client_t *client;
     comm_t *comms[COMMS_MAX];
     comm_request_t *requests[REQUESTS_MAX];
     void *memories[MEMORIES_MAX];
-    int64_t send[2][ELEMENTS], receive[2][ELEMENTS]; /* used, and a guard behind it */
+    /* the first array of each is used, the second is a guard behind it */
+    int64_t send[2][ELEMENTS], receive[2][ELEMENTS];
 };
 
 static void note(comm_result_t result)
@@ -41,7 +43,7 @@ static void make_comm(struct program *program, struct fuzz_input *input, comm_t 
     }
 }
 
-/* Buffers are the program's own, or the library's memory. */
+/* Chooses a buffer: the program's own, or memory of the library. */
 static void *buffer(struct program *program, struct fuzz_input *input, int64_t *own)
 {
     void *memory = program->memories[fuzz_below(input, MEMORIES_MAX)];
@@ -135,7 +137,7 @@ static void wait_for(struct program *program, struct fuzz_input *input)
     }
 }
 
-/* Handles go before the communicator does: commclient.h asks for that. */
+/* Frees the handles before their communicator, as commclient.h requires. */
 static void destroy_comm(struct program *program, comm_t **comm)
 {
     for (int i = 0; i < REQUESTS_MAX; i++) {

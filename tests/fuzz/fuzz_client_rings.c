@@ -8,10 +8,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define ACTIONS_MAX 200
 
 /*
- * Clients of a real node have rings with it, and write to the memory that both share what the input holds:
- * heads, tails, who sleeps, lengths, packets; between requests, or while commd has yet to read them. Beside
- * them is one that behaves, with rings, too. Whatever it is: commd stays within bounds, the last one's
- * operation ends well with the right bytes, and in the end commd holds nothing.
+ * Clients of a real node have rings, and write whatever the input holds to the memory that they share with
+ * it: heads, tails, sleep flags, lengths, packets. They do so between requests, or before commd has read a
+ * request. Beside them is a correct client, which also has rings. What must hold: commd stays within bounds;
+ * the correct client's operation ends well with the right bytes; in the end commd holds nothing.
  */
 static void scribble(struct fuzz_sessions *all, struct fuzz_input *input)
 {
@@ -52,11 +52,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     fuzz_victim_end(&victim, &all.node);
     for (unsigned i = 0; i < FUZZ_FILES; i++) {
-        fuzz_file_touch(&all.files[i], 0, UINT64_MAX); /* perhaps by an operation that nobody counted */
+        /* an operation that nobody counted may have written there */
+        fuzz_file_touch(&all.files[i], 0, UINT64_MAX);
     }
     fuzz_sessions_end(&all);
     int lowest_after = dup(STDERR_FILENO);
     close(lowest_after);
-    fuzz_require(lowest == lowest_after); /* no descriptor is left open */
+    fuzz_require(lowest == lowest_after); /* holds only if no descriptor was left open */
     return 0;
 }

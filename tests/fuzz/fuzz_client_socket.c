@@ -7,9 +7,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define ACTIONS_MAX 200
 
 /*
- * Three clients of two users say and do what the input holds, on the socket of a real node, beside a fourth
- * one that behaves. Whatever it is: every request is answered once, the fourth one's operation ends well
- * with the right bytes, nothing is written but where an operation may, and in the end commd holds nothing.
+ * Three clients of two users send and do what the input holds, on the socket of a real node. Beside them is a
+ * correct fourth client. What must hold: every request is answered once; the fourth client's operation ends
+ * well with the right bytes; commd writes only where an operation may; in the end commd holds nothing.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -27,6 +27,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_sessions_end(&all);
     int lowest_after = dup(STDERR_FILENO);
     close(lowest_after);
-    fuzz_require(lowest == lowest_after); /* no descriptor is left open */
+    fuzz_require(lowest == lowest_after); /* holds only if no descriptor was left open */
     return 0;
 }

@@ -10,8 +10,8 @@ const char *__lsan_default_suppressions(void);
 
 #define OPTION_MAX_BYTES 256
 
-/* libconfig (to 1.7 at least) leaks what its scanner has of a text in quotes, or of an @include, when a file
- * ends within it. */
+/* Not a fault of this project: libconfig (1.7 at least) leaks memory of its scanner when a file ends
+ * within a quoted text or an @include. */
 const char *__lsan_default_suppressions(void)
 {
     return "leak:libconfig_yylex\nleak:strbuf_append";
@@ -23,7 +23,7 @@ static void on_setting(void *context, const char *key, const char *value, const 
     *bytes += strlen(key) + strlen(value) + strlen(source);
 }
 
-/* What was accepted can be shown, compared and used. */
+/* Checks that accepted settings can be shown, compared and used. */
 static void use(struct conf *conf, const struct conf_options *options)
 {
     size_t bytes = 0;
@@ -38,14 +38,14 @@ static void use(struct conf *conf, const struct conf_options *options)
         fuzz_require(strcmp(conf->nodes[i].name, conf->node_name) != 0);
     }
     (void)!coll_overrides_parse(conf->algorithms, &overrides, NULL);
-    fuzz_require(conf_load(options, &again, NULL) == STATUS_OK); /* the same again */
+    fuzz_require(conf_load(options, &again, NULL) == STATUS_OK); /* loading again must give the same */
     fuzz_require(!conf_needs_restart(conf, again, &key));
     conf_free(again);
 }
 
 /*
- * The first byte: whether standalone, and how many lines of the rest are options of the command line; what
- * follows is the file. It is refused with a text, or all of it makes sense.
+ * The first byte says whether commd is standalone, and how many of the following lines are options of the
+ * command line. The rest is the file. It must be refused with a text, or all of it must be usable.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -77,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_require(ftruncate(fd, 0) == 0);
     fuzz_require(pwrite(fd, at, (size_t)(end - at), 0) == end - at);
     if ((data[0] & 8) != 0) {
-        conf_options.path = NULL; /* without a file */
+        conf_options.path = NULL; /* there is no file */
         conf_options.standalone = true;
     }
     struct conf *conf = NULL;

@@ -14,7 +14,8 @@ static void require(int truth)
     }
 }
 
-/* What is accepted is in range and encodes to the same bytes again; what is refused names its field. */
+/* An accepted header must be in range, and must encode to the same bytes again. A refusal must name the
+ * field. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size != DATA_HEADER_BYTES) {
@@ -33,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(op_terms_difference(&header.terms, &header.terms) == NULL);
     char text[OP_TERMS_TEXT_MAX_BYTES];
     op_terms_describe(&header.terms, text, sizeof text);
-    require(strlen(text) < sizeof text - 1); /* nothing was cut */
+    require(strlen(text) < sizeof text - 1); /* the text was not cut */
     require(header.payload_bytes <= DATA_PAYLOAD_MAX_BYTES);
     uint8_t again[DATA_HEADER_BYTES];
     data_header_encode(&header, again);

@@ -9,36 +9,37 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
- * A node that has the cluster's certificate sends anything on streams of data and of messages, while ranks of
- * the node under test call operations and messages. The input is a list of actions, each a byte and its
- * arguments; what is missing at the end is 0. Headers are those that the node itself sent, or would expect,
- * with one field changed: random bytes alone would never get past them.
+ * A node with the cluster's certificate sends anything on streams of data and of messages. Meanwhile ranks of
+ * the node under test call operations and messages. The input is a list of actions. Each is a byte, followed
+ * by its arguments; bytes missing at the end count as 0. Headers are like those that the node itself sent, or
+ * would expect, with one field changed. Random bytes alone would never pass the first checks.
  *
- * Nothing may be written outside the buffers of an operation, nor to those of one that is over.
+ * commd must write only inside the buffers of an operation, and nothing to those of an operation that is
+ * over.
  */
 #define STREAMS 16
 #define CALLS 12
 #define COUNT_MAX 1500
-#define SLICE_BYTES 256 /* so that small operations have slices for every lane */
+#define SLICE_BYTES 256 /* small, so that small operations have slices for every lane */
 #define ACTIONS_MAX 200
 
 enum action {
-    ACTION_OPEN,        /* kind */
-    ACTION_DATA_HEADER, /* stream, which of those heard, field, change */
+    ACTION_OPEN,        /* arguments: kind */
+    ACTION_DATA_HEADER, /* stream, which of the headers heard, field, change */
     ACTION_MESSAGE,     /* stream, kind, id, field, change, payload size (2) */
-    ACTION_PAYLOAD,     /* stream, size (2): bytes that count up */
-    ACTION_REST,        /* stream: the payload that its last header promised, but for so many bytes */
-    ACTION_RAW,         /* stream, size, bytes */
-    ACTION_FINISH,      /* stream */
-    ACTION_RESET,       /* stream */
-    ACTION_SUBMIT,      /* kind, count (2), root, dtype and compression */
-    ACTION_POST,        /* sends, count (2), tag */
-    ACTION_CANCEL,      /* seq */
-    ACTION_TIME,        /* turns */
-    ACTION_LONG_TIME,   /* seconds */
+    ACTION_PAYLOAD,     /* stream, size (2): sends bytes that count up */
+    ACTION_REST, /* stream, bytes to leave out: sends the rest of the payload that its last header promised */
+    ACTION_RAW,  /* stream, size, bytes */
+    ACTION_FINISH,    /* stream */
+    ACTION_RESET,     /* stream */
+    ACTION_SUBMIT,    /* kind, count (2), root, dtype and compression */
+    ACTION_POST,      /* sends, count (2), tag */
+    ACTION_CANCEL,    /* seq of the operation */
+    ACTION_TIME,      /* turns */
+    ACTION_LONG_TIME, /* seconds */
     ACTION_CONNECT,
     ACTION_LEAVE,
-    ACTION_ANSWER, /* stream: the next header heard, and its whole payload */
+    ACTION_ANSWER, /* stream: sends the next header heard, with its whole payload */
     ACTION_COUNT
 };
 
@@ -46,7 +47,7 @@ struct call {
     bool is_message;
     struct hostile_buffer in[HOSTILE_LOCAL_RANKS], out[HOSTILE_LOCAL_RANKS];
     struct hostile_outcome outcome;
-    bool is_over; /* and `kept` is what was in its buffers then */
+    bool is_over; /* the call has ended; `kept` has what was in its buffers then */
     unsigned char *kept[HOSTILE_LOCAL_RANKS];
 };
 
@@ -55,8 +56,8 @@ struct run {
     const uint8_t *data;
     size_t size, at;
     struct net_stream *streams[STREAMS];
-    uint64_t promised[STREAMS]; /* bytes of payload behind the last header */
-    uint32_t answered;          /* headers heard that were answered */
+    uint64_t promised[STREAMS]; /* bytes of payload still to come after the last header */
+    uint32_t answered;          /* how many of the headers heard were answered */
     struct call calls[CALLS];
     uint32_t call_count;
 };
@@ -79,7 +80,7 @@ static uint32_t next_number(struct run *run)
     return low | (uint32_t)next_byte(run) << 8;
 }
 
-/* Small changes, and those at the ends of the range. */
+/* Changes a number a little, or to an end of its range. */
 static uint64_t changed(uint64_t value, uint8_t how)
 {
     static const uint64_t special[] = {0, 1, UINT64_MAX, UINT32_MAX, 1ull << 31, 1ull << 63, 1ull << 30, 255};
@@ -116,7 +117,8 @@ static void check(struct run *run)
 
 /* --- Streams --- */
 
-/* The stream of the next argument, opened if it is not; null while there is no connection. */
+/* Returns the stream of the next argument, and opens it if it is not open. Returns null if there is no
+ * connection. */
 static struct net_stream **next_stream(struct run *run, enum net_stream_kind kind, uint32_t *slot)
 {
     *slot = next_byte(run) % STREAMS;
@@ -138,7 +140,8 @@ static void say_payload(struct run *run, uint32_t slot, uint64_t size)
     run->promised[slot] -= size < run->promised[slot] ? size : run->promised[slot];
 }
 
-/* As the node's own, or as its first operation's first would be. */
+/* Returns a header that the node sent. If it sent none, returns what its first operation's first header
+ * would be. */
 static struct data_header heard(const struct run *run, uint32_t which)
 {
     if (run->hostile.data_count > 0) {
@@ -188,10 +191,10 @@ static void change_data_header(struct data_header *header, uint8_t field, uint8_
         header->payload_bytes = 0;
         break;
     case 12:
-        header->slice += 8u * (how % 4u); /* the same lane */
+        header->slice += 8u * (how % 4u); /* another slice of the same lane */
         break;
     default:
-        break; /* as it is */
+        break; /* no change */
     }
 }
 

@@ -14,7 +14,8 @@ static void require(int truth)
     }
 }
 
-/* What a stream is cut into: a hash over every message's length and bytes, and how it ended. */
+/* What the decoder makes of a stream: a hash over each message's length and bytes, and how the stream
+ * ended. */
 struct outcome {
     uint64_t messages_hash;
     size_t message_count;
@@ -23,7 +24,8 @@ struct outcome {
 
 static void feed(struct frame_decoder *decoder, const uint8_t *bytes, size_t size, struct outcome *outcome)
 {
-    uint8_t *piece = malloc(size > 0 ? size : 1); /* of its own, so that the sanitizers see its ends */
+    /* a block of its own, so that the sanitizers notice reads beyond its ends */
+    uint8_t *piece = malloc(size > 0 ? size : 1);
     require(piece != NULL);
     memcpy(piece, bytes, size);
     const uint8_t *at = piece;
@@ -48,8 +50,8 @@ static void feed(struct frame_decoder *decoder, const uint8_t *bytes, size_t siz
 }
 
 /*
- * The first byte chooses the size of the pieces that the rest arrives in. However it is cut, the same
- * messages come out, and the stream ends the same way.
+ * The first byte chooses the size of the pieces in which the rest arrives. Whatever the pieces, the same
+ * messages must come out, and the stream must end the same way.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

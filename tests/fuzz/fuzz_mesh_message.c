@@ -16,13 +16,15 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
- * A node that has the cluster's certificate says anything to another one, which has a communicator that is
- * being formed and one of its own. The first byte's lowest bit: 0, what follows are the bytes of its control
- * stream, greeting included; 1, messages, each of a length (u16, little-endian) and the packed message, sent
- * after a proper greeting. In those, a nonce, id or revision of 1 to 3 stands for what the node under test
- * announced last: nonce 1, comm_id 2, revision 3; and a uid of 0 is that of its client. With the next bit of
- * the first byte, the communicator was formed before. A length of 0 is followed by one byte: what a rank of
- * the node under test does meanwhile, or that time passes.
+ * A node with the cluster's certificate sends anything to another node. That node has a communicator that is
+ * being formed with the first one, and one of its own.
+ *
+ * Bit 0 of the first byte is 0: the rest are the bytes of the control stream, greeting included. Bit 0 is 1:
+ * after a correct greeting come messages, each a length (u16, little-endian) and the packed message. In these
+ * messages, a nonce, id or revision of 1 to 3 is replaced by what the node under test announced last: 1 by
+ * its nonce, 2 by its comm_id, 3 by its revision. A uid of 0 is replaced by that of the node's client. If bit
+ * 1 of the first byte is set as well, the communicator is formed first. After a length of 0 comes one byte.
+ * It says what a rank of the node under test does, or that time passes.
  */
 #define CLIENT_UID 1000
 #define MESSAGES_MAX 64
@@ -36,12 +38,12 @@ struct target {
     struct exec *exec;
     struct p2p *p2p;
     struct comms *comms;
-    struct net_stream *stream; /* the liar's */
+    struct net_stream *stream; /* the control stream of the lying node */
     struct frame_decoder decoder;
     struct comms_member *members[3];
     uint64_t now_ns;
     uint64_t nonce, comm_id, revision;
-    struct memory *memory; /* that ranks send */
+    struct memory *memory; /* the memory from which ranks send */
     unsigned ups, downs;
 };
 
@@ -102,7 +104,7 @@ static void liar_failed(void *context, uint32_t peer, const struct error *cause,
     (void)now_ns;
 }
 
-/* Whatever the node says must be well-formed; what it announces is kept. */
+/* Checks that whatever the node sends is well-formed. Keeps what it announces. */
 static size_t liar_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
                            bool end, uint64_t now_ns)
 {
@@ -185,7 +187,8 @@ static void start(struct target *target)
     mesh_options_default(&options);
     options.node_name = "a";
     options.instance = 1;
-    options.reconnect_min_ns = options.reconnect_max_ns = 100 * TIME_S; /* one connection */
+    /* long, so that there is only one connection */
+    options.reconnect_min_ns = options.reconnect_max_ns = 100 * TIME_S;
     require(mesh_new(target->net, &options, &target->mesh, NULL) == STATUS_OK);
     require(exec_new(target->net, on_wake, NULL, &target->exec, NULL) == STATUS_OK);
     require(p2p_new(target->net, on_wake, NULL, &target->p2p, NULL) == STATUS_OK);
@@ -215,7 +218,8 @@ static void stop(struct target *target)
         if (target->members[i] != NULL) {
             status = comms_submit(target->members[i], &barrier, target->now_ns, NULL);
         }
-        require(i < 2 || status == STATUS_OK); /* what is this node's own, nobody else can hurt */
+        /* nobody else may harm the communicator that is on this node alone */
+        require(i < 2 || status == STATUS_OK);
     }
     run(target, 5 * TIME_S);
     require(comms_idle(target->comms));
@@ -269,7 +273,8 @@ static void greet(struct target *target)
     say_message(target, &message);
 }
 
-/* As a correct node would: its ranks are 1 and 3, and it promises what the other promised. */
+/* Forms the communicator as a correct node would. The liar's ranks are 1 and 3, and it promises what the
+ * other node promised. */
 static void form(struct target *target)
 {
     uint32_t ranks[] = {1, 3};
@@ -299,7 +304,7 @@ static void form(struct target *target)
 
 enum act { ACT_BARRIER, ACT_SEND, ACT_LEAVE, ACT_TIME, ACT_COUNT };
 
-/* What one of the ranks of the shared communicator does; or time passes. */
+/* Lets one of the ranks of the shared communicator act, or lets time pass. */
 static void act(struct target *target, uint8_t byte)
 {
     enum act what = (enum act)(byte % ACT_COUNT);
@@ -321,7 +326,7 @@ static void act(struct target *target, uint8_t byte)
         target->members[which] = NULL;
     } else if (what != ACT_LEAVE && target->members[which] != NULL) {
         enum status status = comms_submit(target->members[which], &op, target->now_ns, NULL);
-        (void)status; /* not formed yet, or failed */
+        (void)status; /* it may fail: the communicator may not be formed yet, or may have failed */
     }
     run(target, TIME_MS);
 }

@@ -12,9 +12,9 @@
 #include "tests/lib/test_pki.h"
 
 /*
- * Files of certificates: as `commctl pki` reads them (certificates, requests, revocation lists, keys, its
- * record of serial numbers), and as commd loads them. The first byte says which file it is, and whether the
- * rest stands in it as it is or is DER that is put into PEM first.
+ * Files of certificates. `commctl pki` reads certificates, requests, revocation lists, keys, and its record
+ * of serial numbers. commd loads some of these, too. The first byte chooses the kind of file. It also says
+ * whether the rest is the file as it is, or DER that is first put into PEM.
  */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -29,7 +29,7 @@ static char file_path[32];
 static FILE *nowhere;
 static struct quic_options usual;
 
-/* commctl's, which is in the file of its main. */
+/* replaces the function of commctl, which is in the file with its main */
 void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object))
 {
     if (text != NULL && !commctl->json) {
@@ -68,7 +68,7 @@ static void start(void)
     snprintf(file_path, sizeof file_path, "/proc/self/fd/%d", file);
 }
 
-/* PEM around DER. Returns its size; the caller frees it. */
+/* Puts DER into PEM. Returns its size; the caller frees it. */
 static size_t put_into_pem(enum kind kind, const uint8_t *der, size_t size, char **out)
 {
     static const char *const labels[KIND_COUNT] = {PEM_STRING_X509, PEM_STRING_X509_REQ, PEM_STRING_X509_CRL,
@@ -89,7 +89,7 @@ static void write_file(const char *bytes, size_t size)
     fuzz_require(ftruncate(file, 0) == 0 && pwrite(file, bytes, size, 0) == (ssize_t)size);
 }
 
-/* A record that is understood is written as it was, but for comments and empty lines. */
+/* Checks that the entries of a record that parses are valid. */
 static void check_record(const char *bytes, size_t size)
 {
     struct pki_record record;
@@ -129,7 +129,7 @@ static void check_request(const char *bytes, size_t size)
     X509_REQ_free(request);
 }
 
-/* commd's own: with the file in the place of one of its own. */
+/* Lets commd load its own files, with this file in place of one of them. */
 static void load(enum kind kind)
 {
     struct quic_options options = usual;
@@ -145,7 +145,8 @@ static void load(enum kind kind)
     case KIND_KEY:
         options.key_path = file_path;
         break;
-    case KIND_REQUEST: /* an authority has the form of a certificate, and a request has not */
+    /* the form of an authority's file is that of a certificate; a request has another form */
+    case KIND_REQUEST:
     case KIND_RECORD:
     case KIND_COUNT:
         options.authority_path = file_path;
@@ -183,8 +184,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         write_file(bytes, used);
         FILE *output = stdout;
         FILE *errors = stderr;
-        stdout =
-            nowhere; /* what commctl says of the file is not of interest here; the replay's own lines are */
+        /* the output of commctl is not checked; the replay needs the real stdout for its own lines */
+        stdout = nowhere;
         stderr = nowhere;
         (void)pki_show(&pki);
         stdout = output;
@@ -193,7 +194,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_request(bytes, used);
         EVP_PKEY_free(pki_parse_key(bytes, used));
         load(kind);
-        fuzz_require(ERR_peek_error() == 0); /* nothing is left for whoever comes next */
+        fuzz_require(ERR_peek_error() == 0); /* no error is left for later calls of OpenSSL */
     }
     free(bytes);
     return 0;

@@ -1,14 +1,14 @@
-#define OPENSSL_SUPPRESS_DEPRECATED /* a random generator of our own */
+#define OPENSSL_SUPPRESS_DEPRECATED /* this file replaces OpenSSL's random generator */
 
 #include <openssl/rand.h>
 
 #include "tests/fuzz/quic_world.h"
 
 /*
- * Datagrams to a real endpoint, b, from a peer with a certificate, a, and from strangers without. Their
- * handshakes and packets are real; the input says which are delivered, dropped, doubled, changed or kept for
- * later, what strangers send, and how time passes. Afterwards b holds no slot of a handshake, and a third
- * node, c, connects to it.
+ * Datagrams to a real endpoint, b: from a peer with a certificate, a, and from strangers without one. Their
+ * handshakes and packets are real. The input says which datagrams are delivered, dropped, doubled, changed or
+ * kept for later, what strangers send, and how time passes. Afterwards b must hold no slot of a handshake,
+ * and a third node, c, must be able to connect to it.
  */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define SETTLE_NS (120 * TIME_S)
 #define CONNECT_STEPS_MAX 200u
 
-/* --- What arrives --- */
+/* --- Delivery --- */
 
 static void arrive(const struct flight *flight)
 {
@@ -31,7 +31,8 @@ static void arrive(const struct flight *flight)
     advance(0);
 }
 
-/* The first datagram under way, out of it; null when there is none. Valid until the next. */
+/* Takes the first datagram that is under way. Returns null if there is none. The result is valid until the
+ * next call. */
 static struct flight *take_flight(void)
 {
     static struct flight taken;
@@ -56,13 +57,13 @@ static void deliver_all(unsigned most)
     }
 }
 
-/* Somebody else's address: few networks, so that shares fill up. */
+/* Returns an address of a stranger. There are few networks, so that the shares of networks fill up. */
 static struct quic_address stranger_address(uint8_t which)
 {
     char text[32];
     struct quic_address address;
     struct error error;
-    if (which == 255) { /* the peer's, forged */
+    if (which == 255) { /* the address of the peer, forged */
         return world.nodes[NODE_A].address;
     }
     snprintf(text, sizeof text, "192.0.2.%u:%u", which % 8u, 1000u + which);
@@ -78,8 +79,8 @@ static void send_garbage(struct fuzz_input *input)
     arrive(&flight);
 }
 
-/* An Initial packet that b decrypts, with frames of the input: bit 0 of its flags: with the last Retry's
- * token; 1: the bytes stand in one CRYPTO frame. */
+/* Sends an Initial packet that b can decrypt, with frames from the input. Bit 0 of its flags: use the
+ * token of the last Retry. Bit 1: put the bytes into one CRYPTO frame. */
 static void send_initial(struct fuzz_input *input)
 {
     struct flight flight = {.from = stranger_address(fuzz_u8(input)), .to = world.nodes[NODE_B].address};
@@ -117,7 +118,7 @@ static void use_stream(struct fuzz_input *input)
     struct error error;
     uint8_t what = fuzz_u8(input);
     if (*stream == NULL) {
-        /* One kind more than there are, as a newer peer might have. */
+        /* The kinds include one that does not exist, as a newer peer may send. */
         if (net_stream_open(node->net, 0, (enum net_stream_kind)(what % (NET_STREAM_KIND_COUNT + 1)), stream,
                             &error) != STATUS_OK) {
             *stream = NULL;
@@ -127,7 +128,7 @@ static void use_stream(struct fuzz_input *input)
         *stream = NULL;
     } else {
         enum status status = net_stream_send(*stream, content, what % 65u, content, 256u * what, NULL, NULL);
-        (void)status; /* it may be full, or its connection lost */
+        (void)status; /* it may fail: the stream may be full, or the connection lost */
     }
     advance(0);
 }
@@ -201,9 +202,9 @@ static void step(struct fuzz_input *input)
         deliver_all(1u + fuzz_u8(input));
         break;
     case 2:
-        (void)take_flight(); /* lost */
+        (void)take_flight(); /* drops it */
         break;
-    case 3: /* twice */
+    case 3: /* delivers it twice */
         if ((flight = take_flight()) != NULL) {
             struct flight copy = *flight;
             arrive(&copy);
@@ -214,14 +215,14 @@ static void step(struct fuzz_input *input)
     case 5:
         change_flight(input);
         break;
-    case 6: /* the last becomes the first */
+    case 6: /* puts the first datagram behind the last one */
         if ((flight = take_flight()) != NULL) {
             struct flight copy = *flight;
             launch(&copy.from, &copy.to, copy.bytes, copy.size);
         }
         break;
     case 7:
-        advance(UINT64_C(1000) << fuzz_below(input, 26)); /* 1 µs to 33 s */
+        advance(UINT64_C(1000) << fuzz_below(input, 26)); /* from 1 µs to 33 s */
         break;
     case 8:
         send_garbage(input);
@@ -306,7 +307,8 @@ static void start(void)
     node_knows(NODE_B, "a", "10.0.0.1:1");
 }
 
-/* Everything that strangers began is over, and c, of whom b has not heard before, gets in. */
+/* Checks that everything that strangers began is over, and that c, which b did not know before, can
+ * connect. */
 static void check_others_get_in(void)
 {
     unblock(&world.nodes[NODE_A]);
@@ -349,7 +351,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if ((mode & 1u) != 0) {
         node_connect((mode >> 1) & 1u);
     }
-    if ((mode & 4u) != 0) { /* what follows is of a connection that is up */
+    if ((mode & 4u) != 0) { /* the steps below then meet a connection that is up */
         deliver_all(FLIGHT_MAX);
     }
     for (unsigned i = 0; i < STEPS_MAX && !fuzz_ended(&world.input); i++) {

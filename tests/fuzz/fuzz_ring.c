@@ -17,8 +17,9 @@ static void require(int truth)
 }
 
 /*
- * The input is what a hostile process makes of the shared memory: heads and tails, then the data. Whatever it
- * is, a side takes packets within bounds, or says that the ring is broken, and comes to an end.
+ * The input is what a hostile process writes to the shared memory: this side's own position, the tail, the
+ * head, a packet size, then the data. Whatever it is, a side must take packets within bounds, or say that the
+ * ring is broken, and must come to an end.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -31,7 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(memory, 0, ring_shared_bytes(CAPACITY));
     memcpy(numbers, data, header);
     ring_attach(&ring, memory, CAPACITY);
-    ring.own = numbers[0] & ~7u; /* wherever it has come to */
+    ring.own = numbers[0] & ~7u; /* any position that a side can have */
     atomic_store(&ring.shared->tail, numbers[1]);
     atomic_store(&ring.shared->head, numbers[2]);
     memcpy(ring.data, data + header, size - header < CAPACITY ? size - header : CAPACITY);

@@ -12,16 +12,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define RECORD_BYTES 4
 #define RUNS_EACH 8
 #define SCRATCH_ELEMENTS 4
-#define ROOT_COPIES_SENDS 8 /* in the place of the root, in kinds that have none */
+#define ROOT_COPIES_SENDS 8 /* a bit of the root field, in kinds that have no root */
 
-/* What the last byte of a record says. */
+/* The bits of a record's last byte. */
 enum record_flag {
     FLAG_REDUCE = 1,
     FLAG_NO_SEND = 2,
     FLAG_NO_RECEIVE = 4,
     FLAG_OTHER_OFFSET = 8,
     FLAG_OTHER_ACTION = 16,
-    FLAG_BEFORE = 32, /* of a reduction; otherwise a prefix */
+    FLAG_BEFORE = 32, /* with FLAG_REDUCE: COLL_REDUCE_BEFORE; without it: COLL_PREFIX */
     FLAG_FROM_SCRATCH = 64,
     FLAG_TO_SCRATCH = 128
 };
@@ -35,9 +35,9 @@ static enum coll_action record_action(uint8_t flags)
 }
 
 /*
- * One message: from and to, both rounds, offset and count, flags; four bits each but for the last. A side
- * that is no node of the call has no rounds to list it in. An all_to_all's goes from the input to where it
- * belongs, if it is to go straight.
+ * Adds one message. Its record has from and to, both rounds, offset and count, four bits each, and a byte of
+ * flags. If one side is no node of the call, that side is left out. In an all_to_all, the message goes from
+ * the input to its right place, unless the flags name scratch.
  */
 static void add_record(struct script *script, const struct coll_call *call, const uint8_t *record)
 {
@@ -74,7 +74,7 @@ static void require(bool truth)
     }
 }
 
-/* The call of a header. Blocks are as even as they come, those of an all_to_all equal. */
+/* Reads the call from the header. Blocks are as even as possible; those of an all_to_all are equal. */
 static bool read_call(const uint8_t *data, struct coll_call *call, uint64_t *offsets)
 {
     *call = (struct coll_call){.node_count = 1 + (data[0] & 15) % SCRIPT_NODES_MAX};
@@ -97,9 +97,9 @@ static bool read_call(const uint8_t *data, struct coll_call *call, uint64_t *off
 }
 
 /*
- * The input is a schedule: byte 0 the kind and the number of nodes, byte 1 the root and the number of
- * elements, then messages. Whatever it is, coll_check answers; what it accepts comes to the right end in
- * every order tried.
+ * The input is a schedule. Byte 0 has the kind and the number of nodes, byte 1 the root and the number of
+ * elements; then come messages. coll_check must answer whatever the schedule is. A schedule that it accepts
+ * must end right in every order that is tried.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -23,13 +23,13 @@
 #define PENDING_MAX 64
 #define FILES_MAX 32
 #define PASSED_MAX (CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS + 1)
-#define ANSWERS_MAX 4096 /* of one input */
+#define ANSWERS_MAX 4096 /* most answers for one input */
 
-/* What the client waits for. */
+/* A request or an operation for which the client waits. */
 struct pending {
     Commd__Client__Request__BodyCase kind; /* NOT_SET: an operation */
     uint64_t id;
-    struct submit_record record; /* of an operation */
+    struct submit_record record; /* if it is an operation */
 };
 
 static struct hostile {
@@ -38,16 +38,17 @@ static struct hostile {
     char path[64];
     int listen_fd, fd;
     struct fake_rings *rings;
-    bool rings_taken;       /* the client has their descriptors */
-    bool scribbled;         /* what comes by the rings may be anything, too */
-    int passed[PASSED_MAX]; /* with the next packet; ours */
+    bool rings_taken; /* the client has their descriptors */
+    /* the input has written into the rings, so whatever comes through them may be wrong, too */
+    bool scribbled;
+    int passed[PASSED_MAX]; /* descriptors for the next packet; they still belong to the daemon */
     unsigned passed_count;
-    int page_fd, ended_fd; /* of the heartbeat; -1: there is none */
+    int page_fd, ended_fd; /* the heartbeat's descriptors; -1: there is none */
     uint64_t now_ns;
     unsigned answers;
     struct pending pending[PENDING_MAX];
     unsigned pending_count;
-    int files[FILES_MAX]; /* of memories, by number */
+    int files[FILES_MAX]; /* the client's memories, by number */
 } hostile;
 
 int clock_gettime(clockid_t clock, struct timespec *time)
@@ -61,7 +62,7 @@ int clock_gettime(clockid_t clock, struct timespec *time)
     return (int)syscall(SYS_clock_gettime, clock, time);
 }
 
-/* --- What comes --- */
+/* --- What the client sends --- */
 
 static struct pending *pending_new(Commd__Client__Request__BodyCase kind)
 {
@@ -72,7 +73,7 @@ static struct pending *pending_new(Commd__Client__Request__BodyCase kind)
     return pending;
 }
 
-/* The library says nothing wrong, whatever it heard. */
+/* Checks that the library sends nothing wrong, whatever it was told. */
 static void note_submissions(const uint8_t *packet, size_t size)
 {
     struct submit_record record;
@@ -154,7 +155,7 @@ static void take_requests(void)
     }
 }
 
-/* --- What is said --- */
+/* --- What the daemon sends --- */
 
 static void say_bytes(const uint8_t *bytes, size_t size, bool by_socket)
 {
@@ -187,7 +188,7 @@ static void say_bytes(const uint8_t *bytes, size_t size, bool by_socket)
     (void)!sendmsg(hostile.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* As it is, or with bytes changed. */
+/* Sends a packet as it is, or with changed bytes. */
 static void say_packet(uint8_t *packet, size_t size, bool mutated)
 {
     for (unsigned i = 0; mutated && size > 0 && i < 3; i++) {
@@ -228,7 +229,7 @@ static void say_error(uint64_t id)
     say_reply(&reply, false);
 }
 
-/* What an operation, or a split, finds in its output. */
+/* Writes bytes of the input to the output of an operation or of a split. */
 static void write_output(const struct pending *pending)
 {
     size_t taken;
@@ -281,7 +282,7 @@ static void make_heart(uint8_t how)
     }
 }
 
-/* Rings and heartbeat, mostly with the descriptors that belong to them, in their order. */
+/* Offers rings and a heartbeat, mostly with the right descriptors in the right order. */
 static void offer(Commd__Client__HelloReply *hello, char *features[2], uint8_t how)
 {
     hello->features = features;
@@ -305,7 +306,7 @@ static void offer(Commd__Client__HelloReply *hello, char *features[2], uint8_t h
         hostile.passed[place] = *other;
         *other = first;
     }
-    if ((how & 48) == 48) { /* one more, or less */
+    if ((how & 48) == 48) { /* one descriptor more, or one less */
         hostile.passed[hostile.passed_count] = hostile.listen_fd;
         hostile.passed_count += (how & 64) != 0 || hostile.passed_count == 0 ? 1u : -1u;
     }
@@ -385,7 +386,7 @@ static void answer(const struct pending *pending, bool wrong, bool mutated)
     }
 }
 
-/* One of what the client waits for, by default the oldest. */
+/* Takes one of the requests for which the client waits, by default the oldest. */
 static struct pending next_pending(uint8_t what)
 {
     struct pending none = {.kind = COMMD__CLIENT__REQUEST__BODY_STATUS, .id = fuzz_u8(hostile.input)};
@@ -407,12 +408,12 @@ static void hang_up(void)
         hostile.fd = -1;
     }
     if (hostile.listen_fd >= 0) {
-        close(hostile.listen_fd); /* nor does it come again */
+        close(hostile.listen_fd); /* the client cannot connect again */
         hostile.listen_fd = -1;
     }
 }
 
-/* Heads, tails, who sleeps; lengths and packets; of either ring. */
+/* Writes into either ring: heads, tails, sleep flags, lengths, packets. */
 static void spoil_rings(void)
 {
     if (!hostile.rings_taken) {
@@ -467,7 +468,7 @@ static void act(void)
     case 14:
         hostile.now_ns += (uint64_t)fuzz_u8(hostile.input) * 1000000000u;
         if (hostile.page_fd >= 0 && what < 128) {
-            (void)!pwrite(hostile.page_fd, &hostile.now_ns, sizeof hostile.now_ns, 0); /* it beats */
+            (void)!pwrite(hostile.page_fd, &hostile.now_ns, sizeof hostile.now_ns, 0); /* the heart beats */
         }
         return;
     case 15:
@@ -476,13 +477,13 @@ static void act(void)
         } else {
             pending = next_pending(what);
             answer(&pending, false, false);
-            answer(&pending, false, false); /* once more */
+            answer(&pending, false, false); /* answers a second time */
         }
         return;
     }
 }
 
-/* In place of libc's: the library waits here. */
+/* Replaces libc's poll(), in which the library waits. */
 int poll(struct pollfd *fds, nfds_t count, int timeout_ms)
 {
     struct timespec none = {0};
@@ -496,7 +497,7 @@ int poll(struct pollfd *fds, nfds_t count, int timeout_ms)
     return (int)syscall(SYS_ppoll, fds, count, timeout_ms >= 0 ? &limit : NULL, NULL, 0);
 }
 
-/* --- Its life --- */
+/* --- Start and stop --- */
 
 static void make_path(void)
 {

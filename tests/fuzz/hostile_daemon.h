@@ -4,9 +4,9 @@
 #include "tests/fuzz/input.h"
 
 /*
- * commd's side of one client in the client's own thread: poll(), by which the library waits, is replaced by
- * one that lets the daemon read what has come and answer as the input says: rightly, wrongly, with anything,
- * or not at all. At the input's end the daemon closes the connection. Time goes on with each look at the
+ * commd's side of one client, in the client's own thread. The library waits in poll(). This file replaces
+ * poll(): the daemon reads what has come, and answers as the input says: correctly, wrongly, with anything,
+ * or not at all. At the end of the input the daemon closes the connection. Time moves with each look at the
  * clock and with each wait, so every wait of the library ends.
  */
 void hostile_daemon_start(struct fuzz_input *input);

@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a fuzz target decodes from its bytes. At their end everything is 0. */
+/* The bytes from which a fuzz target decodes its values. After their end everything is 0. */
 struct fuzz_input {
     const uint8_t *bytes;
     size_t size;
     size_t at;
 };
 
-/* What must hold; else the input is a finding. */
+/* Checks what must hold. If it does not, the input is a finding. */
 #define fuzz_require(truth) fuzz_require_at((truth), #truth, __FILE__, __LINE__)
 
 static inline void fuzz_require_at(bool truth, const char *what, const char *file, int line)
@@ -36,13 +36,13 @@ static inline uint8_t fuzz_u8(struct fuzz_input *input)
     return input->at < input->size ? input->bytes[input->at++] : 0;
 }
 
-/* 0 to count - 1. */
+/* Returns a number from 0 to count - 1. */
 static inline uint32_t fuzz_below(struct fuzz_input *input, uint32_t count)
 {
     return fuzz_u8(input) % count;
 }
 
-/* At most `size` bytes, which stay the input's. */
+/* Returns at most `size` bytes. They still belong to the input. */
 static inline const uint8_t *fuzz_bytes(struct fuzz_input *input, size_t size, size_t *taken)
 {
     size_t left = input->size - input->at;
@@ -61,7 +61,7 @@ static inline uint64_t fuzz_u64(struct fuzz_input *input)
     return number;
 }
 
-/* Mostly small, else where arithmetic goes wrong, or anything. */
+/* Returns a number: mostly a small one, sometimes one where arithmetic goes wrong, sometimes any. */
 static inline uint64_t fuzz_number(struct fuzz_input *input)
 {
     static const uint64_t edges[] = {255,

@@ -11,7 +11,7 @@
 #define TAG_BYTES 16u
 #define NUMBER_BYTES 4u
 
-/* RFC 9001, 5.2. */
+/* The salt of RFC 9001, 5.2. */
 static const uint8_t salt[] = {0x38, 0x76, 0x2c, 0xf7, 0xf5, 0x59, 0x34, 0xb3, 0x4d, 0x17,
                                0x9a, 0xe6, 0xa4, 0xc8, 0x0c, 0xad, 0xcc, 0xbb, 0x7f, 0x0a};
 
@@ -61,7 +61,7 @@ static bool encrypt(const struct keys *keys, uint32_t number, const uint8_t *hea
     return done;
 }
 
-/* RFC 9001, 5.4. */
+/* Header protection (RFC 9001, 5.4). */
 static bool protect(const struct keys *keys, uint8_t *packet, size_t number_at)
 {
     uint8_t mask[32];

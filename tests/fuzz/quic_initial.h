@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 /*
- * Initial packets of QUIC version 1 that a server decrypts: their keys follow from the destination connection
- * ID, so that anybody can make them (RFC 9001, 5.2). What stands in them is the caller's.
+ * Makes Initial packets of QUIC version 1 that a server can decrypt. Their keys follow from the destination
+ * connection ID, so anybody can make them (RFC 9001, 5.2). The caller chooses what is in them.
  */
 #define QUIC_INITIAL_ID_BYTES 20u
 #define QUIC_INITIAL_TOKEN_MAX_BYTES 256u
@@ -18,12 +18,13 @@ struct quic_initial {
     uint8_t destination_bytes, source_bytes;
     uint8_t token[QUIC_INITIAL_TOKEN_MAX_BYTES];
     size_t token_bytes;
-    uint8_t key_id[QUIC_INITIAL_ID_BYTES]; /* what keys are derived from: the first destination */
+    uint8_t key_id[QUIC_INITIAL_ID_BYTES]; /* the keys are derived from this: the first destination */
     uint8_t key_id_bytes;
     uint32_t number;
 };
 
-/* A datagram with one packet, padded to at least 1200 bytes; 0 when something does not fit. */
+/* Writes a datagram with one packet, padded to at least 1200 bytes. Returns its size, or 0 if something
+ * does not fit. */
 size_t quic_initial_make(const struct quic_initial *initial, const uint8_t *payload, size_t payload_bytes,
                          uint8_t out[QUIC_INITIAL_DATAGRAM_MAX_BYTES]);
 

@@ -10,9 +10,9 @@
 #include "tests/lib/test_pki.h"
 
 /*
- * What fuzz_quic.c, alone, is made of: nodes with real QUIC endpoints in virtual time
- * (tests/datagrams/virtual_time.h), and sockets that stand in for daemon/net/quic_socket.c. Datagrams wait in
- * world.flights until somebody delivers them.
+ * The parts of fuzz_quic.c, which alone includes this file: nodes with real QUIC endpoints in virtual time
+ * (tests/datagrams/virtual_time.h). The sockets here replace daemon/net/quic_socket.c. Datagrams wait in
+ * world.flights until they are delivered.
  */
 
 #define FLIGHT_MAX 256u /* datagrams under way; further ones are lost */
@@ -31,10 +31,10 @@ struct node {
     struct net *net;
     struct quic_address address;
     bool up[NODE_COUNT];
-    bool blocked; /* its socket takes nothing */
+    bool blocked; /* its socket accepts no datagrams to send */
     size_t consume_max;
     struct net_stream *streams[STREAMS_MAX]; /* outgoing */
-    struct net_stream *held;                 /* incoming, of which something was left */
+    struct net_stream *held;                 /* an incoming stream of which bytes were left */
 };
 
 static struct world {
@@ -47,7 +47,7 @@ static struct world {
     size_t kept_count;
     const struct flight *arriving;
     const struct quic_address *unreachable;
-    struct quic_initial retry; /* what the last Retry to a stranger said */
+    struct quic_initial retry; /* destination and token of the last Retry to a stranger */
     bool has_retry;
 } world;
 
@@ -60,7 +60,7 @@ static void advance(uint64_t span_ns)
     virtual_advance(loop_now_ns() + span_ns);
 }
 
-/* --- Sockets: `fd` is the node --- */
+/* --- Sockets: `fd` is the index of the node --- */
 
 enum status quic_socket_open(const char *bind_address, uint32_t buffer_bytes, struct quic_socket *out,
                              struct error *error)
@@ -139,7 +139,8 @@ size_t quic_socket_receive(struct quic_socket *at, quic_datagram_function *funct
         return 0;
     }
     world.arriving = NULL;
-    uint8_t *exact = malloc(flight->size + (flight->size == 0)); /* so that every read beyond it is seen */
+    /* an exact block, so that sanitizers notice every read beyond it */
+    uint8_t *exact = malloc(flight->size + (flight->size == 0));
     fuzz_require(exact != NULL);
     memcpy(exact, flight->bytes, flight->size);
     struct quic_datagram datagram = {exact, flight->size, &at->local, &flight->from, 0};

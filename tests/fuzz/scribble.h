@@ -7,8 +7,8 @@
 #include "tests/fuzz/input.h"
 
 /*
- * Changes what lies in a ring's shared memory as the input says: one of its numbers, a length, or bytes,
- * mostly near where the next entry goes. `ring` is the writer's own side, whose private state stays as it is.
+ * Changes the shared memory of a ring as the input says: one of its numbers, a length, or bytes, mostly near
+ * the place of the next entry. `ring` is the writer's own side; its private state stays unchanged.
  */
 static inline void fuzz_ring_scribble(struct ring *ring, struct fuzz_input *input)
 {
@@ -21,7 +21,7 @@ static inline void fuzz_ring_scribble(struct ring *ring, struct fuzz_input *inpu
         return;
     }
     uint32_t at = (ring->own + 8 * (uint32_t)(int8_t)fuzz_u8(input)) & (ring->capacity_bytes - 1);
-    if (where < 128) { /* entries begin at multiples of 8, with their length */
+    if (where < 128) { /* an entry begins at a multiple of 8, with its length */
         uint32_t number = (uint32_t)fuzz_number(input);
         memcpy(ring->data + at, &number, sizeof number);
         return;

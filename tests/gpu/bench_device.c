@@ -13,16 +13,17 @@
 #include "tests/gpu/peer.h"
 
 /*
- * What commd leans on, measured on the first GPU with a second process beside this one: whether and how fast
- * words wake streams, what sharing the GPU costs, how fast copies go, what handles and contexts cost.
+ * Measures what commd relies on, on the first GPU, with a second process beside this one: whether and how
+ * fast words wake streams, what sharing the GPU costs, how fast copies are, what handles and contexts cost.
  *
- *   bench_device [MEBIBYTES [TIMES]]     of large buffers, by default 256; how often the small things, 2000
+ *   bench_device [MEBIBYTES [TIMES]]     size of large buffers, by default 256; repeats of small
+ * measurements, 2000
  *
- * Figures: figures.h. 77: there is no GPU.
+ * Prints figures as figures.h says. Exit code 77: there is no GPU.
  */
 #define WAKE_TIMEOUT_S 2.0
 #define RATE_COPIES 8u
-#define COPIES_S 0.1 /* many turns of the GPU between two processes */
+#define COPIES_S 0.1 /* long enough for the GPU to switch often between two processes */
 #define HANDLE_TIMES 20u
 #define TIMES_MAX 100000u
 #define SMALL_BYTES 65536u
@@ -72,7 +73,8 @@ static void wake(struct bench *bench, enum waker waker)
     }
 }
 
-/* From the writing of a word to when this process sees that the stream that waited for it has gone on. */
+/* Measures from the writing of a word until this process sees that the stream, which waited for it, has
+ * gone on. */
 static bool wake_once(struct bench *bench, enum waker waker, double *seconds)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -95,7 +97,7 @@ static void bench_waker(struct bench *bench, enum waker waker, const char *name)
     for (size_t i = 0; i < bench->times; i++) {
         if (!wake_once(bench, waker, &bench->seconds[i])) {
             figures_print(0, "bool", "wake/%s/works", name);
-            wake(bench, WAKER_STREAM); /* the way out that is left */
+            wake(bench, WAKER_STREAM); /* a way that works on any GPU */
             if (!figures_wait(word(bench, PEER_WORD_DONE), bench->value, WAKE_TIMEOUT_S)) {
                 fprintf(stderr, "nothing wakes the stream: %s\n", name);
                 exit(1);
@@ -107,7 +109,7 @@ static void bench_waker(struct bench *bench, enum waker waker, const char *name)
     figures_print_times(bench->seconds, bench->times, "wake/%s", name);
 }
 
-/* From the call to when the processor sees the word; and what the calls alone take. */
+/* Measures from the call until the processor sees the word, and what the calls alone take. */
 static void bench_words(struct bench *bench)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -134,7 +136,8 @@ static void bench_words(struct bench *bench)
     figures_print_times(bench->seconds, bench->times, "call of cuStreamWriteValue64");
 }
 
-/* Of the other process, from the question to the answer; with and without a stream here that waits. */
+/* Measures a small kernel of the other process, from the question to the answer. waits: meanwhile a stream
+ * of this process waits. */
 static void bench_other_kernel(struct bench *bench, bool waits)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -171,7 +174,7 @@ struct buffers {
     void *host[2];
 };
 
-/* to: 0 to the host, 1 to the GPU, 2 both at once: the sum. In GB/s. */
+/* Returns GB/s of copies. to: 0 to the host, 1 to the GPU, 2 both at once (the sum). */
 static double copy_rate(struct bench *bench, const struct buffers *buffers, size_t bytes, int to)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -285,7 +288,7 @@ static bool are_ones(struct bench *bench, cuda_pointer at)
     return true;
 }
 
-/* NCCL's all-reduce of one rank is a copy by the driver: no kernel of NCCL's has touched the memory. */
+/* With one rank, NCCL's all-reduce is a copy by the driver: no kernel of NCCL touches the memory. */
 static void bench_nccl(struct bench *bench, cuda_pointer opened)
 {
     const struct gpu *gpu = &bench->gpu;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures commd on the GPU of this machine, beside the kernels alone and NCCL in one process, and holds it to its bars.
+"""Measures commd on the GPU of this machine, beside the kernels alone and NCCL in one process, and compares it with its bars.
 
 usage: bench_gpu.py [--quick] [--double] [--seconds N] [--commit TEXT] [--markdown FILE] [--json FILE]
 
-What would not begin within so many seconds (330) is left out, and named. --double: on doubles of GPUs (tests/cuda_double), a dry run whose
-figures mean nothing. $COMMD_BUILD: what was built, by default build/release. Exit code 1 where something could not be measured or a bar is
-missed, 77 where there is no GPU.
+A measurement that would begin after that many seconds (330) is left out, and the report names it. --double: runs on doubles of GPUs
+(tests/cuda_double), as a dry run whose figures mean nothing. $COMMD_BUILD: the folder with the programs, by default build/release. Exit code 1:
+something could not be measured, or a bar is missed. Exit code 77: there is no GPU.
 """
 import argparse
 import json
@@ -30,7 +30,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SMALL = (8, 64, 512, 4 * KIB, 16 * KIB, 64 * KIB)
 BUSY = (8, 64 * KIB)
 LARGE = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-PROGRAM_SECONDS = 90  # at most, of one
+PROGRAM_SECONDS = 90  # the most that one program may take
 DATAGRAMS = (65000, 8952)
 
 
@@ -50,7 +50,7 @@ class Scale:
 
 
 class Mps:
-    """CUDA's Multi-Process Service, of this run alone. Entered, it is what every process started then uses."""
+    """CUDA's Multi-Process Service, for this run alone. While it is entered, every process that starts uses it."""
 
     def __init__(self, double):
         self.double = double
@@ -105,7 +105,7 @@ class Bench:
                 self.left_out.append(line.removeprefix("left out: "))
 
     def alone(self, place, *command):
-        """A program without a daemon."""
+        """Runs a program that needs no daemon."""
         code, output, errors = machine.run(*command, timeout_s=self.seconds())
         self.read(place, output)
         if code != 0 and "left out: " not in output:
@@ -116,7 +116,7 @@ class Bench:
         self.alone(place, BUILD / "tests/gpu/bench_operations", mode, "--effort", self.scale.effort, *options)
 
     def ranks(self, cluster, layout, place, mode, sizes, *options):
-        """bench_operations as ranks of a communicator; the figures are rank 0's."""
+        """Runs bench_operations as the ranks of a communicator. Keeps the figures of rank 0."""
         end_s = time.monotonic() + self.seconds()
         name = f"{mode}-{len(self.figures)}-{len(layout)}"
         processes = [cluster.client(node, BUILD / "tests/gpu/bench_operations", mode, "--effort", self.scale.effort, "--name", name, "--rank", rank, "--size",
@@ -172,7 +172,7 @@ class Bench:
             self.ranks(cluster, layout, place, "overlap", [max(MIB, self.scale.large[-1] // 4)])
 
     def quic(self):
-        """One connection, both ways at once, with datagrams of the size that does best: each way's rate."""
+        """Measures one connection, both ways at once, with the size of datagrams that is best. Keeps the rate of each way."""
         best = 0
         for datagram in DATAGRAMS:
             code, output, errors = machine.run(BUILD / "tests/bench/bench_quic", "--mode", "both", self.scale.quic_s, datagram, timeout_s=self.seconds())

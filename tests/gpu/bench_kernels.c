@@ -8,18 +8,20 @@
 #include "tests/gpu/gpu_device.h"
 
 /*
- * How fast the kernels are on the first GPU: k inputs to k outputs, in bytes read and written a second,
- * beside the device's own copy, which is what memory allows; and how long small ones take.
+ * Measures how fast the kernels are on the first GPU, with k inputs and k outputs, in bytes read and written
+ * a second. Compares them with the device's own copy, which is what memory allows. Also measures how long
+ * small kernels take.
  *
- *   bench_kernels [MEBIBYTES [short]]     of each buffer, by default 256; short: those that have a bar
+ *   bench_kernels [MEBIBYTES [short]]     size of each buffer, by default 256; short: only those that have a
+ * bar
  *
- * Medians. 77: there is no GPU.
+ * Prints medians. Exit code 77: there is no GPU.
  */
 #define BUFFERS 8u
-#define LEAST_MEBIBYTES 4u /* the largest of the small ones */
+#define LEAST_MEBIBYTES 4u /* large enough for the largest of the small ones */
 #define RUNS 21
 #define SMALL_RUNS 400
-#define ROUNDS_AT_ONCE 100 /* small kernels between two events */
+#define ROUNDS_AT_ONCE 100 /* this many small kernels run between two events */
 
 struct bench {
     struct gpu gpu;
@@ -96,7 +98,8 @@ struct shape {
     const char *reduce;
     uint32_t element_bytes;
     uint32_t buffers;
-    uint32_t shift_elements; /* of the last input, past its place: element by element then */
+    /* shifts the last input from its place; the kernel then works element by element */
+    uint32_t shift_elements;
     bool in_place;
     bool many;
     uint64_t divisor;
@@ -197,7 +200,8 @@ static void bench_short(struct bench *bench)
     }
 }
 
-/* Back to back, which is the kernel; and one with its launch, up to when the host knows of its end. */
+/* Measures a small kernel in two ways: many in a row, which gives the kernel's own time; and one with its
+ * launch, until the host knows that it has ended. */
 static void bench_small_one(struct bench *bench, const char *name, void *arguments, uint64_t bytes)
 {
     cuda_function function;

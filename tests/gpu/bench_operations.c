@@ -13,25 +13,28 @@
 #include "tests/gpu/nccl_alone.h"
 
 /*
- * How long an all-reduce of f32 takes: commd's, as a rank of a communicator; and, in this process alone, the
- * kernel that commd launches for it, and NCCL's with one rank. And how long a message takes.
+ * Measures how long an all-reduce of f32 takes: commd's, as a rank of a communicator; and, in this process
+ * alone, the kernel that commd launches for it, and NCCL's with one rank. Also measures how long a message
+ * takes.
  *
  *   bench_operations kernel|nccl|blocking|stream|overlap|message [--name NAME] [--rank R] [--size N]
  *                    [--device D] [--busy] [--bytes N,N...] [--effort PERCENT]
  *
- * kernel: --size says how many inputs and outputs. blocking: comm_sync waits for it; stream: its stream is
- * waited for. overlap: a stream that computes and operations beside it, together and each alone. message: of
- * two ranks, from the one to the other and the same back, half of that. --busy: the process computes in
- * another stream meanwhile. --device -1: on the host, blocking and message alone.
+ *   - kernel: --size is the number of inputs and outputs.
+ *   - blocking: comm_sync waits for the operation. stream: the program waits for the operation's stream.
+ *   - overlap: a stream that computes, and operations beside it: together, and each alone.
+ *   - message: two ranks send a message there and back; the figure is half of that time.
+ *   - --busy: meanwhile the process computes in another stream.
+ *   - --device -1: on the host; only blocking and message.
  *
- * Figures of rank 0: figures.h. 77: there is no GPU.
+ * Prints the figures of rank 0 as figures.h says. Exit code 77: there is no GPU.
  */
 #define RANKS_MAX KERNELS_FEW
 #define SIZES_MAX 32u
 #define SMALL_TIMES 2000u
 #define BUSY_TIMES 300u
 #define TIMES_MIN 5u
-#define BYTES_OF_A_SIZE ((uint64_t)8 << 30) /* in all, of the larger ones */
+#define BYTES_OF_A_SIZE ((uint64_t)8 << 30) /* of larger sizes, no more than this is moved in all */
 #define LARGE_BYTES (1u << 20)
 #define WARM_UPS 10u
 #define BURN_BYTES (64u << 20)
@@ -89,7 +92,7 @@ static void submit(struct bench *bench, uint64_t bytes, void *stream)
          "all-reduce");
 }
 
-/* As the daemon does it. */
+/* Launches the kernel as the daemon does. */
 static void launch(struct bench *bench, uint64_t bytes)
 {
     struct kernels_reduce_few arguments = {
@@ -102,7 +105,7 @@ static void launch(struct bench *bench, uint64_t bytes)
     gpu_launch(&bench->gpu, bench->kernel, &arguments, grid_blocks(bytes, most), KERNELS_BLOCK_THREADS);
 }
 
-/* There, and, once it is, back. */
+/* Sends a message to the other rank, and when it is there, one back. */
 static void exchange(struct bench *bench, uint64_t bytes)
 {
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
@@ -180,7 +183,7 @@ static void fill(struct bench *bench, void *buffer, float value)
     free(values);
 }
 
-/* Of the first size's operation, its last element. */
+/* Checks the last element of an operation's result. */
 static void check(struct bench *bench, uint64_t bytes)
 {
     bool same = bench->mode == MODE_NCCL || bench->mode == MODE_MESSAGE;
@@ -230,7 +233,7 @@ static void prepare(struct bench *bench)
 
 /* --- Measuring --- */
 
-/* The same on all ranks. */
+/* Returns how often to measure; the same on all ranks. */
 static size_t times_of(const struct bench *bench, uint64_t bytes)
 {
     uint64_t times = bench->busy ? BUSY_TIMES : SMALL_TIMES;
@@ -261,7 +264,7 @@ static void measure(struct bench *bench, uint64_t bytes)
     }
 }
 
-/* One behind the other, and the last one waited for: the time of each. */
+/* Measures operations that follow each other; waits only for the last one. The figure is the time of each. */
 static void measure_batch(struct bench *bench, uint64_t bytes)
 {
     size_t times = times_of(bench, bytes) / BATCH + 3;
@@ -315,7 +318,7 @@ static double together(struct bench *bench, struct burn *burn, uint64_t bytes, u
     return figures_now_s() - began_s;
 }
 
-/* All ranks compute at once, and as long as their operations take alone. */
+/* All ranks compute at the same time, for as long as their operations take alone. */
 static void measure_overlap(struct bench *bench, uint64_t bytes)
 {
     enum { TURNS = 7 };

@@ -3,9 +3,9 @@
 
 usage: check_gpu.py [--quick] [--double] [--seconds N] [--only TEXT]
 
-Prints "ok", "FAIL" or "skip", with the reason, for each check; the last line counts. What would not begin within so many seconds
-(300) is skipped. --double: on doubles of GPUs (tests/cuda_double), which says nothing about a GPU. $COMMD_BUILD: what was built, by
-default build/release. Exit code 1 where a check failed, 77 where there is no GPU.
+Prints "ok", "FAIL" or "skip" for each check, with the reason; the last line has the counts. A check that would begin after that many seconds
+(300) is skipped. --double: runs on doubles of GPUs (tests/cuda_double), which proves nothing about a GPU. $COMMD_BUILD: the folder with the
+programs, by default build/release. Exit code 1: a check failed. Exit code 77: there is no GPU.
 """
 import argparse
 import os
@@ -27,12 +27,12 @@ machine.use_carried_libraries()
 import test_gpu_failures  # noqa: E402: what was carried has to be found first
 from cluster import Cluster  # noqa: E402
 
-CHECK_SECONDS = 150  # at most, of one
+CHECK_SECONDS = 150  # the most that one check may take
 LOG_CHARACTERS = 2000
 COMM_OK_OF_ALL = "operations checked"
-USERS = (65533, 65534)  # of clients and of commd, for checks with two of them: any that are not root
+USERS = (65533, 65534)  # users of clients and of commd, for checks with two users; any users but root will do
 BECOME = "import os, sys; user = int(sys.argv[1]); os.setgroups([]); os.setgid(user); os.setuid(user); os.execv(sys.argv[2], sys.argv[2:])"
-TIMED_OUT = 3  # what two_orders exits with
+TIMED_OUT = 3  # an exit code of two_orders
 
 
 class Skip(Exception):
@@ -40,7 +40,7 @@ class Skip(Exception):
 
 
 class Checks:
-    """Runs them, one after the other, within a time."""
+    """Runs checks, one after the other, until the time is over."""
 
     def __init__(self, seconds, only):
         self.end_s = time.monotonic() + seconds
@@ -51,7 +51,7 @@ class Checks:
         return min(CHECK_SECONDS, self.end_s - time.monotonic())
 
     def skip_at_the_end(self):
-        """What ran out of the time of all says nothing."""
+        """Skips a check that was stopped because the time of the whole run is over: that says nothing about the check."""
         if time.monotonic() > self.end_s - 1:
             raise Skip("it did not end before the time was over (--seconds)")
 
@@ -73,7 +73,7 @@ class Checks:
             said = check(*arguments)
         except Skip as reason:
             self.tell("skip", name, str(reason))
-        except Exception as failure:  # whatever it is, the others are still to be run
+        except Exception as failure:  # the other checks must still run
             text = str(failure) if isinstance(failure, AssertionError) else traceback.format_exc()
             self.tell("FAIL", name, text)
         else:
@@ -93,7 +93,7 @@ class GpuChecks:
         return Cluster(sorted(set(layout)), namespaces=False, gpus=1, **options)
 
     def wait_for(self, cluster, processes, what="rank"):
-        """Their output, all of them having ended well."""
+        """Returns the output of the processes. All of them must end well."""
         outputs = []
         end_s = time.monotonic() + self.checks.left_s()
         for number, process in enumerate(processes):
@@ -112,7 +112,7 @@ class GpuChecks:
         return "\n".join(f"log of node {name}:\n{cluster.log(name)[-LOG_CHARACTERS:]}" for name in cluster.names)
 
     def ranks(self, layout, command, says=COMM_OK_OF_ALL):
-        """command(rank, size) of each rank, on its node of the layout."""
+        """Runs ranks on the nodes of the layout; command(rank, size) is the command of each."""
         with self.cluster(layout) as cluster:
             processes = [cluster.client(node, *command(rank, len(layout))) for rank, node in enumerate(layout)]
             outputs = self.wait_for(cluster, processes)
@@ -160,7 +160,7 @@ class GpuChecks:
         return self.ranks(layout, lambda rank, size: [BUILD / "examples/overlap", "--rank", rank, "--size", size, "--device", 0], says="right")
 
     def comes_by_descriptor(self):
-        """Memory of comm_mem_alloc, where the GPU has virtual memory."""
+        """Checks that memory of comm_mem_alloc comes by descriptor, where the GPU has virtual memory."""
         with self.cluster("a") as cluster:
             processes = [cluster.rank("a", "descriptor", rank, 2, "loop", "device=0", "memory=comm", "count=100000") for rank in range(2)]
             for process in processes:
@@ -179,7 +179,7 @@ class GpuChecks:
         return [sys.executable, "-c", BECOME, user, *command]
 
     def two_users(self):
-        """commd and its clients are different ones, neither root: their handles pass between them."""
+        """commd and its clients run as two different users, neither of them root. Handles must pass between them."""
         program = BUILD / "tests/system/surface"
         if os.geteuid() != 0:
             raise Skip("only root can start processes of two other users")
@@ -203,7 +203,7 @@ class GpuChecks:
             return self.wait_for(cluster, processes)[0].strip().splitlines()[-1]
 
     def one_connection(self, check, *arguments):
-        """All streams of a process share one connection to the GPU."""
+        """Runs a check while all streams of a process share one connection to the GPU."""
         before = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         try:
@@ -215,7 +215,8 @@ class GpuChecks:
                 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = before
 
     def two_orders(self):
-        """Two communicators that each rank uses in another order: right, or ended by its deadline with what it waited for."""
+        """Two ranks use two communicators in different orders. The results must be right, or a deadline must end the operations, with a text that
+        says for what they waited."""
         with self.cluster("a") as cluster:
             processes = [cluster.client("a", BUILD / "tests/system/two_orders", "orders", rank, 2, 0, 3000) for rank in range(2)]
             outputs = [process.communicate(timeout=max(1, self.checks.left_s())) for process in processes]
@@ -227,7 +228,7 @@ class GpuChecks:
             raise AssertionError(f"{codes}: {outputs}\n{self.logs(cluster)}")
 
     def memory_comes_back(self):
-        """Of a daemon, after clients that ended and clients that were killed."""
+        """Checks that a daemon gives GPU memory back, after clients that ended and clients that were killed."""
         def used(cluster):
             return cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
 
@@ -235,7 +236,7 @@ class GpuChecks:
             self.wait_for(cluster, [cluster.client("a", BUILD / "tests/system/surface", name, rank, 2, 1, 0) for rank in range(2)])
 
         with self.cluster("a") as cluster:
-            once(cluster, "first")  # what the daemon keeps, it has from here on
+            once(cluster, "first")  # from here on, the daemon has the memory that it always keeps
             cluster.wait_gpus_idle()
             before = used(cluster)
             for turn in range(3):
@@ -251,7 +252,7 @@ class GpuChecks:
             return f"{before >> 20} MiB in use before, {used(cluster) >> 20} MiB after"
 
     def failure(self, method):
-        """A test of tests/system/test_gpu_failures.py, its ranks on the GPUs that there are."""
+        """Runs a test of tests/system/test_gpu_failures.py with its ranks on the GPUs of this machine."""
         case = test_gpu_failures.GpuFailures(method)
         case.gpus_there = self.gpu.count
         result = unittest.TestResult()
@@ -293,7 +294,7 @@ class GpuChecks:
 
     @staticmethod
     def daemons_below(pid):
-        """The daemon that the tool started, or became: there may be processes in between."""
+        """Returns the daemon that the tool started, or that it became. There may be processes in between."""
         parents, names = {}, {}
         for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
             try:

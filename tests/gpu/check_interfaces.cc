@@ -1,6 +1,7 @@
 /*
- * Compiles where proto/cuda_driver.h, daemon/gpu/nccl_library.h and the double of the driver say what cuda.h
- * and nccl.h of a toolkit say: what functions take and return, how structs are laid out, what constants are.
+ * Compares our declarations with the headers of a toolkit; it compiles only if they agree.
+ * proto/cuda_driver.h, daemon/gpu/nccl_library.h and the double of the driver must say what cuda.h and nccl.h
+ * say: what functions take and return, the layout of structs, the values of constants.
  */
 #define __CUDA_API_VERSION_INTERNAL /* declares every version of a function under its own name */
 #include <cuda.h>
@@ -9,7 +10,7 @@
 #include <type_traits>
 
 #include "proto/cuda_driver.h"
-namespace the_double /* beside the driver's own declarations */
+namespace the_double /* the double's declarations beside the driver's own */
 {
 #include "tests/cuda_double/cuda_double.h"
 }
@@ -21,8 +22,8 @@ namespace the_double /* beside the driver's own declarations */
 
 namespace
 {
-/* Numbers of one size, an enumeration for an int too; structs of one size; pointers to such, or to what one
- * of the sides keeps to itself. */
+/* Types agree if they are: numbers of one size, where an enumeration may stand for an int; structs of one
+ * size; pointers to such types; pointers to types that both sides leave undefined. */
 template <typename Ours, typename Theirs> constexpr bool is_same_value();
 
 template <typename Type> constexpr bool is_number = std::is_integral_v<Type> || std::is_enum_v<Type>;
@@ -204,7 +205,8 @@ SAME_MEMBER(cuda_allocation_properties, flags.usage, CUmemAllocationProp, allocF
 #define CHECK_FUNCTION(name, symbol, result, parameters)                                                     \
     static_assert(is_same_function<decltype(nccl_library::name), decltype(&symbol)>::value, #symbol);
 
-/* Later versions add members behind those that we pass, and say by size and version which there are. */
+/* Later versions of NCCL add members behind those that we pass. Our size and version tell NCCL which
+ * members there are. */
 template <> constexpr bool is_same_value<nccl_config, ncclConfig_t>()
 {
     return sizeof(nccl_config) <= sizeof(ncclConfig_t);
@@ -251,7 +253,7 @@ SAME_MEMBER(nccl_config, max_ctas, ncclConfig_t, maxCTAs);
 SAME_MEMBER(nccl_config, net_name, ncclConfig_t, netName);
 SAME_MEMBER(nccl_config, split_share, ncclConfig_t, splitShare);
 
-/* Its initializer is the only place where nccl.h has the number. */
+/* nccl.h has the number only in this initializer. */
 constexpr ncclConfig_t their_config = NCCL_CONFIG_INITIALIZER;
 SAME(NCCL_CONFIG_MAGIC, their_config.magic);
 #endif

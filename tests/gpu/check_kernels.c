@@ -6,12 +6,12 @@
 #include "tests/lib/kernel_check.h"
 
 /*
- * Checks every kernel on the first GPU against the host's reductions, bit for bit but for the payload of NaN;
- * and one reduction of more than 4 GiB a buffer, where there is memory for it.
+ * Checks every kernel on the first GPU against the host's reductions. All bits must be the same, except for
+ * the payload of NaN. Also checks one reduction with more than 4 GiB a buffer, if there is enough memory.
  *
  *   check_kernels
  *
- * 0: all are right; 1: the output says which is not; 77: there is no GPU.
+ * Exit code 0: all are right; 1: the output says which is wrong; 77: there is no GPU.
  */
 struct device {
     struct gpu gpu;
@@ -45,7 +45,7 @@ static bool device_run(void *context, const char *name, void *arguments, size_t 
     if (!gpu_function(&device->gpu, name, &function)) {
         return false;
     }
-    /* The upload has to be over: the next one overwrites the pinned memory that it comes from. */
+    /* Waits for the upload, because the next one overwrites the pinned memory from which it reads. */
     gpu_synchronize(&device->gpu);
     gpu_launch(&device->gpu, function, arguments, blocks, threads);
     return true;
@@ -72,7 +72,7 @@ static bool samples_are(const struct gpu *gpu, cuda_pointer at, unsigned char ex
     return true;
 }
 
-/* Sums, and copies, more than 32 bits count. */
+/* Checks a sum and a copy of more bytes than 32 bits can count. */
 static bool check_huge(const struct gpu *gpu)
 {
     size_t free_bytes, total_bytes;

@@ -21,7 +21,7 @@ bool figures_wait(const _Atomic uint64_t *word, uint64_t value, double timeout_s
     double end_s = figures_now_s() + timeout_s;
     for (unsigned looks = 1; atomic_load_explicit(word, memory_order_acquire) < value; looks++) {
         if (looks % LOOKS_BEFORE_YIELD == 0) {
-            sched_yield(); /* few processors: whoever writes the word may need this one */
+            sched_yield(); /* on few processors, the writer of the word may need this one */
         }
         if (looks % 64 == 0 && figures_now_s() > end_s) {
             return false;

@@ -8,9 +8,9 @@
 #include "proto/cuda_driver.h"
 
 /*
- * The first GPU with commd's kernels on it, for programs that need one. They run where there is neither a
- * toolkit nor a compiler. Whatever fails ends the process and says what: code 77 where there is no GPU or
- * these programs were built without kernels.
+ * The first GPU, with commd's kernels loaded, for programs that need one. These programs run without a
+ * toolkit and without a compiler. Any failure ends the process with a message. Exit code 77: there is no GPU,
+ * or the programs were built without kernels.
  */
 #define GPU_SKIPPED 77
 
@@ -31,10 +31,10 @@ void gpu_must(const struct gpu *gpu, const char *function, cuda_result result, c
 
 cuda_pointer gpu_alloc(const struct gpu *gpu, size_t bytes);
 
-/* Random bytes, the same each time. */
+/* Fills memory with random bytes; the same seed gives the same bytes. */
 void gpu_fill(const struct gpu *gpu, cuda_pointer target, size_t bytes, uint64_t seed);
 
-/* False where there is none of that name. */
+/* Returns false if there is no function of that name. */
 bool gpu_function(const struct gpu *gpu, const char *name, cuda_function *out);
 void gpu_launch(const struct gpu *gpu, cuda_function function, void *arguments, uint32_t blocks,
                 uint32_t threads);

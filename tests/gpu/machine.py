@@ -1,6 +1,6 @@
-"""What check_gpu.py and bench_gpu.py have in common: where things are, whether there is a GPU, and how programs run.
+"""What check_gpu.py and bench_gpu.py share: where things are, whether there is a GPU, and how programs run.
 
-Everything that was built may have been carried here from another machine, with the libraries that it needs in $COMMD_BUILD/lib.
+The programs may have been built on another machine and carried here. The libraries that they need are then in $COMMD_BUILD/lib.
 """
 import ctypes
 import glob
@@ -26,8 +26,8 @@ class NoGpu(Exception):
 
 
 def use_carried_libraries():
-    """Those alone that this machine lacks, so that nothing of its own is replaced. The loader reads its path when a process begins: this one
-    begins anew."""
+    """Uses only those carried libraries that this machine lacks, so that none of its own is replaced. The loader reads its path only when a
+    process begins, so this process starts itself again."""
     if os.environ.get("COMMD_CARRIED") == str(os.getpid()):
         return
     os.environ["COMMD_CARRIED"] = str(os.getpid())
@@ -51,7 +51,7 @@ def is_here(library):
 
 
 def find_nccl():
-    """Where the loader does not look for it: beside PyTorch."""
+    """Looks for NCCL beside PyTorch, where the loader does not look."""
     if "COMMD_NCCL_LIBRARY" in os.environ:
         return
     for folder in sys.path:
@@ -62,7 +62,7 @@ def find_nccl():
 
 
 class Gpu:
-    """The first one, as the driver describes it."""
+    """The first GPU, as the driver describes it."""
 
     def __init__(self):
         try:
@@ -94,7 +94,7 @@ class Gpu:
 
 
 def find_gpu(double):
-    """The GPU, or NoGpu. double: of which machine's driver everything from here on gets to see the double."""
+    """Returns the GPU, or raises NoGpu. double: from here on, everything uses the double of the driver, with one GPU."""
     if double:
         folder = f"/dev/shm/commd-gpu-{os.getpid()}"
         os.makedirs(folder, exist_ok=True)
@@ -128,7 +128,7 @@ def run(*command, timeout_s, environment=None):
 
 
 def find_tool(name):
-    """Of a CUDA toolkit, on the PATH or where they install themselves; or None."""
+    """Finds a tool of a CUDA toolkit, on the PATH or where toolkits are usually installed. Returns None if there is none."""
     patterns = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/usr/local/nvidia/bin", "/opt/nvidia/*", "/opt/nvidia/*/*")
     places = [shutil.which(name), *(place for pattern in patterns for place in sorted(glob.glob(f"{pattern}/{name}")))]
     return next((place for place in places if place and os.path.isfile(place) and os.access(place, os.X_OK)), None)

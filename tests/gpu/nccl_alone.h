@@ -11,12 +11,12 @@ struct nccl_alone {
     int version; /* 22809 for 2.28.9 */
 };
 
-/* False, with a text for people in why, where there is no NCCL, or none that works. Whatever fails then ends
- * the process. */
+/* Returns false, with the reason in `why`, if there is no NCCL, or none that works. Later failures end the
+ * process. */
 bool nccl_alone_open(struct nccl_alone *nccl, char *why, size_t why_size);
 void nccl_alone_close(struct nccl_alone *nccl);
 
-/* The sum of the one rank's floats: a copy. In the GPU's stream. */
+/* Adds up the floats of the one rank, which is a copy. Runs in the GPU's stream. */
 void nccl_alone_reduce(struct nccl_alone *nccl, const struct gpu *gpu, cuda_pointer input,
                        cuda_pointer output, size_t bytes);
 

@@ -25,10 +25,11 @@ struct worker {
     cuda_pointer words_at;
     cuda_pointer padding, exported;
     cuda_function kernel;
-    cuda_pointer input, output; /* of the small one */
+    cuda_pointer input, output; /* buffers of the small kernel */
 };
 
-/* Beside another one in its block: a handle that is one of the block shows as the wrong bytes. */
+/* Exports an allocation that lies behind another one in its block. If a handle opened the block instead of
+ * the allocation, the bytes would be wrong. */
 static void export_memory(struct worker *worker, size_t bytes)
 {
     const struct gpu *gpu = &worker->gpu;
@@ -105,7 +106,7 @@ static void perform(struct worker *worker)
         GPU_MUST(gpu, memory_free, worker->padding);
         break;
     case PEER_END:
-        _exit(0); /* what it has of the GPU goes with it */
+        _exit(0); /* the kernel frees all that it has on the GPU */
     }
 }
 

@@ -6,19 +6,19 @@
 #include "tests/gpu/gpu_device.h"
 
 /*
- * Another process on the same GPU, with a context of its own, that does what it is asked: as a daemon beside
- * its client. The two share words, each in a line of its own, in a page of a memfd that both make known to
- * CUDA.
+ * Another process on the same GPU, with a context of its own, which does what it is asked. It is like a
+ * daemon beside its client. The two processes share words, each in a cache line of its own, in a page of a
+ * memfd. Both register the page with CUDA.
  */
 enum peer_command {
-    PEER_OPEN,     /* takes the GPU; before the others */
+    PEER_OPEN,     /* opens the GPU; comes before the others */
     PEER_STORE,    /* its processor writes the value to PEER_WORD_GO */
-    PEER_WRITE,    /* its stream does */
+    PEER_WRITE,    /* its stream writes the value there */
     PEER_KERNEL,   /* launches a small kernel, and waits for it */
-    PEER_BURN,     /* keeps the GPU at work from now on */
-    PEER_REST,     /* no longer; after PEER_BURN */
-    PEER_EXPORT,   /* allocates that many bytes, of ones, and passes the handle */
-    PEER_WITHDRAW, /* frees them */
+    PEER_BURN,     /* keeps the GPU at work until PEER_REST */
+    PEER_REST,     /* stops that; comes after PEER_BURN */
+    PEER_EXPORT,   /* allocates that many bytes, filled with floats of 1, and passes the handle */
+    PEER_WITHDRAW, /* frees the exported memory */
     PEER_END
 };
 
@@ -42,15 +42,15 @@ struct peer {
     uint64_t asked;
 };
 
-/* Before this process loads the driver. burn_bytes: of each kernel's buffer. */
+/* Call it before this process loads the driver. burn_bytes: size of each kernel's buffers. */
 void peer_start(struct peer *peer, size_t burn_bytes);
-/* The page of words, known to CUDA: device address of the first. */
+/* Registers the page of words with CUDA. Returns the device address of the first word. */
 cuda_pointer peer_map(const struct gpu *gpu, struct peer_shared *shared);
 
 void peer_ask(struct peer *peer, enum peer_command command, uint64_t value);
-/* Until what was asked is done. False: it takes longer. */
+/* Waits until the peer has done what it was asked. Returns false if that takes longer than timeout_s. */
 bool peer_answers(struct peer *peer, double timeout_s);
-/* The same; a process that does not answer at all ends this one. */
+/* Waits as well, but ends this process if the peer does not answer at all. */
 void peer_wait(struct peer *peer);
 void peer_do(struct peer *peer, enum peer_command command, uint64_t value);
 void peer_end(struct peer *peer);

@@ -1,11 +1,12 @@
-"""What was measured on a GPU as tables, and the bars that commd is held to."""
+"""Prints what was measured on a GPU as tables, with the bars that commd must keep."""
 KIB, MIB = 1 << 10, 1 << 20
-COPY_PART = 0.90  # of the copy's rate, of the kernels
-ADDED_US = 10.0  # to an operation of up to 64 KiB
-# Of the kernel's rate alone, from 1 MiB on. It leaves whatever commd adds the 19th part of the kernel's time: of 1 us where an H200, which moves some
-# 4.3 TB/s, reduces 1 MiB of two ranks, and that launched and waited for in 6 us or so, 0.4 us. 10 us are a 19th of 190 us: 195 MiB of two ranks.
+COPY_PART = 0.90  # bar for the kernels: part of the copy's rate
+ADDED_US = 10.0  # bar for operations of up to 64 KiB: what commd may add
+# Bar for operations of 1 MiB and more: part of the kernel's rate alone. So commd may add a 19th of the kernel's time. An H200 moves some 4.3 TB/s,
+# and reduces 1 MiB of two ranks in 1 us; launched and waited for, that takes 6 us or so. A 19th of that is 0.4 us. 10 us are a 19th of 190 us, the
+# time for 195 MiB of two ranks.
 LARGE_PART = 0.95
-NODES_PART = 0.90  # of the slowest stage alone
+NODES_PART = 0.90  # bar for two nodes: part of the rate of the slowest stage alone
 SMALL_MAX = 64 * KIB
 NODES_BYTES = 256 * MIB
 WAKERS = ("this process's processor", "other process's processor", "this process's other stream", "other process's stream")
@@ -35,7 +36,7 @@ class Report:
         return "not measured" if value is None else "yes" if value else "**no**"
 
     def sizes(self, prefix):
-        """Of the operations that were measured under such names, in order."""
+        """Returns the sizes that were measured under names with this prefix, in order."""
         found = {name[len(prefix):].split("/")[0] for name in self.figures if name.startswith(prefix)}
         return sorted(int(size) for size in found if size.isdigit())
 
@@ -55,7 +56,7 @@ class Report:
                     yield f"all-reduce kernel, {dtype}, k = {size}: part of the copy's rate", f">= {COPY_PART}", f"{rate / copy:.2f}", rate / copy >= COPY_PART
 
     def pairs(self, ranks, mode):
-        """(size, us of the kernel alone, us of the operation) where both were measured."""
+        """Returns (size, us of the kernel alone, us of the operation) where both were measured."""
         pairs = [(size, self.value(f"kernel/{ranks}/idle/{size}/median"), self.value(f"{mode}/{ranks}/idle/{size}/median"))
                  for size in self.sizes(f"{mode}/{ranks}/idle/")]
         return [pair for pair in pairs if pair[1] and pair[2]]
@@ -75,7 +76,7 @@ class Report:
                     yield f"1 MiB and more, {what}: part of the kernel's rate alone, least at {size_text(size)}", f">= {LARGE_PART}", f"{worst:.2f}", worst >= LARGE_PART
 
     def stages(self):
-        """Each alone, in GB/s; the copies' of large pieces."""
+        """Returns the rate of each stage alone, in GB/s. For copies, that of large pieces."""
         def copies(where):
             found = [value for name, (value, _) in self.figures.items() if name.startswith(f"copy {where}/") and name.endswith("/alone")]
             return max(found, default=None)
@@ -141,7 +142,7 @@ class Report:
         return self.table(head, rows) if any(set(row[1:]) != {"-"} for row in rows) else ["Not measured.", ""]
 
     def beside_the_kernel(self):
-        """What is added to the kernel launched and waited for in the client, and what part of its rate that leaves."""
+        """Shows what commd adds to a kernel that the client launches and waits for, and which part of the kernel's rate is left."""
         columns = [(ranks, mode) for ranks in (1, 2) for mode in ("blocking", "stream")]
         cells = {}
         for column in columns:
@@ -152,7 +153,8 @@ class Report:
         return [*self.table(head, rows), *self.least_size()] if rows else ["Not measured.", ""]
 
     def least_size(self):
-        """From which size on the bar for large ones can be met, by the copy's rate and what was added to small ones."""
+        """Says from which size on the bar for large operations can be met. This follows from the copy's rate, and from what was added to small
+        operations."""
         copy, times = self.value("copy rate"), LARGE_PART / (1 - LARGE_PART)
         for ranks in (1, 2) if copy else ():
             added = [ours - alone for size, alone, ours in self.pairs(ranks, "blocking") if size <= SMALL_MAX]

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """One rank whose buffers are PyTorch's tensors, in PyTorch's current stream: torch_rank.py NAME RANK SIZE
 
-Inputs are computed and results used in the stream around each operation; tensors are freed at once, and their memory is given to the next
-ones. Compared with what PyTorch makes of all ranks' inputs. Prints what is wrong and exits with 1, or the number of operations.
+PyTorch computes the inputs and uses the results in the stream around each operation. Tensors are freed at once, and the next ones get their
+memory. The results are compared with what PyTorch computes from all ranks' inputs. Prints what is wrong and exits with 1, or prints the number
+of operations.
 """
 import ctypes
 import pathlib
@@ -18,7 +19,7 @@ TURNS = 48
 COUNTS = (1, 1000, 4099, 1 << 20, 3000001)
 DTYPES = ((torch.float32, 1), (torch.bfloat16, 3), (torch.float16, 2), (torch.int64, 6), (torch.float64, 0), (torch.uint8, 13))
 SUM = 0
-LATE_MATRIX = 2048  # a product of such matrices makes what follows late
+LATE_MATRIX = 2048  # a product of such matrices delays what follows it in the stream
 
 
 class CallOptions(ctypes.Structure):
@@ -64,7 +65,7 @@ class Rank:
 
 
 def values(of, turn, count, dtype):
-    """What a rank has before it is doubled, on the host."""
+    """Returns a rank's input before it is doubled, on the host."""
     generator = torch.Generator().manual_seed(1000 * turn + of)
     if dtype.is_floating_point:
         return torch.randn(count, generator=generator, dtype=torch.float32).to(dtype)
@@ -72,7 +73,7 @@ def values(of, turn, count, dtype):
 
 
 def folded(inputs, dtype):
-    """16-bit floats add up in 32 bits, and are rounded once."""
+    """Sums of 16-bit floats are computed in 32 bits, and rounded once."""
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     total = inputs[0].to(wide)
     for one in inputs[1:]:
@@ -84,7 +85,7 @@ def one_turn(rank, turn):
     dtype, number = DTYPES[turn % len(DTYPES)]
     count = COUNTS[turn % len(COUNTS)]
     before = [values(of, turn, count, dtype) for of in range(rank.size)]
-    place = turn % 7  # elements into an allocation
+    place = turn % 7  # begins this many elements into the allocation
     memory = torch.zeros(count + place, dtype=dtype, device="cuda")
     mine = memory[place:]
     mine.copy_(before[rank.rank])
@@ -98,8 +99,8 @@ def one_turn(rank, turn):
     used = reduced.clone()
     del memory, mine, reduced
     if turn % 5 == 0:
-        torch.cuda.empty_cache()  # unmapped, or freed, with the operations perhaps still under way in the stream
-    torch.full((count,), 9, dtype=dtype, device="cuda")  # where these were, maybe
+        torch.cuda.empty_cache()  # unmaps or frees the memory, perhaps while the operations are still in the stream
+    torch.full((count,), 9, dtype=dtype, device="cuda")  # may take the memory that the freed tensors had
     doubled = [(one.cuda() * 2) for one in before]
     for what, got, expected in (("all_reduce", used, folded(doubled, dtype)), ("all_gather", gathered, torch.cat(doubled))):
         if not torch.equal(got, expected):

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""How many calls an operation takes from file to file: an all-reduce of 8 bytes of two ranks on one node, from comm_all_reduce to its end.
+"""Counts the calls from file to file that one operation takes: an all-reduce of 8 bytes of two ranks on one node, from comm_all_reduce to its end.
 
     make hops        # builds VARIANT=hops, runs this, and compares the list in daemon/README.md
 
-Two real processes and a real commd run it, again and again; tracer.c records each function that they enter and leave. What is looked at is the rank
-that calls last: its call, what commd's main thread does from the packet in the ring to the doorbells, the rank's comm_sync. Of all operations, the
-way that most took is printed.
+Two real processes and a real commd run the operation many times. tracer.c records each function that they enter and leave. This program looks
+at the rank that calls last. It follows three parts: the rank's call, the work of commd's main thread from the packet in the ring to the
+doorbells, and the rank's comm_sync. It prints the path that most operations took.
 
-A hop is a call from one .c file into another whose function, in its turn, calls on into a further one. A call that comes back from where it led is
-a question (how many bytes has an f64?): marked with a dot, and counted beside. Functions of headers belong to the file that calls them.
+A hop is a call from one .c file into another, where the called function calls on into a further file. Other calls from file to file only ask a
+question (how many bytes has an f64?). They are marked with a dot and counted separately. Functions in headers belong to the file that calls
+them.
 """
 import argparse
 import collections
@@ -26,21 +27,21 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 TRACER = BUILD / "tests/hops/tracer.so"
 RANK = BUILD / "tests/hops/hops_rank"
 OPERATIONS = 150
-RUNS_MAX = 10  # until an operation was alone
-WARM_UP = 10  # of these: commd adapts how long it looks for requests
-HEADER, RECORD = struct.Struct("<QQQ"), struct.Struct("<QqQ")  # tracer.c
+RUNS_MAX = 10  # runs at most, until nothing else happened during an operation
+WARM_UP = 10  # of OPERATIONS, not counted: commd first adapts how long it polls for requests
+HEADER, RECORD = struct.Struct("<QQQ"), struct.Struct("<QqQ")  # as tracer.c writes them
 ELF_ENTRY_OFFSET = 24
 
 
 class Call:
-    """One call of a function: `caller` is the call that made it, across functions of libraries."""
+    """One call of a function. `caller` is the call that made it; functions of libraries in between are skipped."""
 
     __slots__ = ("file", "function", "caller", "thread", "begin_ns", "end_ns", "goes_on")
 
     def __init__(self, place, caller, thread, begin_ns):
         self.file, self.function = place
         self.caller, self.thread, self.begin_ns, self.end_ns = caller, thread, begin_ns, None
-        self.goes_on = False  # it calls into another file, itself or by others
+        self.goes_on = False  # it calls into another file, directly or through others
 
     def crosses(self):
         return self.caller is not None and self.caller.file != self.file
@@ -56,7 +57,8 @@ class Call:
 
 
 def in_tree(line):
-    """A file's path from the top folder, of the path:line of a compiler whose cache may know it from another copy of the tree."""
+    """Returns a file's path from the top folder. `line` is the compiler's path:line; a compiler cache may have stored the path of another copy of
+    the tree."""
     parts = pathlib.PurePath(line.rsplit(":", 1)[0]).parts
     return next(("/".join(parts[i:]) for i in range(1, len(parts)) if TOP.joinpath(*parts[i:]).exists()), "/".join(parts))
 
@@ -70,7 +72,7 @@ def places(binary, addresses):
 
 
 def read_calls(path, binary):
-    """All calls of a process, as they began."""
+    """Returns all calls of a process, in the order in which they began."""
     data = path.read_bytes()
     count, entry, _ = HEADER.unpack_from(data)
     end = HEADER.size + count * RECORD.size
@@ -116,13 +118,14 @@ def run(folder, memory):
 
 
 def of_commd(calls, begin_ns, end_ns):
-    """From the packet's turn to the doorbells, with the calls that lead to that turn; None where more or less than that happened meanwhile."""
+    """Returns the calls from the packet's turn to the doorbells, and the calls that lead to that turn. Returns None if commd did more or less than
+    one operation in that time."""
     meanwhile = [call for call in calls if begin_ns <= call.begin_ns <= end_ns]
     submits = [call for call in meanwhile if call.function == "api_submit"]
     answers = [call for call in meanwhile if call.function == "comm_completed"]
     if len(answers) != 2:
         return None
-    submits = [call for call in submits if call.begin_ns < answers[0].begin_ns]  # the other rank goes on at once
+    submits = [call for call in submits if call.begin_ns < answers[0].begin_ns]  # the other rank submits its next call at once
     if len(submits) != 1:
         return None
     turn = next(call for call in submits[0].callers() if call.function == "api_session_turn")
@@ -134,7 +137,7 @@ def of_commd(calls, begin_ns, end_ns):
 
 
 def ways(rank_calls, daemon_calls):
-    """Of each operation, its calls in the three parts."""
+    """Yields, for each operation, its calls in the three parts."""
     begins = [call for call in rank_calls if call.function == "comm_all_reduce"]
     ends = [call for call in rank_calls if call.function == "comm_sync" and not call.within({"comm_barrier"})]
     for begin, end in list(zip(begins, ends))[WARM_UP:]:
@@ -145,14 +148,14 @@ def ways(rank_calls, daemon_calls):
 
 
 def crossing(part):
-    """What is printed and counted: (hop?, file, function, depth), the functions of the API aside, which nobody of ours calls."""
+    """Returns what is printed and counted: (hop?, file, function, depth). Calls from the test program into the API are left out."""
     for call in part:
         if call.crosses() and not call.caller.file.startswith("tests/") and call.function != "daemon_work":
             yield call.goes_on, call.file, call.function, sum(1 for above in call.callers() if above.crosses())
 
 
 def unlisted(document, hops, count):
-    """What the document's list of hops lacks."""
+    """Returns the hops that the document's list lacks, and their number if the document has another one."""
     text = document.read_text()
     lacking = sorted({function for function in hops if not re.search(rf"\b{function}\b", text)})
     return lacking if f"There are {count}:" in text else [*lacking, f"their number, {count}"]

@@ -1,10 +1,10 @@
 /*
- * One rank of two, for count_hops.py: all-reduces of 8 bytes, one after the other.
+ * One of two ranks, for count_hops.py. It runs all-reduces of 8 bytes, one after the other.
  *
  *   hops_rank NAME RANK COUNT MEMORY     MEMORY: shared (comm_mem_alloc) or plain (the stack's)
  *
- * Rank 1 calls a little after rank 0, so its call is the one that lets commd begin. Both look for the end a
- * moment later, when it has come: nobody waits, so each operation takes the same way.
+ * Rank 1 calls a little after rank 0, so commd begins when rank 1 calls. Each rank looks for the end only
+ * when it has already come. So no rank waits, and each operation takes the same path.
  */
 #include <commclient.h>
 
@@ -14,8 +14,9 @@
 #include <string.h>
 #include <time.h>
 
-#define LATER_NS 100000u /* rank 1's call after rank 0's */
-#define DONE_NS 200000u  /* until commd has answered both; shorter than it polls for the next request */
+#define LATER_NS 100000u /* how long rank 1 calls after rank 0 */
+/* enough time for commd to answer both; shorter than the time for which commd polls for the next request */
+#define DONE_NS 200000u
 
 static uint32_t rank;
 
@@ -27,7 +28,7 @@ static void expect_ok(comm_result_t result, const char *what)
     }
 }
 
-/* Busy: who sleeps may be woken late. */
+/* Spins, because the kernel may wake a sleeping process late. */
 static void pass_time(uint64_t time_ns)
 {
     struct timespec began, now;

@@ -1,11 +1,11 @@
 /*
- * Records which functions a program enters and leaves, in a file that its readers map: preloaded into
- * programs of `make VARIANT=hops`, whose functions call the two hooks below. tests/hops/count_hops.py reads
- * the file.
+ * Records which functions a program enters and leaves. It is preloaded into programs of `make VARIANT=hops`,
+ * whose functions call the two hooks below. It writes a file that tests/hops/count_hops.py reads.
  *
  *   COMMD_HOPS_FOLDER=/tmp/x LD_PRELOAD=build/hops/tests/hops/tracer.so build/hops/commd ...
  *
- * One file for each process, named by its number. Nothing is recorded of a child that is made by fork.
+ * Each process has a file of its own, named by its process number. Nothing is recorded of a child that fork
+ * makes.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,8 +21,8 @@
 
 #define RECORDS_MAX (1u << 21) /* 48 MiB; beyond, nothing more is recorded */
 
-/* 24 bytes. function: an address as it is in the program, above 0 when it is entered, negative when it is
- * left. */
+/* One record has 24 bytes. `function` is an address in the running program: positive when the function is
+ * entered, negative when it is left. */
 struct hop_record {
     uint64_t time_ns; /* CLOCK_MONOTONIC, which all processes of a machine share */
     int64_t function;
@@ -30,8 +30,9 @@ struct hop_record {
 };
 
 struct hop_file {
-    _Atomic uint64_t count; /* of records begun; more than RECORDS_MAX: some are missing */
-    uint64_t entry;         /* where the program's entry point is: tells how far its addresses are moved */
+    _Atomic uint64_t count; /* how many records were begun; if more than RECORDS_MAX, some are missing */
+    /* the address of the program's entry point, which tells by how much the program's addresses are moved */
+    uint64_t entry;
     uint64_t unused;
     struct hop_record records[RECORDS_MAX];
 };

@@ -6,17 +6,17 @@
 #include <stdint.h>
 
 /*
- * What the benchmarks of one link have in common: their command line, and the two ends that they run between.
+ * What the benchmarks of one link share: their command line, and the two ends between which they run.
  *
  *   [--link NAMESPACE=ADDRESS,NAMESPACE=ADDRESS] [--mode MODE] [SECONDS [DATAGRAM_BYTES...]]
  *
- * Without --link both ends are on 127.0.0.1. With it, each process enters its network namespace (those of
- * `ip netns`) first, which takes root. Whatever cannot be had ends the process.
+ * Without --link both ends are on 127.0.0.1. With it, each process first enters its network namespace (one of
+ * `ip netns`), which needs root. Any failure ends the process.
  */
 #define BENCH_DATAGRAMS_MAX 16
 
 struct bench_end {
-    char namespace_name[64]; /* empty: stay where we are */
+    char namespace_name[64]; /* empty: the process stays in its namespace */
     char address[64];
 };
 
@@ -28,13 +28,13 @@ struct bench_link {
     size_t datagram_count;
 };
 
-/* modes: separated by spaces, the first of them is taken without --mode. */
+/* modes: names separated by spaces; without --mode, the first one is used. */
 void bench_link_parse(struct bench_link *link, int argc, char **argv, const char *modes);
 
 /* Moves the calling thread into the end's namespace. */
 void bench_link_enter(const struct bench_end *end);
 
-/* User and system time that this process has taken. */
+/* Returns the user and system time that this process has used. */
 double bench_cpu_s(void);
 
 #endif

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the #include lines: every file includes only what stands below it (README, How it works), and a library's headers only
-where that library is wrapped. Prints file:line and the rule that was broken.
+"""Checks the #include lines. Every file may include only what stands below it (daemon/README.md, Rooms). A library's headers may appear only where
+that library is wrapped. Prints file:line and the rule that was broken.
 
 usage: check-layers.py [FOLDER]    the top folder of a tree, by default the current one
 """
@@ -10,7 +10,8 @@ import sys
 
 TOPS = ("proto", "daemon", "client", "kernels")  # tests may include everything
 
-# Folder: the folders that its files may include besides their own. Siblings of one layer do not see each other.
+# Folder: the folders that its files may include, besides their own. Folders of one layer do not include each other, except that daemon/gpu includes
+# daemon/host.
 BASE = ["daemon/base", "proto"]
 LAYER_2 = ["daemon/coll", "daemon/gpu", "daemon/host", "daemon/net", "daemon/conf"]
 LAYER_3 = ["daemon/mesh", "daemon/exec", "daemon/p2p"]
@@ -37,7 +38,7 @@ BELOW = {
     "client/examples": ["client/include", "proto"],
 }
 
-# A library's headers: the files that may see them, and how that is said.
+# A library's headers: the files that may include them, and the text for others.
 WRAPPED = [
     (r"ngtcp2/", r"daemon/net/quic", "ngtcp2 is for daemon/net/quic* alone"),
     (r"openssl/", r"daemon/net/quic|client/commctl/", "OpenSSL is for daemon/net/quic* and client/commctl alone"),
@@ -49,7 +50,7 @@ WRAPPED = [
     (r"systemd/", r"daemon/[^/]*$", "libsystemd is for the top of the daemon alone"),
     (r"cmocka", r"(?!)", "cmocka is for tests alone"),
 ]
-PUBLIC_HEADER = "commclient.h"  # written as its users write it
+PUBLIC_HEADER = "commclient.h"  # included without a folder, as its users do
 INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*(.*)')
 
 

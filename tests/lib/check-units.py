@@ -18,7 +18,7 @@ def main():
         paths = []
         for source in sys.argv[1:]:
             text = pathlib.Path(source).read_text()
-            # The programs are not installed where the units look for them.
+            # The programs are not installed where the units expect them, so /bin/true stands in for them.
             lines = [line if not line.startswith("Exec") else line.split("=")[0] + "=/bin/true" for line in text.splitlines()]
             path = pathlib.Path(folder) / pathlib.Path(source).name
             path.write_text("\n".join(lines) + "\n")

@@ -144,7 +144,7 @@ uint64_t element_integer(enum dtype dtype, const void *array, size_t index)
     return value;
 }
 
-/* Yet to be cut to the type. */
+/* Returns a result that may still be wider than the type. */
 static uint64_t fold_integers(enum dtype dtype, enum reduce reduce, uint64_t a, uint64_t b)
 {
     bool smaller = element_is_signed(dtype) ? (int64_t)a < (int64_t)b : a < b;
@@ -173,7 +173,7 @@ static uint64_t fold_integers(enum dtype dtype, enum reduce reduce, uint64_t a, 
     return 0;
 }
 
-/* Of 0 and 1. */
+/* For truth values, 0 and 1. */
 static uint64_t fold_bools(enum reduce reduce, uint64_t a, uint64_t b)
 {
     switch (reduce) {
@@ -208,7 +208,7 @@ uint64_t element_reduce_integers(enum dtype dtype, enum reduce reduce, uint32_t 
                 : is_bool ? fold_bools(reduce, value, next)
                           : fold_integers(dtype, reduce, value, next);
     }
-    value = element_integer(dtype, &value, 0); /* wraps as the type does */
+    value = element_integer(dtype, &value, 0); /* wraps around as the type does */
     if (divisor > 1) {
         value = element_is_signed(dtype) ? (uint64_t)((int64_t)value / (int64_t)divisor) : value / divisor;
     }

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The test's side, and what all parts need. */
+/* The functions for tests, and those that all parts need. */
 
 void fake_must(bool condition, const char *what)
 {

@@ -8,11 +8,11 @@
 #include "tests/lib/fake_rings.h"
 
 /*
- * The client's side of commd, in a thread of the test, behaving as its script says. There are no other ranks:
- * an operation is done when it arrives. all_reduce makes every output byte fake_daemon_byte() of its input
- * byte; broadcast fills the output of all but the root with fake_daemon_fill(). Everything else that commd
- * would refuse is refused. Words are waited for and set as commd does it, one operation or record after the
- * other. Memory on a GPU is noted and not touched.
+ * The client's side of commd, in a thread of the test. It behaves as its script says. There are no other
+ * ranks: an operation is done when it arrives. all_reduce sets every output byte to fake_daemon_byte() of its
+ * input byte. broadcast fills the output of all but the root with fake_daemon_fill(). All that commd would
+ * refuse, and all other kinds, are refused. It waits for words and sets words as commd does, for one
+ * operation or record after the other. It takes note of memory on a GPU, but does not touch it.
  */
 struct fake_daemon;
 
@@ -21,33 +21,33 @@ struct fake_daemon;
 enum fake_hello {
     FAKE_HELLO_ANSWER,
     FAKE_HELLO_SILENT,
-    FAKE_HELLO_CLOSE,         /* instead of an answer */
-    FAKE_HELLO_OTHER_VERSION, /* an answer of another version */
-    FAKE_HELLO_REFUSE,        /* an Error that says VERSION, then closed */
-    FAKE_HELLO_FULL           /* an Error that answers no request, then closed: LIMIT */
+    FAKE_HELLO_CLOSE,         /* closes the connection instead of answering */
+    FAKE_HELLO_OTHER_VERSION, /* answers with another protocol version */
+    FAKE_HELLO_REFUSE,        /* sends an Error with VERSION, then closes */
+    FAKE_HELLO_FULL           /* sends an Error with LIMIT that answers no request, then closes */
 };
 
 enum fake_form {
     FAKE_FORM_ANSWER,
-    FAKE_FORM_REFUSE, /* an Error: MISMATCH, "form_text" */
+    FAKE_FORM_REFUSE, /* sends an Error: MISMATCH, "form_text" */
     FAKE_FORM_SILENT,
-    FAKE_FORM_NO_NODES,      /* an answer that cannot be */
-    FAKE_FORM_OTHER_QUESTION /* Done, which is no answer to this */
+    FAKE_FORM_NO_NODES,      /* sends an answer with impossible numbers */
+    FAKE_FORM_OTHER_QUESTION /* sends Done, which does not answer this request */
 };
 
 enum fake_table {
     FAKE_TABLE_ANSWER,
     FAKE_TABLE_EMPTY,
-    FAKE_TABLE_WRONG_NODE, /* of a number beyond the nodes' */
+    FAKE_TABLE_WRONG_NODE, /* names a node that does not exist */
     FAKE_TABLE_TOO_MANY
 };
 
-/* What happens in place of an operation's completion. */
+/* What happens instead of an operation's completion. */
 enum fake_action {
     FAKE_COMPLETE,
     FAKE_FAIL,    /* Complete with op_status and op_text */
-    FAKE_ABORT,   /* the same, then Aborted with "aborted after it" */
-    FAKE_NO_WORD, /* neither, for this one alone */
+    FAKE_ABORT,   /* the same, then an Aborted with "aborted after it" */
+    FAKE_NO_WORD, /* no completion, for this operation alone */
     FAKE_CLOSE,
     FAKE_GARBAGE,       /* bytes that are no event */
     FAKE_EMPTY_EVENT,   /* an event without a body */
@@ -55,10 +55,10 @@ enum fake_action {
     FAKE_OVERSIZE,      /* a packet beyond the limit */
     FAKE_OTHER_TICKET,  /* Complete of a ticket that is not in flight */
     FAKE_OTHER_HANDLE,  /* Complete of a communicator that never was */
-    FAKE_OTHER_REQUEST, /* a Reply to a request that was not made */
+    FAKE_OTHER_REQUEST, /* a Reply to a request that nobody made */
     FAKE_SESSION_ERROR, /* an Error that answers no request, then closed */
-    FAKE_STOP_READING,  /* nothing is read, or answered, until fake_daemon_go_on */
-    FAKE_ABUSE_RINGS    /* abuse */
+    FAKE_STOP_READING,  /* reads and answers nothing until fake_daemon_go_on */
+    FAKE_ABUSE_RINGS    /* abuses the rings: `abuse` says how */
 };
 
 struct fake_script {
@@ -66,37 +66,38 @@ struct fake_script {
     enum fake_form form;
     enum fake_table table;
     enum fake_action action;
-    uint64_t action_at_op;    /* the first one is 1; 0: at none */
-    uint32_t pending_ops_max; /* 0: 1,024 */
-    uint32_t node_count;      /* 0: 1 */
-    uint32_t page_ranks;      /* of a CommTableReply; 0: as many as there may be */
+    uint64_t action_at_op;    /* the operation at which `action` happens, from 1; 0: at none */
+    uint32_t pending_ops_max; /* 0 means 1,024 */
+    uint32_t node_count;      /* 0 means 1 */
+    uint32_t page_ranks;      /* ranks in one CommTableReply; 0: as many as allowed */
     uint32_t page_nodes;
     uint32_t form_delay_ms;
     uint32_t op_delay_ms;
     uint32_t op_status;
     const char *op_text;
     const char *form_text;
-    uint32_t memories_max;   /* beyond: LIMIT; 0: no bound */
-    bool refuses_gpu_memory; /* DEVICE, "gpu_text" */
-    bool room_refused;       /* LIMIT: every other registration of virtual memory */
-    uint32_t busy_answers;   /* to so many requests for a handle, or to withdraw what is unused: BUSY */
-    bool rings;              /* for clients that ask for them */
-    bool rings_not_sealed;   /* their memory could be cut */
+    uint32_t memories_max;   /* further registrations get LIMIT; 0: no bound */
+    bool refuses_gpu_memory; /* answers with DEVICE */
+    bool room_refused;       /* every other registration of virtual memory gets LIMIT */
+    /* this many requests to register a handle, or to withdraw unused memory, get BUSY */
+    uint32_t busy_answers;
+    bool rings;            /* offers rings to clients that ask for them */
+    bool rings_not_sealed; /* the memory of the rings has no seal against truncation */
     enum fake_abuse abuse;
 };
 
-/* What it has seen. */
+/* What the fake daemon has seen. */
 struct fake_counts {
-    uint32_t sessions; /* now */
-    uint32_t comms;    /* now */
-    uint32_t memories; /* now */
+    uint32_t sessions; /* at present */
+    uint32_t comms;    /* at present */
+    uint32_t memories; /* at present */
     uint64_t registered;
-    uint64_t destroyed; /* communicators, by request */
-    uint64_t tables;    /* pages asked for */
+    uint64_t destroyed; /* communicators that were destroyed by request */
+    uint64_t tables;    /* pages of tables that were asked for */
     uint64_t submits;
-    uint64_t pending_max; /* operations of a session at once */
-    uint64_t refused;     /* of which commd would have refused too */
-    /* Of the last Submit: */
+    uint64_t pending_max; /* the most operations of one session at a time */
+    uint64_t refused;     /* operations that were refused, as commd would */
+    /* About the last submit: */
     bool input_present;
     bool output_present;
     uint32_t input_memory;
@@ -105,44 +106,44 @@ struct fake_counts {
     uint64_t output_offset_bytes;
     uint64_t timeout_ms;
     double factor;
-    uint32_t fences; /* words not reached when it came, or not yet */
+    uint32_t fences; /* words for which it waits */
     bool ended_present;
     char program[64];
-    uint64_t records;      /* carried out */
-    uint64_t record_waits; /* of the last one */
-    /* Of the last CommInit: */
+    uint64_t records;      /* event records that were carried out */
+    uint64_t record_waits; /* words for which the last one waited */
+    /* About the last CommInit: */
     int device;
     size_t device_uuid_bytes;
     unsigned char device_uuid[16];
-    /* Of memory on GPUs: */
+    /* About memory on GPUs: */
     uint64_t handles;      /* registered by legacy IPC handle */
     uint64_t virtuals;     /* registered as virtual memory */
     uint64_t maps;         /* MemMaps, with a descriptor each */
-    uint64_t unmapped;     /* Submits of ranges that begin where no MemMap has filled virtual memory */
-    uint64_t withdrawn;    /* memories, of any kind */
-    uint64_t memory_bytes; /* the last one's */
+    uint64_t unmapped;     /* submits whose ranges begin in virtual memory that no MemMap has filled */
+    uint64_t withdrawn;    /* memories of any kind that were withdrawn */
+    uint64_t memory_bytes; /* of the last one */
     uint64_t memory_address;
-    uint64_t abuses; /* of rings, carried out */
-    uint64_t rooms;  /* that were asked for, where the script refuses some */
-    uint64_t busy;   /* answers, of the script's busy_answers */
+    uint64_t abuses; /* abuses of rings that were carried out */
+    uint64_t rooms;  /* registrations of virtual memory, if room_refused */
+    uint64_t busy;   /* answers with BUSY */
     unsigned char memory_uuid[16];
     unsigned char memory_handle[64];
-    bool wants_rings; /* the last client that greeted */
+    bool wants_rings; /* about the last client that greeted */
     bool waits;       /* a client says that it waits for room in its ring */
 };
 
-/* script is copied, its texts are not; null: all zero. Fails the process when it cannot be set up. */
+/* Copies the script, but not its texts. null: a script of zeros. A failure ends the process. */
 struct fake_daemon *fake_daemon_start(const struct fake_script *script);
-/* Changes how it goes on; operations are counted from here. */
+/* Changes the script. Operations are counted anew from here. */
 void fake_daemon_set(struct fake_daemon *daemon, const struct fake_script *script);
 const char *fake_daemon_path(const struct fake_daemon *daemon);
 struct fake_counts fake_daemon_counts(struct fake_daemon *daemon);
-/* Until its counts are so. */
+/* Waits until `reached` is true for the counts. */
 void fake_daemon_wait(struct fake_daemon *daemon,
                       bool (*reached)(const struct fake_counts *counts, uint64_t value), uint64_t value);
-/* After FAKE_STOP_READING: what has come meanwhile is read, and answered. */
+/* After FAKE_STOP_READING: reads and answers what has come meanwhile. */
 void fake_daemon_go_on(struct fake_daemon *daemon);
-/* Closes every session, ends the thread, removes the socket. */
+/* Closes every session, ends the thread, and removes the socket. */
 void fake_daemon_stop(struct fake_daemon *daemon);
 
 static inline unsigned char fake_daemon_byte(unsigned char input)

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-/* What is said later, first in, first out: when its time has come and its words are reached. */
+/* What is sent later, first in, first out: each item when its time has come and its words are reached. */
 
 void fake_delay(struct fake_session *session, const struct fake_delayed *what)
 {
@@ -10,7 +10,8 @@ void fake_delay(struct fake_session *session, const struct fake_delayed *what)
     session->delayed[session->delayed_tail++ % FAKE_DELAYED_MAX] = *what;
 }
 
-/* Whether it may be said; ticket 0 and no reply: nobody is told any more, but words are set. */
+/* Whether the item can be sent now. If nobody waits for it any more, it need not wait for its words; its
+ * own word is still set. */
 static bool is_due(struct fake_session *session, const struct fake_delayed *delayed)
 {
     if (delayed->due_ns > fake_now_ns()) {

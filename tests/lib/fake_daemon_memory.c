@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Memory: of the host mapped, on a GPU noted. */
+/* Memory: host memory is mapped, memory on a GPU is only noted. */
 
 struct fake_memory *fake_find_memory(struct fake_session *session, uint32_t id)
 {
@@ -39,7 +39,8 @@ static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memo
     fake_unlock(daemon);
 }
 
-/* Of a client that asks for room, and then for what it needs, every other time. */
+/* Whether to refuse. The client first asks for room, and after a refusal for what it needs, so every other
+ * registration is refused. */
 static bool wants_room(struct fake_daemon *daemon)
 {
     pthread_mutex_lock(&daemon->lock);
@@ -48,7 +49,7 @@ static bool wants_room(struct fake_daemon *daemon)
     return wants;
 }
 
-/* Answers so as often as the script says. */
+/* Answers BUSY, as often as the script says. */
 static bool is_busy(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id)
 {
     uint32_t answers = fake_current_script(daemon).busy_answers;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Operations and records: their words, what they do, and what the script has happen in their place. */
+/* Operations and records: their words, what they do, and what the script lets happen instead. */
 
 static _Atomic uint64_t *word_of(struct fake_session *session, const struct record_entry *fence)
 {
@@ -76,7 +76,7 @@ static unsigned char *range_address(struct fake_session *session, const struct r
     return memory->base + range->offset_bytes;
 }
 
-/* Does it; false where commd would refuse. */
+/* Carries out an operation. Returns false if commd would refuse it. */
 bool fake_perform(struct fake_daemon *daemon, struct fake_session *session,
                   const struct submit_record *submit)
 {
@@ -198,7 +198,7 @@ static void abort_comm(struct fake_session *session, uint32_t handle, uint32_t s
     fake_send_event(session, &event);
 }
 
-/* Of a version that there is not. */
+/* Sends a completion of a version that does not exist. */
 static void send_other_record(struct fake_session *session, const struct submit_record *submit)
 {
     struct completion_record other;
@@ -219,7 +219,7 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
                 const struct fake_script *script)
 {
     static const uint8_t oversize[CLIENT_PACKET_MAX_BYTES + 1];
-    static const uint8_t unknown_field[] = {0xf8, 0x07, 0x01}; /* number 127, which no event has */
+    static const uint8_t unknown_field[] = {0xf8, 0x07, 0x01}; /* field number 127, which no event has */
     switch (script->action) {
     case FAKE_COMPLETE:
         complete(daemon, session, submit, script->op_delay_ms);
@@ -243,7 +243,8 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         return;
     case FAKE_EMPTY_EVENT:
         fake_send_bytes(session, unknown_field,
-                        sizeof unknown_field); /* one of no bytes would be an end of file */
+                        /* an event of no bytes would look like the end of the connection */
+                        sizeof unknown_field);
         return;
     case FAKE_OTHER_RECORD:
         send_other_record(session, submit);
@@ -265,7 +266,7 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         session->closing = true;
         return;
     case FAKE_STOP_READING:
-        complete(daemon, session, submit, 1); /* later: when it goes on */
+        complete(daemon, session, submit, 1); /* later, when reading goes on */
         daemon->stopped_reading = true;
         return;
     case FAKE_ABUSE_RINGS:

@@ -1,7 +1,7 @@
 #ifndef TESTS_LIB_FAKE_DAEMON_PARTS_H
 #define TESTS_LIB_FAKE_DAEMON_PARTS_H
 
-/* What the files of fake_daemon share; tests include fake_daemon.h alone. */
+/* What the files of fake_daemon share. Tests include only fake_daemon.h. */
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -29,26 +29,27 @@ struct fake_comm {
 
 struct fake_memory {
     uint32_t id;         /* 0: free */
-    unsigned char *base; /* null: on a GPU */
+    unsigned char *base; /* null: memory on a GPU */
     uint64_t size_bytes;
     uint64_t mapped_bytes;
 };
 
-/* Something to be said later; first in, first out. */
+/* Something to be sent later, first in, first out. */
 struct fake_delayed {
     uint64_t due_ns;
     uint32_t handle;
-    uint64_t ticket;                                    /* of a completion; 0: nobody is told */
-    uint64_t init_request_id;                           /* or of a CommInitReply */
-    struct submit_record *record;                       /* a copy */
-    enum { FAKE_WAITS, FAKE_DONE, FAKE_REFUSED } state; /* done when its words are reached */
+    uint64_t ticket;              /* ticket of a completion; 0: nobody is told */
+    uint64_t init_request_id;     /* or the request id of a CommInitReply; else 0 */
+    struct submit_record *record; /* a copy of the record */
+    /* FAKE_WAITS: the operation runs when its words are reached */
+    enum { FAKE_WAITS, FAKE_DONE, FAKE_REFUSED } state;
 };
 
 struct fake_session {
     int fd; /* -1: free */
     bool closing;
-    struct fake_rings *rings; /* null: the socket alone */
-    bool offers_rings;        /* with the next packet */
+    struct fake_rings *rings; /* null: only the socket is used */
+    bool offers_rings;        /* the descriptors of the rings go with the next packet */
     uint64_t pending;
     struct fake_comm comms[FAKE_COMMS_MAX];
     struct fake_memory memories[FAKE_MEMORIES_MAX];
@@ -58,14 +59,14 @@ struct fake_session {
 
 struct fake_daemon {
     pthread_t thread;
-    pthread_mutex_t lock;   /* of script, op_count, counts, stopping, goes_on */
-    pthread_cond_t changed; /* counts */
+    pthread_mutex_t lock;   /* guards script, op_count, counts, stopping, goes_on */
+    pthread_cond_t changed; /* signalled when counts change */
     struct fake_script script;
     uint64_t op_count;
     struct fake_counts counts;
     bool stopping;
     bool goes_on;
-    bool stopped_reading; /* the thread's alone */
+    bool stopped_reading; /* used by the thread alone */
     int wake_fd;
     int listen_fd;
     char folder[64];
@@ -74,10 +75,10 @@ struct fake_daemon {
     struct fake_session sessions[FAKE_SESSIONS_MAX];
 };
 
-/* fake_daemon.c: fake_must fails the process. */
+/* fake_daemon.c. fake_must ends the process if the condition is false. */
 void fake_must(bool condition, const char *what);
 uint64_t fake_now_ns(void);
-/* Whoever waits for counts looks at them. */
+/* Unlocks, and wakes those who wait for counts. */
 static inline void fake_unlock(struct fake_daemon *daemon)
 {
     pthread_cond_broadcast(&daemon->changed);
@@ -117,25 +118,25 @@ void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *ses
 
 /* fake_daemon_ops.c */
 bool fake_words_are_reached(struct fake_session *session, const struct submit_record *record);
-/* The one that tells the end, if there is one. */
+/* Sets the word that tells the end of the operation or event, if there is one. */
 void fake_set_word(struct fake_session *session, const struct submit_record *record);
-/* Does it; false where commd would refuse. */
+/* Carries out an operation. Returns false if commd would refuse it. */
 bool fake_perform(struct fake_daemon *daemon, struct fake_session *session,
                   const struct submit_record *submit);
 void fake_finish(struct fake_daemon *daemon, struct fake_session *session, const struct submit_record *submit,
                  bool done);
 void fake_carry_out(struct fake_daemon *daemon, struct fake_session *session,
                     const struct submit_record *event);
-/* An operation or an event. */
+/* Handles a record: an operation or an event. */
 void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
                         const struct submit_record *record);
 
-/* fake_daemon_later.c: what is delayed belongs to the queue. */
+/* fake_daemon_later.c. The queue owns what is delayed. */
 void fake_delay(struct fake_session *session, const struct fake_delayed *what);
 void fake_say_delayed(struct fake_daemon *daemon, struct fake_session *session);
 void fake_free_delayed(struct fake_delayed *delayed);
 
-/* fake_daemon_sessions.c: the thread's. */
+/* fake_daemon_sessions.c: the function of the thread. */
 void *fake_serve(void *argument);
 
 #endif

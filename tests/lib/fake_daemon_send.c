@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Sending: it blocks, as nastily as it may, and reads nothing meanwhile. */
+/* Sending. It blocks and reads nothing meanwhile, which is the worst that commd may do to a client. */
 
 static void put_bytes(struct fake_session *session, const void *bytes, size_t size)
 {
@@ -16,7 +16,7 @@ static void put_bytes(struct fake_session *session, const void *bytes, size_t si
     }
 }
 
-/* Where rings are offered, their descriptors go along. */
+/* Sends a packet. If rings are to be offered, their descriptors go with it. */
 static ssize_t send_on_socket(struct fake_session *session, const void *bytes, size_t size)
 {
     int fds[CLIENT_RING_FDS];

@@ -9,9 +9,10 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#define SEND_TIMEOUT_S 20 /* a client that reads nothing for so long is lost */
+#define SEND_TIMEOUT_S 20 /* a client that reads nothing for this long is lost */
 
-/* Sessions: accepted, read from socket and rings, ended; the thread that does it. */
+/* Sessions: accepting them, reading from their sockets and rings, ending them; and the thread that does
+ * this. */
 
 static void handle_hello(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
                          const Commd__Client__Hello *request)
@@ -186,7 +187,7 @@ static void end_session(struct fake_daemon *daemon, struct fake_session *session
     fake_unlock(daemon);
 }
 
-/* What wakes the thread: two places a session, its socket and its bell. Returns for how long to wait. */
+/* Lists what wakes the thread: for each session its socket and its bell. Returns how long to wait. */
 static int watch_sessions(struct fake_daemon *daemon, struct pollfd *ready)
 {
     int timeout_ms = -1;
@@ -210,7 +211,9 @@ static int watch_sessions(struct fake_daemon *daemon, struct pollfd *ready)
     daemon->counts.waits = waits;
     fake_unlock(daemon);
     return timeout_ms < 0 && daemon->stopped_reading ? 1
-                                                     : timeout_ms; /* whether a client waits is to be seen */
+                                                     /* short, so that `waits` shows soon whether a client
+                                                      * waits */
+                                                     : timeout_ms;
 }
 
 static void serve_session(struct fake_daemon *daemon, struct fake_session *session,

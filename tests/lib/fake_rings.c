@@ -94,7 +94,8 @@ bool fake_rings_await_room(struct fake_rings *rings, size_t size_bytes, int fd)
     struct pollfd polled[2] = {{.fd = rings->bell[0], .events = POLLIN}, {.fd = fd, .events = POLLRDHUP}};
     if (ring_producer_sleep(&rings->out, size_bytes)) {
         (void)poll(polled, 2, -1);
-        (void)fake_rings_heard(rings); /* who sleeps at it next looks at the ring first */
+        /* a lost ring does no harm: before it sleeps again, the reader looks at the ring */
+        (void)fake_rings_heard(rings);
     }
     ring_producer_wakes(&rings->out);
     return polled[1].revents == 0;
@@ -124,7 +125,8 @@ size_t fake_rings_heard(struct fake_rings *rings)
 void fake_rings_abuse(struct fake_rings *rings, enum fake_abuse abuse)
 {
     struct ring *out = &rings->out;
-    uint32_t offset = out->own & (CLIENT_RING_BYTES - 1); /* entries begin at multiples of 8: never cut */
+    /* entries begin at multiples of 8, so the length is never split */
+    uint32_t offset = out->own & (CLIENT_RING_BYTES - 1);
     uint32_t length = abuse == FAKE_ABUSE_NO_LENGTH ? 0 : 1000;
     rings->spoilt = true;
     switch (abuse) {

@@ -7,9 +7,10 @@
 #include <sys/stat.h>
 
 /*
- * Replays a corpus through a fuzz target without libFuzzer, in the ordinary test run: the files given, or
- * those of tests/fuzz/corpus/<target>. A file that people named is also cut at every length; one that a merge
- * named by its hash is not, for there are many. Reports as a TAP test.
+ * Replays a corpus through a fuzz target in the ordinary test run, without libFuzzer. It takes the given
+ * files, or those of tests/fuzz/corpus/<target>. A file that a person named is also cut at up to 513 lengths,
+ * evenly spread. There are many files that a merge named by their hash; they are not cut. Reports as a TAP
+ * test.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t size_max);
@@ -19,7 +20,7 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t size_max);
 
 static unsigned replayed;
 
-/* For targets with mutators of their own, which link against libFuzzer's: a replay changes nothing. */
+/* Targets with mutators of their own link against this function of libFuzzer. A replay changes nothing. */
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t size_max)
 {
     (void)data;
@@ -43,7 +44,7 @@ static int replay(const char *path)
     size_t size = input != NULL ? fread(input, 1, INPUT_MAX_BYTES, file) : 0;
     fclose(file);
     for (size_t cut = is_merged(path) ? size + 1 : 0; cut <= size && input != NULL; cut += 1 + size / 512) {
-        /* A block of its own size, so that a sanitizer sees every read beyond it. */
+        /* A block of the exact size, so that a sanitizer notices every read beyond it. */
         uint8_t *exact = malloc(cut + (cut == 0));
         if (exact != NULL) {
             memcpy(exact, input, cut);

@@ -6,26 +6,26 @@
 #include <commclient.h>
 
 /*
- * Buffers of a test program that operations use on a GPU: each has its memory there and a copy on the host,
- * which the program fills and looks at. Without a GPU (device COMM_DEVICE_HOST) the copy is all there is.
- * Whatever fails ends the program. One thread.
+ * Buffers of a test program, which operations use on a GPU. Each has memory on the GPU and a copy on the
+ * host. The program fills and reads the copy. Without a GPU (device COMM_DEVICE_HOST) there is only the copy.
+ * Any failure ends the program. For one thread only.
  */
 
-/* Loads the driver and takes the GPU with that ordinal; COMM_DEVICE_HOST: none. */
+/* Loads the driver and opens the GPU with that ordinal. COMM_DEVICE_HOST: opens none. */
 void gpu_mirror_open(int device);
 
-/* The host's copy. client null: memory that the library does not know (cuMemAlloc, malloc); else
- * comm_mem_alloc's. */
+/* Returns the copy on the host. client null: memory that the library does not know (cuMemAlloc, malloc);
+ * else memory of comm_mem_alloc. */
 void *gpu_mirror_alloc(comm_client_t *client, size_t size_bytes);
 
-/* Where operations find what is at `host`, within one of the copies, or null: on the GPU, when the program
- * has one. The bytes that are there now are copied first. */
+/* Copies the bytes at `host` to the GPU, if the program uses one. Returns where operations find them.
+ * `host` lies within one of the copies, or is null. */
 void *gpu_mirror_put(const void *host, size_t size_bytes);
 
-/* The same place; nothing is copied. */
+/* Returns the same place, but copies nothing. */
 void *gpu_mirror_at(const void *host);
 
-/* Copies bytes back. */
+/* Copies the bytes back to the host. */
 void gpu_mirror_get(void *host, size_t size_bytes);
 
 #endif

@@ -78,7 +78,8 @@ static void node_down(void *context, uint32_t peer, const struct error *cause, u
     hostile->down = *cause;
 }
 
-/* Of its operations and of its messages, which fail once each: the first one counts. */
+/* Notes a failure. Operations and messages of the communicator fail once each; only the first failure
+ * counts. */
 static void failed(struct hostile *hostile, bool *before, const struct error *cause)
 {
     require(!*before);
@@ -114,10 +115,10 @@ static void comm_disagreed(void *context, uint64_t seq, uint32_t node, const cha
 
 /* A call that has not ended. */
 struct pending {
-    struct p2p_message message; /* the first: of a message */
+    struct p2p_message message; /* comes first, so that a pointer to it is one to this struct */
     struct hostile *hostile;
     struct hostile_outcome *outcome;
-    uint64_t counts[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS]; /* layouts, valid until the end */
+    uint64_t counts[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS]; /* layouts, which must stay valid until the end */
     uint64_t displacements[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS];
 };
 
@@ -156,7 +157,7 @@ static void liar_down(void *context, uint32_t peer, const struct error *cause, u
     (void)now_ns;
 }
 
-/* How far a stream of node a's was read. */
+/* How far a stream of node a is read. */
 struct heard_stream {
     uint8_t header[DATA_HEADER_BYTES];
     uint32_t have;
@@ -185,7 +186,7 @@ static void header_heard(struct hostile *hostile, enum net_stream_kind kind, str
     }
 }
 
-/* Whatever node a sends is well-formed. */
+/* Checks that whatever node a sends is well-formed. */
 static size_t liar_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
                            bool end, uint64_t now_ns)
 {
@@ -368,7 +369,7 @@ void hostile_stop(struct hostile *hostile)
     exec_free(hostile->exec);
     p2p_free(hostile->p2p);
     net_free(hostile->net);
-    network_advance(hostile->network, hostile->now_ns + TIME_S); /* node b hears that it is gone */
+    network_advance(hostile->network, hostile->now_ns + TIME_S); /* node b notices that node a is gone */
     net_free(hostile->liar);
     network_free(hostile->network);
 }
@@ -436,8 +437,8 @@ uint64_t hostile_output_bytes(const struct hostile_call *call)
     return blocks * call->count_elements * dtype_size_bytes(call->dtype);
 }
 
-/* Sizes between two ranks are the same from either side: by how far they are apart. Their sum is that of
- * equal blocks. */
+/* The size of a block depends only on how far the two ranks are apart, so both ranks compute the same
+ * size. The sum of a rank's blocks is that of equal blocks. */
 static void hostile_layout(uint32_t rank, uint64_t count, uint64_t counts[HOSTILE_RANKS],
                            uint64_t displacements[HOSTILE_RANKS])
 {

@@ -11,8 +11,8 @@
 
 #define BUFFERS_MAX 17u
 #define GUARD_BYTES 64u
-#define SHAPES 12u       /* drawn for each number of inputs */
-#define COUNT_MAX 20000u /* elements of a case, times 16 bytes at most a buffer */
+#define SHAPES 12u       /* shapes that are drawn for each number of inputs */
+#define COUNT_MAX 20000u /* most elements of a case; an element has at most 16 bytes */
 #define SHAPE_BYTES_MAX 65536u
 #define COPY_ROUNDS 400u
 
@@ -146,8 +146,8 @@ static void tell(const struct kernel_check *check, const struct reduce_case *one
     printf("  byte %zu of the arena, outside of all outputs, was written\n", at);
 }
 
-/* The elements of outputs that are equal but for NaN are made the same, so that all the rest can be compared.
- */
+/* Makes elements of outputs the same that are equal except for the payload of NaN. Then all the rest can
+ * be compared. */
 static void forgive_nan(struct kernel_check *check, const struct reduce_case *one)
 {
     size_t size = dtype_size_bytes(one->dtype);
@@ -209,8 +209,8 @@ static void draw_grid(struct kernel_check *check, struct reduce_case *one)
 
 /* ---- shapes */
 
-/* Lays out the buffers one after the other, each `shift` of the type's alignment past a boundary of 16 bytes.
- */
+/* Lays out the buffers one after the other. Each begins `shift` bytes behind a boundary of 16 bytes; the
+ * shift is a multiple of the type's alignment. */
 static void place(struct kernel_check *check, struct reduce_case *one, bool alike, bool in_place)
 {
     size_t part = element_part_bytes(one->dtype);
@@ -272,7 +272,7 @@ bool kernel_check_shapes(struct kernel_check *check, enum dtype dtype, enum redu
 
 /* ---- values */
 
-/* 65536 elements of two inputs and one output. */
+/* Checks 65,536 elements of two inputs and one output. */
 static bool check_pairs(struct kernel_check *check, enum dtype dtype, enum reduce reduce,
                         uint64_t (*pair)(enum dtype dtype, size_t index, size_t operand, size_t round),
                         size_t round)
@@ -312,7 +312,7 @@ static uint64_t pair_of_short(enum dtype dtype, size_t index, size_t operand, si
     return (operand ^ (round & 1)) == 0 ? index : kernel_edge(dtype, round);
 }
 
-/* Every pair of edges; and those plus or minus the last bits of the fraction, with random ones. */
+/* Gives every pair of edges. Further pairs are edges with changed last bits, or random numbers. */
 static uint64_t pair_of_edges(enum dtype dtype, size_t index, size_t operand, size_t round)
 {
     size_t edges = kernel_edge_count(dtype);

@@ -8,20 +8,20 @@
 #include "proto/types.h"
 
 /*
- * Compares the kernels of kernels/kernels.h with host_reduce and memcpy, bit for bit but for the payload of
- * NaN, on whatever runs them: a GPU, or the host that their source was compiled for. All buffers of a case
- * lie in one arena with bytes between them, and all of it is compared: what a kernel writes beside its
- * outputs is seen.
+ * Compares the kernels of kernels/kernels.h with host_reduce and memcpy, wherever the kernels run: on a GPU,
+ * or compiled for the host. All bits must be the same, except for the payload of NaN. All buffers of a case
+ * lie in one arena, with bytes between them. All of the arena is compared, so a write beside the outputs is
+ * noticed.
  */
 #define KERNEL_ARENA_BYTES (4u << 20)
 
 struct kernel_runner {
     void *context;
-    uint64_t arena; /* address of the arena, a multiple of 256, as kernels see it */
-    /* The first so many bytes of the arena from and to the host. */
+    uint64_t arena; /* address of the arena for the kernels, a multiple of 256 */
+    /* Copy the first `size` bytes of the arena from the host, and to it. */
     bool (*upload)(void *context, const void *bytes, size_t size);
     bool (*download)(void *context, void *bytes, size_t size);
-    /* False, having said why, where there is no such kernel or it failed. */
+    /* Runs a kernel. If there is no such kernel, or it fails, prints why and returns false. */
     bool (*run)(void *context, const char *name, void *arguments, size_t arguments_bytes, uint32_t blocks,
                 uint32_t threads);
 };
@@ -30,7 +30,7 @@ struct kernel_check {
     const struct kernel_runner *runner;
     uint64_t cases;
     uint64_t random;
-    unsigned char *before; /* arenas on the host */
+    unsigned char *before; /* three copies of the arena, on the host */
     unsigned char *expected;
     unsigned char *got;
 };
@@ -38,21 +38,23 @@ struct kernel_check {
 void kernel_check_open(struct kernel_check *check, const struct kernel_runner *runner);
 void kernel_check_close(struct kernel_check *check);
 
-/* Each is false after the first difference, having said on standard output what differs. */
+/* Each of these stops at the first difference, prints it on standard output, and returns false. */
 
 /*
- * Every number of inputs of interest with several drawn shapes each: 1 to as many outputs, in place and not,
- * alike and unlike alignments, counts about the edges of packs, grids large and small, both structs.
+ * Checks every interesting number of inputs, with several random shapes each. Shapes vary in the number of
+ * outputs (1 up to as many as inputs), in place or not, equal or different alignments, counts near the edges
+ * of packs, small and large grids, and both structs.
  */
 bool kernel_check_shapes(struct kernel_check *check, enum dtype dtype, enum reduce reduce);
 
-/* Two inputs: 8 bits every pair, 16 bits every value beside chosen ones, others chosen values in pairs. */
+/* Checks two inputs. For types of 8 bits: every pair; of 16 bits: every value with chosen ones; of more
+ * bits: pairs of chosen values. */
 bool kernel_check_values(struct kernel_check *check, enum dtype dtype, enum reduce reduce);
 
-/* Copies of all alignments and many sizes, one and many in a launch. */
+/* Checks copies of all alignments and many sizes, one or many in a launch. */
 bool kernel_check_copies(struct kernel_check *check);
 
-/* All of the above. */
+/* Runs all checks above. */
 bool kernel_check_all(struct kernel_check *check);
 
 #endif

@@ -12,21 +12,21 @@ uint64_t kernel_random(uint64_t *state)
     return hash ^ (hash >> 31);
 }
 
-/* Each with either sign. */
+/* Each edge appears with both signs. */
 #define REAL_EDGES 20u
 
 static uint64_t real_edge(struct element_layout layout, size_t index)
 {
     unsigned fraction = layout.fraction;
     uint64_t one = 1;
-    uint64_t unit = one << fraction; /* of the exponent */
+    uint64_t unit = one << fraction; /* the lowest bit of the exponent */
     uint64_t infinity = ((one << layout.exponent) - 1) << fraction;
     uint64_t bias = (one << (layout.exponent - 1)) - 1;
     const uint64_t magnitudes[REAL_EDGES] = {
         0,
         1, /* the smallest denormal */
         2,
-        unit - 1, /* the largest one */
+        unit - 1, /* the largest denormal */
         unit,     /* the smallest normal */
         unit + 1,
         bias * unit, /* 1 */
@@ -38,11 +38,11 @@ static uint64_t real_edge(struct element_layout layout, size_t index)
         (bias - 1) * unit,      /* 0.5 */
         (bias + fraction) * unit + 1,
         (bias - fraction) * unit,
-        infinity - 1, /* the largest finite number, but for f8e4m3 */
+        infinity - 1, /* the largest finite number, except for f8e4m3 */
         infinity - unit,
         infinity,
         infinity + 1,        /* NaN, signalling */
-        infinity + unit / 2, /* and quiet */
+        infinity + unit / 2, /* NaN, quiet */
     };
     uint64_t sign = (index & 1) << (fraction + layout.exponent);
     return sign | magnitudes[index / 2 % REAL_EDGES];
@@ -91,7 +91,8 @@ uint64_t kernel_edge(enum dtype dtype, size_t index)
     return layout.fraction != 0 ? real_edge(layout, index) : integer_edges[index];
 }
 
-/* About 1, within a few powers of two, so that sums round; integers small, and zero now and then. */
+/* Gives numbers within a few powers of two around 1, so that sums must round. Integers are small, and 0
+ * now and then. */
 static uint64_t moderate(enum dtype dtype, uint64_t hash)
 {
     struct element_layout layout = element_layout(dtype);

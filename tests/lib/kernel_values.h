@@ -11,8 +11,8 @@
 uint64_t kernel_random(uint64_t *state);
 
 /*
- * A value of the type where arithmetic has an edge, as bits of one part: zeros, denormals, ties, the largest,
- * infinities, NaN. Those of `index` repeat after kernel_edge_count.
+ * Returns a value at an edge of the type's arithmetic, as the bits of one part: zeros, denormals, ties, the
+ * largest numbers, infinities, NaN. The values repeat after kernel_edge_count.
  */
 size_t kernel_edge_count(enum dtype dtype);
 uint64_t kernel_edge(enum dtype dtype, size_t index);

@@ -7,7 +7,7 @@
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1 /* as gcc says it */
+#define __SANITIZE_ADDRESS__ 1 /* the name that gcc uses */
 #endif
 #endif
 #ifdef __SANITIZE_ADDRESS__

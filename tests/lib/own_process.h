@@ -4,13 +4,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What this process has: for tests that nothing is left behind. */
+/* What this process holds at present. For tests that check that nothing is left behind. */
 
-/* From its allocator, which says it in its own way. */
+/* Bytes that are allocated. Each allocator reports this in its own way. */
 size_t allocated_bytes(void);
-/* Open descriptors, the one with which they are counted included. */
+/* Open descriptors, including the one that is needed to count them. */
 unsigned count_fds(void);
-/* Mappings of memfds of that name. */
+/* Mappings of memfds with that name. */
 unsigned count_mappings(const char *memfd);
 
 #endif

@@ -16,8 +16,8 @@ static void require(bool condition, const char *what, const struct error *error)
 }
 
 /*
- * What stands at an offset of a stream: bytes by chance that come again after a prime number of them, so that
- * what is cut, moved or doubled by any size that is usual is noticed. They begin elsewhere for each seed.
+ * The pattern of a stream: random bytes that repeat after a prime number of bytes. So a test notices what is
+ * cut, moved or doubled by any usual size. The start depends on the seed.
  */
 #define PATTERN_PERIOD 65521u
 
@@ -32,7 +32,7 @@ static void pattern_init(void)
     }
 }
 
-/* The pattern's bytes from an offset on: PATTERN_PERIOD of them stand together. */
+/* Returns the pattern's bytes from an offset on. At least PATTERN_PERIOD of them are contiguous. */
 static const uint8_t *pattern_at(uint64_t seed, uint64_t offset)
 {
     return pattern + (offset + seed % PATTERN_PERIOD * 7919u) % PATTERN_PERIOD;
@@ -305,7 +305,7 @@ static void piece_sent(void *context, enum status result, uint64_t now_ns)
         source->failed++;
         source->result = result;
     }
-    memset(piece->data, 0xee, piece->size); /* whoever still reads it sends the wrong bytes */
+    memset(piece->data, 0xee, piece->size); /* if anybody still reads the piece, wrong bytes are sent */
     free(piece);
 }
 

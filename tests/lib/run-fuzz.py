@@ -4,15 +4,16 @@
 usage: run-fuzz.py run BUILD SECONDS [TARGET ...]
        run-fuzz.py merge BUILD [TARGET ...]
 
-BUILD holds the programs fuzz_TARGET. No TARGET: all of tests/fuzz. `run` gives each target SECONDS, as many at a time as
-COMMD_FUZZ_JOBS says (2). Each works on a corpus of its own, BUILD/corpus/TARGET, which begins with the committed one and
-grows from run to run. A line for each target says how many inputs ran, how fast, how much they cover, and how many new
-ones the corpus gained. An input that crashes, leaks or hangs is a finding: its path and how to reproduce it are printed,
-the target's output is in BUILD/logs, and the exit code is 1.
+BUILD is the folder of the programs fuzz_TARGET. Without TARGET: all of tests/fuzz.
 
-`merge` adds the fewest inputs of BUILD/corpus/TARGET that cover what tests/fuzz/corpus/TARGET does not. Files that
-people named stay; files of an earlier merge are chosen anew. At most MERGED_FILES_MAX of at most MERGED_FILE_BYTES_MAX
-bytes, and MERGED_BYTES_MAX in all: those that cover most are taken, and what is left out is counted.
+`run` gives each target SECONDS, and runs COMMD_FUZZ_JOBS targets at a time (2). Each target has a growing corpus of its own,
+BUILD/corpus/TARGET. It begins with the committed corpus and grows from run to run. A line for each target says how many inputs ran, how fast,
+how much they cover, and how many new ones the corpus gained. An input that crashes, leaks or hangs is a finding. For each finding, its path and
+how to reproduce it are printed. The target's output is in BUILD/logs, and the exit code is 1.
+
+`merge` adds the fewest inputs of BUILD/corpus/TARGET that cover what tests/fuzz/corpus/TARGET does not. Files that a person named stay. Files
+of an earlier merge are chosen anew. At most MERGED_FILES_MAX files are taken, of at most MERGED_FILE_BYTES_MAX bytes each and MERGED_BYTES_MAX
+in all. Those that cover most come first; what is left out is counted.
 """
 import concurrent.futures
 import os
@@ -29,15 +30,15 @@ SOURCES = ROOT / "tests" / "fuzz"
 MERGED_FILES_MAX = 200
 MERGED_FILE_BYTES_MAX = 8 << 10
 MERGED_BYTES_MAX = 256 << 10
-INPUT_TIMEOUT_S = 25  # for one input: a hang
+INPUT_TIMEOUT_S = 25  # an input that takes longer hangs
 MEMORY_LIMIT_MIB = 2048
-STOP_S = 60  # for a target to end after its time is up
+STOP_S = 60  # a target that still runs this long after its time is stopped
 FINDING_LINES = 40
 MERGED_NAME = re.compile(r"[0-9a-f]{40}")  # libFuzzer names an input by its SHA-1
 STAT = re.compile(r"^stat::(\w+):\s+(\d+)", re.MULTILINE)
 COVERAGE = re.compile(r"\bcov: (\d+) ft: (\d+)")
 
-# ASan allocates beside the limits that tests of failing allocations set, and says which input leaked.
+# Some targets make allocations fail, so ASan must return null instead of ending the process. It must also report the input that leaked.
 ENVIRONMENT = {
     "ASAN_OPTIONS": "allocator_may_return_null=1:detect_leaks=1:abort_on_error=0:symbolize=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
@@ -49,7 +50,7 @@ def all_targets():
 
 
 def work_corpus(build, target):
-    """The target's growing corpus, with whatever is committed in it."""
+    """Returns the folder of the target's growing corpus, with all committed files in it."""
     folder = build / "corpus" / target
     folder.mkdir(parents=True, exist_ok=True)
     committed = SOURCES / "corpus" / target
@@ -65,7 +66,7 @@ def dictionary(target):
 
 
 class Outcome:
-    """How a run of one target went."""
+    """The outcome of one target's run."""
 
     def __init__(self, target, code, text, new_inputs, findings, log):
         stats = {name: int(value) for name, value in STAT.findall(text)}
@@ -107,7 +108,7 @@ def run_target(build, target, seconds):
             process.wait()
             if not isinstance(stopped, subprocess.TimeoutExpired):
                 raise
-            code = None  # it did not end: a finding too
+            code = None  # it did not end, which is a finding too
     text = log.read_text(errors="replace")
     new_inputs = max(0, len(list(corpus.iterdir())) - before)
     return Outcome(target, code, text, new_inputs, sorted(set(findings.iterdir()) - known), log)
@@ -141,7 +142,7 @@ def run(build, seconds, targets):
 
 
 def merge_target(build, target):
-    """Chooses anew what is committed beside the files that people named. Returns whether the target could be run."""
+    """Chooses anew which merged files are committed beside those that a person named. Returns whether the target could run."""
     grown = work_corpus(build, target)
     committed = SOURCES / "corpus" / target
     committed.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,7 @@ def merge_target(build, target):
         return False
     found = [path for path in chosen.iterdir() if MERGED_NAME.fullmatch(path.name)]
     kept = left_out = kept_bytes = 0
-    # A cover of sets is chosen greedily, and written in that order: what adds most comes first.
+    # libFuzzer chooses greedily, and writes in that order, so the inputs that add most come first.
     for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name)):
         size = path.stat().st_size
         if kept >= MERGED_FILES_MAX or size > MERGED_FILE_BYTES_MAX or kept_bytes + size > MERGED_BYTES_MAX:

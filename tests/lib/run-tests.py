@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Runs test programs (cmocka or any that print TAP) and system tests (unittest files), each bounded in time, and counts.
+"""Runs test programs (cmocka or any that print TAP) and system tests (unittest files), limits the time of each, and counts.
 
 usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
 
-Programs run two at a time, then the unittest files one after the other. Each skip is shown with its reason: for unittest the
-one given, for cmocka the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the
-end of the output. The last line is "N passed, N failed" or "N passed, N failed, N skipped"; the exit code is 0 if
-tests ran and none failed.
+Programs run two at a time. Then the unittest files run one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
+the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
+passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
-A program may run COMMD_TEST_TIMEOUT_S seconds (300); a unittest file that needs longer sets TIMEOUT_S = seconds at its top.
+A program may run COMMD_TEST_TIMEOUT_S seconds (300). A unittest file that needs longer sets TIMEOUT_S = seconds at its top.
 """
 import concurrent.futures
 import importlib.util
@@ -26,7 +25,7 @@ import unittest
 
 TIMEOUT_S = int(os.environ.get("COMMD_TEST_TIMEOUT_S", "300"))
 PROGRAMS_AT_ONCE = 2
-CLEAN_UP_S = 10  # for a stopped test to end its daemons and remove its network namespaces
+CLEAN_UP_S = 10  # time for a stopped test to end its daemons and remove its network namespaces
 TAIL_LINES = 80
 NO_REASON = "no reason given"
 
@@ -43,7 +42,7 @@ class Runner:
         self.passed = self.failed = self.skipped = 0
 
     def run(self, path):
-        """Runs one program in a process group of its own; returns (path, output, exit code, null when out of time, seconds)."""
+        """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds)."""
         environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
         command = [os.path.abspath(path)]
         limit_s = TIMEOUT_S
@@ -52,7 +51,7 @@ class Runner:
             longer = re.search(r"^TIMEOUT_S\s*=\s*(\d+)", pathlib.Path(path).read_text(), re.MULTILINE)
             limit_s = max(limit_s, int(longer.group(1)) if longer else 0)
         started = time.monotonic()
-        # A file, not a pipe: whatever a test leaves behind may hold it open without holding up this run.
+        # A file, not a pipe: a process that a test leaves behind may keep it open, and this run need not wait for it.
         with tempfile.TemporaryFile() as output:
             with self.lock:
                 if self.stopping:
@@ -78,7 +77,7 @@ class Runner:
         return path, text, code, time.monotonic() - started
 
     def stop(self, process):
-        """Ends a process: unittest files by an interrupt, so that they clean up; then whatever is left of the group."""
+        """Ends a process. Interrupts a unittest file, so that it can clean up. Then kills whatever is left of the group."""
         if process.args[0] == sys.executable:
             process.send_signal(signal.SIGINT)
             try:
@@ -131,7 +130,7 @@ class Runner:
                 for done in concurrent.futures.as_completed([pool.submit(self.run, path) for path in programs]):
                     self.report(*done.result())
             except KeyboardInterrupt:
-                self.stop_all()  # the pool would run all the others first
+                self.stop_all()  # otherwise the pool would first run all the others
                 raise
         for path in paths:
             if path.endswith(".py"):
@@ -152,9 +151,9 @@ def short(path):
 
 
 def count_tap(output):
-    """Returns (passed, names of failures, [(name, reason)] of skips, announced number or null)."""
+    """Returns (passed, names of failures, [(name, reason)] of skips, announced number or None)."""
     passed, failed, skipped, planned = 0, [], [], None
-    reasons = []  # printed, and not yet taken by a skip
+    reasons = []  # reasons that were printed, and that no skip has taken yet
     for line in output.splitlines():
         reason = re.match(r"\s*#?\s*SKIP: (.*)", line)
         if reason:
@@ -162,13 +161,13 @@ def count_tap(output):
             continue
         plan = re.match(r"1\.\.(\d+)\s*$", line)
         if plan:
-            planned = (planned or 0) + int(plan.group(1))  # one for each group of tests
+            planned = (planned or 0) + int(plan.group(1))  # there is one plan for each group of tests
             continue
         result = re.match(r"(not )?ok (\d+)\b\s*(?:- )?(.*)", line)
         if not result:
             continue
         name = result.group(3).strip()
-        # cmocka: "not ok 2 # SKIP name"; TAP: "ok 2 - name # SKIP reason".
+        # cmocka prints "not ok 2 # SKIP name"; TAP prints "ok 2 - name # SKIP reason".
         skip = re.match(r"(.*?)\s*#\s*SKIP\b\s*(.*)", name, re.IGNORECASE)
         if skip:
             before, after = skip.group(1), skip.group(2)

@@ -4,14 +4,14 @@
 #include "tests/lib/chance.h"
 #include "tests/lib/stage_model.h"
 
-/* Operations at random, for the model. */
+/* Random operations for the model. */
 
 static uint32_t pick(struct random *random, uint32_t limit)
 {
     return (uint32_t)random_below(random, limit);
 }
 
-/* Nodes in the order of their lowest ranks. */
+/* Draws which rank is on which node. Nodes are numbered in the order of their lowest ranks. */
 static void draw_nodes(struct stage_case *drawn, struct random *random)
 {
     uint32_t wanted = 1 + pick(random, STAGE_CASE_NODES_MAX);
@@ -36,7 +36,7 @@ static bool kind_has_tables(enum op_kind kind)
     return op_kind_has_blocks(kind);
 }
 
-/* Blocks of those sizes, with gaps, in another order of places on each rank. */
+/* Gives blocks of those sizes their places: with gaps, and in a different order on each rank. */
 static void place_blocks(const struct stage_case *drawn, struct random *random, const uint64_t *counts,
                          uint64_t *displacements)
 {
@@ -51,7 +51,7 @@ static void place_blocks(const struct stage_case *drawn, struct random *random, 
 
 static void draw_tables(struct stage_case *drawn, struct random *random)
 {
-    uint64_t counts[STAGE_CASE_RANKS_MAX][STAGE_CASE_RANKS_MAX]; /* by sender or rank, then receiver */
+    uint64_t counts[STAGE_CASE_RANKS_MAX][STAGE_CASE_RANKS_MAX]; /* by sender (or rank), then receiver */
     for (uint32_t from = 0; from < drawn->size; from++) {
         for (uint32_t to = 0; to < drawn->size; to++) {
             bool pairs = drawn->kind == OP_KIND_ALL_TO_ALL;
@@ -97,7 +97,7 @@ static void draw_modes(struct stage_case *drawn, struct random *random)
     }
 }
 
-/* Each has as many ranks. */
+/* Whether each node has as many ranks as the others. */
 static bool nodes_are_equal(const struct stage_case *drawn)
 {
     uint32_t counts[STAGE_CASE_NODES_MAX] = {0};
@@ -112,7 +112,8 @@ static bool nodes_are_equal(const struct stage_case *drawn)
     return true;
 }
 
-/* Of the ones that serve; those whose sizes only two nodes know have one that bears that. */
+/* Draws one of the algorithms that serve the operation. If only two nodes know the size of a block, the
+ * algorithm must allow for that. */
 static void draw_algorithm(struct stage_case *drawn, struct random *random)
 {
     uint32_t count;

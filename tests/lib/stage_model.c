@@ -72,7 +72,7 @@ static uint64_t reach(const struct stage_case *drawn, const uint64_t *counts, co
     return end;
 }
 
-/* How much of its buffers a rank gave. */
+/* Computes how many elements of input and output a rank gave. */
 static void measure_buffers(const struct stage_case *drawn, uint32_t rank, uint32_t part, uint64_t *input,
                             uint64_t *output)
 {
@@ -119,7 +119,8 @@ static void measure_buffers(const struct stage_case *drawn, uint32_t rank, uint3
     }
 }
 
-/* In place: the one is in the other, at most as the header of the library says. */
+/* Places a rank's buffers. In place, one buffer lies in the other, as far as the library's header allows
+ * that. */
 static void place_buffers(struct node *node, const struct stage_case *drawn, uint32_t rank, uint32_t entry)
 {
     uint64_t in = node->input_elements[entry], out = node->output_elements[entry];
@@ -164,7 +165,7 @@ static void fill_input(struct node *node, const struct stage_case *drawn, uint32
     }
 }
 
-/* What may not be written: inputs that are no outputs. */
+/* Protects what may not be written: inputs that are not also outputs. */
 static void protect_inputs(struct node *node)
 {
     uint32_t entries = node->op.terms.bucket_ops * node->map.local_count;
@@ -204,7 +205,7 @@ static void init_ranks(struct node *node, const struct stage_case *drawn)
     }
 }
 
-/* Slices of nodes agree, but for those that one node cuts for itself. */
+/* Returns the number of slices. All nodes agree on it, except for operations that a node cuts by itself. */
 static uint64_t slices_of(const struct coll_stage_op *op)
 {
     if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_ALL_TO_ALL) {
@@ -288,7 +289,7 @@ uint64_t stage_heap_place(const struct world *world, const struct coll_stage_pla
     return base + place->offset_elements;
 }
 
-/* left (op) right, of which the one that is null is nothing yet. */
+/* left (op) right. A null operand means that there is nothing yet. */
 struct value stage_fold(struct world *world, const struct value *left, const struct value *right)
 {
     if (left == NULL || right == NULL) {
@@ -399,7 +400,8 @@ static void run_local(struct world *world, uint32_t node)
     }
 }
 
-/* Where tables contradict each other, nodes may have other numbers of slices. */
+/* Whether the node has this slice. If tables contradict each other, nodes may have different numbers of
+ * slices. */
 static bool has_slice(const struct world *world, uint32_t node, uint64_t slice)
 {
     return slice < world->nodes[node].op.slice_count;
@@ -420,7 +422,8 @@ static void run_out(struct world *world, uint64_t slice)
     }
 }
 
-/* Slices go one after the other, or each step of all of them before the next one, from any slice on. */
+/* Runs the slices: one after the other, or each step for all slices before the next step. The first slice
+ * is drawn at random. */
 static void run_slices(struct world *world)
 {
     uint64_t slices = world->nodes[0].op.slice_count;

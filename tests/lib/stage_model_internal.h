@@ -9,25 +9,25 @@
 
 enum value_kind {
     VALUE_JUNK,  /* nothing that an operation may read */
-    VALUE_RAW,   /* an element of an input, as it is */
-    VALUE_SUM,   /* of ranks' elements, each scaled */
-    VALUE_RESULT /* a sum that was divided */
+    VALUE_RAW,   /* an element of an input, unchanged */
+    VALUE_SUM,   /* a sum of ranks' elements, each scaled */
+    VALUE_RESULT /* a sum that was also divided */
 };
 
 struct value {
     enum value_kind kind;
     bool ordered;    /* every fold had the lower ranks on its left */
-    uint32_t block;  /* which of the operation's blocks, or parts, */
-    uint64_t offset; /* and the element of it */
-    uint64_t ranks;  /* who contributed: bits */
-    uint64_t hash;   /* of the expression: equal ones have equal bits */
+    uint32_t block;  /* the number of the operation's block, or part, */
+    uint64_t offset; /* and of the element in it */
+    uint64_t ranks;  /* the ranks that contributed, one bit each */
+    uint64_t hash;   /* a hash of the expression: equal expressions have equal bits */
 };
 
 struct cell {
     struct value value;
     bool read_only;
     uint32_t writes;
-    bool sent; /* the network may read it as late as it likes */
+    bool sent; /* the network may still read it at any time */
 };
 
 /* --- The world --- */
@@ -35,14 +35,14 @@ struct cell {
 #define SPACES 3
 
 struct slice_state {
-    uint64_t memory; /* in the heap */
+    uint64_t memory; /* place in the heap */
     uint64_t memory_elements;
     struct coll_call call;
     uint64_t offsets[2 * (STAGE_CASE_NODES_MAX + 1)];
-    uint64_t *maps[SPACES]; /* by element: where in the heap */
+    uint64_t *maps[SPACES]; /* by element: its place in the heap */
     uint64_t counts[SPACES];
-    uint64_t *origin; /* keeps_input: likewise, of COLL_WORK's first values */
-    bool *fresh;      /* which it still has */
+    uint64_t *origin; /* keeps_input: the same for the first values of COLL_WORK */
+    bool *fresh;      /* which elements of COLL_WORK still have that value */
 };
 
 struct node {
@@ -66,34 +66,34 @@ struct world {
     bool only_bounds;
     struct stage_fault *fault;
     struct node nodes[STAGE_CASE_NODES_MAX];
-    /* The step under way. */
+    /* About the step under way: */
     struct node *node;
     uint64_t slice;
     enum coll_stage_step step;
-    struct coll_stage_piece *deferred[DEFERRED_MAX]; /* of other domains than the host's, in order */
+    struct coll_stage_piece *deferred[DEFERRED_MAX]; /* pieces of other domains than the host's, in order */
     uint32_t deferred_count;
     bool failed;
     char *why;
 };
 
-/* The first thing that is wrong counts. */
+/* Notes what is wrong. Only the first call counts. */
 void stage_wrong(struct world *world, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Zeroed; the test ends without memory. */
+/* Returns zeroed memory. The program ends if there is none. */
 void *stage_need(size_t count, size_t size);
 
 uint64_t stage_heap_add(struct node *node, uint64_t elements);
-/* A node, its ranks, and their buffers. */
+/* Makes a node, its ranks, and their buffers. */
 void stage_node_init(struct world *world, uint32_t index);
 void stage_node_free(struct node *node);
 
-/* left (op) right; one that is null is nothing yet. */
+/* left (op) right. A null operand means that there is nothing yet. */
 struct value stage_fold(struct world *world, const struct value *left, const struct value *right);
 uint64_t stage_mix(uint64_t a, uint64_t b);
 uint64_t stage_heap_place(const struct world *world, const struct coll_stage_place *place);
 bool stage_place_is_wrong(struct world *world, const struct coll_stage_place *place, uint64_t count);
 /* stage_model_pieces.c */
 void stage_run_step(struct world *world, uint32_t node, uint64_t slice, enum coll_stage_step step);
-/* stage_model_net.c: the net stage of a slice; and whether outputs hold what they must. */
+/* stage_model_net.c: runs the net stage of a slice; checks that outputs hold what they must. */
 void stage_net(struct world *world, uint64_t slice);
 void stage_check_end(struct world *world);
 

@@ -36,7 +36,7 @@ static struct cell *cell_of(struct net *net, uint32_t node, enum coll_space spac
     return &at->heap[state->maps[space][element]];
 }
 
-/* What the vector holds there: the input's element, as long as nothing else was written. */
+/* Returns what the vector holds there. That is the input's element, as long as nothing else was written. */
 static struct cell *read_cell(struct net *net, uint32_t node, enum coll_space space, uint64_t element)
 {
     struct node *at = &net->world->nodes[node];
@@ -146,7 +146,7 @@ static struct message *take_message(struct net *net, uint32_t from, uint32_t to)
     return NULL;
 }
 
-/* Goes as far as it can. Returns whether that was any step at all. */
+/* Advances a node as far as it can go. Returns whether it made any step. */
 static bool net_advance(struct net *net, uint32_t node)
 {
     struct net_node *at = &net->nodes[node];
@@ -270,7 +270,7 @@ static uint64_t all_ranks(const struct stage_case *drawn)
     return (UINT64_C(1) << drawn->size) - 1;
 }
 
-/* The block of `from`, or part, at that place of an output. */
+/* Checks that this range of an output holds the block of `wanted`. */
 static void check_range(struct world *world, struct node *node, uint32_t rank, uint32_t entry, uint64_t begin,
                         uint64_t count, struct wanted wanted, bool *checked)
 {
@@ -332,7 +332,7 @@ static void check_output(struct world *world, struct node *node, uint32_t local,
     }
 }
 
-/* All ranks hold the same bits; gaps hold what they held. */
+/* Checks that all ranks hold the same bits, and that nothing was written to gaps. */
 static void check_rest(struct world *world, struct node *node, uint32_t entry, const bool *checked)
 {
     const struct node *first = &world->nodes[0];

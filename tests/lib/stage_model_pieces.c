@@ -4,7 +4,7 @@
 #include "tests/lib/chance.h"
 #include "tests/lib/stage_model_internal.h"
 
-/* Pieces, carried out on symbolic values. */
+/* Carries out pieces on symbolic values. */
 
 static struct value as_source(struct world *world, const struct value *value, bool scaled)
 {
@@ -104,7 +104,7 @@ static void check_piece(struct world *world, const struct coll_stage_piece *piec
     }
 }
 
-/* One that other pieces of its domain do not come before. */
+/* Runs a random deferred piece. Earlier pieces of its domain come first. */
 static void run_deferred(struct world *world)
 {
     uint32_t at = (uint32_t)random_below(world->random, world->deferred_count);
@@ -121,7 +121,7 @@ static void run_deferred(struct world *world)
             (world->deferred_count - at) * sizeof world->deferred[0]);
 }
 
-/* In place, what is copied may be there already. */
+/* Whether the piece copies what is there already, as may happen in place. */
 static bool changes_nothing(const struct world *world, const struct coll_stage_piece *piece)
 {
     const struct cell *heap = world->node->heap;
@@ -135,7 +135,7 @@ static bool changes_nothing(const struct world *world, const struct coll_stage_p
     return same;
 }
 
-/* False: the piece is dropped. */
+/* Changes a piece as the fault says. Returns false if the piece is dropped. */
 static bool change_piece(struct world *world, struct coll_stage_piece *piece)
 {
     struct stage_fault *fault = world->fault;
@@ -194,7 +194,7 @@ static void take_one(struct world *world, const struct coll_stage_piece *emitted
     }
 }
 
-/* As many pieces of one source and one target. */
+/* Takes a piece of several copies as that many pieces, each with one source and one target. */
 static void take_each(struct world *world, const struct coll_stage_piece *emitted)
 {
     static struct coll_stage_piece piece;
@@ -212,7 +212,7 @@ static void take_each(struct world *world, const struct coll_stage_piece *emitte
     }
 }
 
-/* Now and then it wants no more: the plan goes on from there. */
+/* Takes a piece. Sometimes returns false; then the plan must continue from there later. */
 static bool take_piece(void *context, const struct coll_stage_piece *emitted)
 {
     struct world *world = context;

@@ -15,18 +15,18 @@
 #include "tests/lib/chance.h"
 
 #define RELAY_DATAGRAM_MAX_BYTES 65536
-#define RELAY_BURST 256 /* datagrams of one socket before others have their turn */
+#define RELAY_BURST 256 /* most datagrams of one socket before other sockets have their turn */
 #define RELAY_BUFFER_BYTES (4 << 20)
 
 struct relay_client {
     struct udp_relay *relay;
     struct sockaddr_in address;
-    int fd; /* towards the target */
+    int fd; /* the socket towards the target */
     struct loop_watch *watch;
 };
 
 struct relay_packet {
-    struct relay_packet *prev, *next; /* in the order of due_ns */
+    struct relay_packet *prev, *next; /* a list in the order of due_ns */
     uint64_t due_ns;
     struct relay_client *client;
     bool to_target;
@@ -68,7 +68,7 @@ static bool parse_address(const char *text, struct sockaddr_in *out)
     return inet_pton(AF_INET, host, &out->sin_addr) == 1;
 }
 
-/* A bound socket; -1 with errno set. */
+/* Returns a bound socket, or -1 with errno set. */
 static int open_socket(const struct sockaddr_in *address)
 {
     int size = RELAY_BUFFER_BYTES;
@@ -135,7 +135,7 @@ static void delay_packet(struct udp_relay *relay, struct relay_client *client, b
     packet->to_target = to_target;
     packet->size = size;
     memcpy(packet->bytes, bytes, size);
-    /* Most belong at the end. */
+    /* Searches from the end, where most packets belong. */
     struct relay_packet *before = relay->packets == NULL ? NULL : relay->packets->prev;
     while (before != NULL && before->due_ns > due_ns) {
         before = before == relay->packets ? NULL : before->prev;

@@ -20,7 +20,7 @@ static struct pipe_network *pipe_network_of(struct network *network)
     return (struct pipe_network *)network;
 }
 
-/* --- What happens when --- */
+/* --- Events --- */
 
 void pipe_event_set(struct pipe_network *network, struct pipe_event *event, uint64_t at_ns)
 {
@@ -45,7 +45,7 @@ static void pipes_advance(struct network *base, uint64_t now_ns)
 {
     struct pipe_network *network = pipe_network_of(base);
     assert(now_ns >= network->now_ns);
-    assert(!network->advancing); /* not from a handler */
+    assert(!network->advancing); /* handlers must not call this */
     network->advancing = true;
     for (struct timer_node *first; (first = timer_heap_first(&network->events)) != NULL;) {
         if (first->deadline_ns > now_ns) {
@@ -135,7 +135,8 @@ static void pipe_packet_arrive(struct pipe_event *event, uint64_t now_ns)
     struct pipe_host *host = packet->link->to;
     if (packet->link->cut) {
         if (packet->kind <= PIPE_CLOSE) {
-            pipe_packet_free(packet); /* lost: who dials asks again, and who asks anything is told then */
+            /* dropped: a dialling end dials again, and later packets learn that the connection is closed */
+            pipe_packet_free(packet);
             return;
         }
         *(packet->link->held == NULL ? &packet->link->held : &packet->link->held_last->next) = packet;
@@ -162,7 +163,8 @@ struct pipe_packet *pipe_packet_new(struct pipe_host *from, struct pipe_host *to
     return packet;
 }
 
-/* Never at once, or a handler's answer could arrive before the handler is done. */
+/* Returns when a packet arrives, which is never at once: a handler's answer must not arrive before the
+ * handler is done. */
 static uint64_t pipe_arrival_ns(struct pipe_link *link, uint64_t left_ns)
 {
     const struct network_conditions *conditions = &link->conditions;
@@ -215,7 +217,8 @@ void pipe_tell(struct pipe_end *end, enum pipe_packet_kind kind, struct pipe_cha
     pipe_packet_send(packet);
 }
 
-/* What was held arrives at once, in order, before what is still under way. */
+/* Cuts or heals a link. After healing, the packets that it held arrive at once, in order, before those
+ * still under way. */
 static void pipes_cut(struct network *base, const char *from, const char *to, bool cut)
 {
     struct pipe_link *link = pipe_link_named(base, from, to);
@@ -281,7 +284,7 @@ static void pipe_remove_peer(struct net *base, uint32_t index, const struct erro
     pipe_disconnect(base, index, cause);
 }
 
-/* Names are addresses here. */
+/* Hosts are found by name, so an address has no meaning here. */
 static enum status pipe_move_peer(struct net *base, uint32_t index, const char *address, struct error *error)
 {
     const struct pipe_net *net = (const struct pipe_net *)base;
@@ -363,7 +366,7 @@ static void pipes_free(struct network *base)
 {
     struct pipe_network *network = pipe_network_of(base);
     struct timer_node *first;
-    /* Once the nets are gone, only packets are left. */
+    /* All nets are gone, so the remaining events are packets. */
     while ((first = timer_heap_first(&network->events)) != NULL) {
         timer_heap_remove(&network->events, first);
         pipe_packet_free((struct pipe_packet *)((char *)first - offsetof(struct pipe_packet, event.node)));

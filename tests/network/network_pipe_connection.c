@@ -4,7 +4,8 @@
 
 #include "tests/network/pipe_internal.h"
 
-#define PIPE_DIAL_RETRY_NS (50 * TIME_MS) /* what a cut link drops */
+/* dials again after this time, because a cut link drops what it carries while dialling */
+#define PIPE_DIAL_RETRY_NS (50 * TIME_MS)
 
 struct pipe_peer *pipe_end_peer(const struct pipe_end *end)
 {
@@ -45,7 +46,7 @@ static struct pipe_end *pipe_end_new(struct pipe_net *net, uint32_t peer, enum p
     return end;
 }
 
-/* Takes the end out of business; its streams are the caller's to close. Drops the caller's reference. */
+/* Ends this end of a connection. The caller must close its streams. Drops the caller's reference. */
 static void pipe_end_retire(struct pipe_end *end, const struct error *cause)
 {
     struct pipe_network *network = end->host->network;
@@ -80,7 +81,7 @@ static void pipe_end_tell_close(const struct pipe_end *end, const struct error *
     }
 }
 
-/* Streams closed, sends done, peer_down. */
+/* Takes a connection down: closes its streams, ends its sends, calls peer_down. */
 static void pipe_end_take_down(struct pipe_end *end, const struct error *cause, uint64_t now_ns)
 {
     struct pipe_net *net = end->net;
@@ -89,7 +90,7 @@ static void pipe_end_take_down(struct pipe_end *end, const struct error *cause, 
     reason.status = cause->status == STATUS_OK ? STATUS_NODE_LOST : cause->status;
     assert(peer->end == end && (end->state == PIPE_END_UP || end->state == PIPE_END_CLOSING));
     pipe_end_ref(end);
-    peer->end = NULL; /* who connects from a handler below begins anew */
+    peer->end = NULL; /* a handler below that connects begins a new attempt */
     pipe_end_retire(end, &reason);
     pipe_streams_lose(end, &reason, false, now_ns);
     uint32_t index = end->peer;
@@ -194,7 +195,7 @@ static void pipe_end_timer(struct pipe_event *event, uint64_t now_ns)
     case PIPE_END_DIALING:
         pipe_dial(end, now_ns);
         return;
-    case PIPE_END_ANSWERING: /* the dialler has not confirmed: nobody is told */
+    case PIPE_END_ANSWERING: /* the dialler has not confirmed in time; no handler is told */
         pipe_end_peer(end)->answering = NULL;
         pipe_end_retire(end, NULL);
         return;
@@ -311,7 +312,7 @@ static void pipe_answer(struct pipe_net *net, const struct pipe_packet *packet)
             return;
         }
         if (known[i]->other->number > dialer->number) {
-            return; /* of an attempt that a later one has overtaken */
+            return; /* an old attempt; a later one of the same peer is there already */
         }
     }
     struct pipe_end *end = pipe_end_new(net, index, PIPE_END_ANSWERING);
@@ -325,9 +326,9 @@ static void pipe_answer(struct pipe_net *net, const struct pipe_packet *packet)
 }
 
 /*
- * The dialler has our answer: its connection replaces ours. When both dialled at once, both would replace the
- * other's, and none would be left: then the connection that the lower name dialled stays. Returns whether
- * this end is up.
+ * The dialler has this end's answer, so its connection replaces the existing one. If both dialled at once,
+ * each would replace the other's connection, and none would be left. Then the connection stays that the lower
+ * name dialled. Returns whether this end is up.
  */
 static bool pipe_end_confirmed(struct pipe_end *end, uint64_t now_ns)
 {
@@ -350,7 +351,7 @@ static bool pipe_end_confirmed(struct pipe_end *end, uint64_t now_ns)
         pipe_end_take_down(current, &why, now_ns);
     }
     if (peer->end !=
-        NULL) { /* an attempt, perhaps one that peer_down's handler has begun: it succeeds by this */
+        NULL) { /* an attempt, perhaps one that peer_down's handler has begun: this connection fulfils it */
         struct pipe_end *attempt = peer->end;
         peer->end = NULL;
         pipe_end_retire(attempt, &cause);
@@ -360,9 +361,9 @@ static bool pipe_end_confirmed(struct pipe_end *end, uint64_t now_ns)
     return end->state == PIPE_END_UP;
 }
 
-/* --- What arrives --- */
+/* --- Receiving --- */
 
-/* A packet for a connection that is not, any more: whoever sent it is told, and why. */
+/* A packet came for a connection that does not exist any more. Tells the sender why. */
 static void pipe_reject(struct pipe_net *net, const struct pipe_packet *packet)
 {
     net->statistics.dropped_datagrams++;
@@ -412,7 +413,7 @@ static void pipe_nobody(struct pipe_end *end, uint64_t now_ns)
     }
 }
 
-/* Of the other end of a connection that is up. */
+/* Receives a packet from the other end of a connection that is up. */
 static void pipe_end_receive(struct pipe_end *end, const struct pipe_packet *packet, uint64_t now_ns)
 {
     if (packet->kind == PIPE_ACKNOWLEDGE) {

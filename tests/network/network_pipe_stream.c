@@ -6,7 +6,7 @@
 
 #include "tests/network/pipe_internal.h"
 
-#define PIPE_PIECES_MAX 128u /* of one stream under way */
+#define PIPE_PIECES_MAX 128u /* most pieces of one stream that are under way */
 #define PIPE_PIECE_BYTES_DEFAULT 1200u
 
 struct pipe_stream {
@@ -16,55 +16,56 @@ struct pipe_stream {
 
 struct pipe_message {
     struct pipe_message *next;
-    uint64_t end_offset; /* of the stream, behind its last byte */
+    uint64_t end_offset; /* offset in the stream, behind its last byte */
     const uint8_t *payload;
     size_t payload_bytes;
-    size_t copied_bytes; /* header and, without `sent`, payload */
+    size_t copied_bytes; /* the header, and the payload if there is no `sent` */
     net_sent_function *sent;
     void *context;
     uint32_t header_bytes;
-    uint8_t bytes[]; /* header; payload without `sent` */
+    uint8_t bytes[]; /* the header, then the payload if there is no `sent` */
 };
 
 struct pipe_sender {
     struct pipe_stream stream;
     struct pipe_net *net;
     struct pipe_end *end;            /* reference; null once lost */
-    struct pipe_sender *prev, *next; /* among the end's, or the net's lost ones */
+    struct pipe_sender *prev, *next; /* in the list of the end, or of the net's lost senders */
     struct pipe_channel *channel;
-    struct pipe_event deferred;    /* sends that are done, of which nobody will hear */
-    struct pipe_message *messages; /* in order */
+    struct pipe_event deferred;    /* ends sends for which no acknowledgement will come */
+    struct pipe_message *messages; /* in the order of sending */
     struct pipe_message **messages_end;
     uint32_t message_count;
-    uint32_t pieces; /* under way */
+    uint32_t pieces; /* how many are under way */
     uint64_t queued_end;
     uint64_t sent_end;
     uint64_t acknowledged_end;
-    uint64_t limit; /* what the receiver allows */
+    uint64_t limit; /* offset up to which the receiver allows bytes */
     size_t copied_bytes;
     bool finishing; /* finish was called */
     bool fin_sent;
-    bool reset;    /* reset was called */
-    bool lost;     /* the connection is gone, or the receiver asked to stop */
-    uint32_t busy; /* its functions on the stack: who leaves last frees what is over */
+    bool reset; /* reset was called */
+    bool lost;  /* the connection is gone, or the receiver asked to stop */
+    /* how many functions of this sender are on the stack; the last one frees a sender that is over */
+    uint32_t busy;
 };
 
 struct pipe_receiver {
     struct pipe_stream stream;
-    struct pipe_end *end; /* no reference: it closes its receivers */
+    struct pipe_end *end; /* no reference, because the end closes its receivers */
     struct pipe_receiver *prev, *next;
     struct pipe_channel *channel;
-    struct pipe_event deferred; /* resume, or closed after reset */
-    uint8_t *buffer;            /* received and not consumed */
+    struct pipe_event deferred; /* fires after resume, or to call closed after reset */
+    uint8_t *buffer;            /* bytes received and not consumed */
     size_t buffer_first, buffer_size;
     uint64_t consumed_end;
-    uint64_t expected_end; /* by the handler: see net_stream_expect */
+    uint64_t expected_end; /* offset that the handler expects: see net_stream_expect */
     uint64_t announced_limit;
-    bool ended;     /* the last byte is here */
-    bool announced; /* receive was called */
-    bool held;      /* bytes were left unconsumed: nothing more before resume */
-    bool calling;   /* receive is on the stack */
-    bool stopped;   /* reset by our side: closed follows */
+    bool ended;     /* the last byte has arrived */
+    bool announced; /* receive was called for this stream */
+    bool held;      /* bytes were left unconsumed, so receive is not called before resume */
+    bool calling;   /* receive is on the stack now */
+    bool stopped;   /* this side reset the stream; closed follows */
 };
 
 void pipe_channel_unref(struct pipe_channel *channel)
@@ -76,7 +77,8 @@ void pipe_channel_unref(struct pipe_channel *channel)
 
 /* --- Sending --- */
 
-/* Packets end anywhere: their size varies a little always, and a lot now and then. */
+/* Chooses the size of a piece. Packets may end anywhere: the size always varies a little, and now and then
+ * a lot. */
 static uint32_t pipe_piece_bytes(const struct pipe_sender *sender, uint64_t available)
 {
     struct random *random = &sender->net->network->random;
@@ -89,7 +91,7 @@ static uint32_t pipe_piece_bytes(const struct pipe_sender *sender, uint64_t avai
     return available < size ? (uint32_t)available : size;
 }
 
-/* Each packet is an event of its own. */
+/* Accounts for one packet; each packet is an event of its own. */
 static void pipe_carried(struct net_stream *stream, uint32_t size, uint64_t now_ns)
 {
     net_stream_carried(stream, size, now_ns);
@@ -122,7 +124,7 @@ static void pipe_sender_push(struct pipe_sender *sender)
     }
 }
 
-/* Copies what [offset, offset + size) has in common with a part of a message. */
+/* Copies the bytes that [offset, offset + size) shares with a part of a message. */
 static void part_copy(const uint8_t *part, uint64_t part_offset, uint64_t part_bytes, uint64_t offset,
                       uint8_t *out, uint32_t size)
 {
@@ -133,7 +135,7 @@ static void part_copy(const uint8_t *part, uint64_t part_offset, uint64_t part_b
     }
 }
 
-/* Bytes [offset, offset + size) of the stream as they are now. */
+/* Reads bytes [offset, offset + size) of the stream, as they are in the sender's buffers now. */
 static void pipe_sender_read(const struct pipe_sender *sender, uint64_t offset, uint8_t *out, uint32_t size)
 {
     for (const struct pipe_message *message = sender->messages; message != NULL; message = message->next) {
@@ -162,7 +164,7 @@ static void pipe_message_done(struct pipe_sender *sender, enum status status, ui
     free(message);
 }
 
-/* Frees a stream that nobody needs any more. Only who holds no other claim on it may call this. */
+/* Frees a stream that nobody needs any more. The caller must not use the stream afterwards. */
 static void pipe_sender_settle(struct pipe_sender *sender)
 {
     bool delivered = sender->fin_sent && sender->pieces == 0;
@@ -194,7 +196,7 @@ static void pipe_sender_flush(struct pipe_sender *sender, enum status status, ui
     sender->busy--;
 }
 
-/* Ends the sends that are acknowledged, in order; sends on. */
+/* Ends the sends that are acknowledged, in order. Then sends more. */
 static void pipe_sender_complete(struct pipe_sender *sender, uint64_t now_ns)
 {
     sender->busy++;
@@ -224,7 +226,7 @@ static void pipe_sender_later(struct pipe_sender *sender)
     pipe_event_set(sender->net->network, &sender->deferred, sender->net->network->now_ns);
 }
 
-/* The connection is gone, or the receiver wants no more: every send is done with the status. */
+/* The connection is gone, or the receiver wants no more bytes. Ends every send with the status. */
 static void pipe_sender_lose(struct pipe_sender *sender, enum status status, uint64_t now_ns)
 {
     assert(!sender->lost && status != STATUS_OK);
@@ -264,7 +266,7 @@ static void pipe_receiver_close(struct pipe_receiver *receiver, const struct err
     pipe_event_cancel(receiver->end->host->network, &receiver->deferred);
     receiver->channel->receiver = NULL;
     receiver->channel->over = true;
-    receiver->stopped = true; /* what the handler still asks of it is in vain */
+    receiver->stopped = true; /* later requests of the handler for this stream have no effect */
     const struct net_stream_handler *handler = pipe_receiver_handler(receiver);
     if (!quiet && receiver->announced && handler->closed != NULL) {
         handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
@@ -283,7 +285,7 @@ static void pipe_receiver_settle(struct pipe_receiver *receiver, uint64_t now_ns
     }
 }
 
-/* Tells the sender of a window that has grown, not byte by byte. */
+/* Tells the sender when the window has grown by a quarter, not for each byte. */
 static void pipe_receiver_announce(struct pipe_receiver *receiver)
 {
     uint64_t limit = net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
@@ -295,7 +297,7 @@ static void pipe_receiver_announce(struct pipe_receiver *receiver)
     }
 }
 
-/* Returns what was consumed. */
+/* Calls receive. Returns how many bytes it consumed. */
 static size_t pipe_receiver_call(struct pipe_receiver *receiver, const uint8_t *bytes, size_t size,
                                  uint64_t now_ns)
 {
@@ -308,7 +310,8 @@ static size_t pipe_receiver_call(struct pipe_receiver *receiver, const uint8_t *
     assert(used <= size);
     receiver->held = used < size;
     if (!receiver->held && !receiver->stopped) {
-        pipe_event_cancel(receiver->end->host->network, &receiver->deferred); /* nothing to come again */
+        /* receive need not be called again */
+        pipe_event_cancel(receiver->end->host->network, &receiver->deferred);
     }
     receiver->consumed_end += used;
     pipe_carried(&receiver->stream.base, (uint32_t)used, now_ns);
@@ -333,7 +336,7 @@ static void pipe_receiver_keep(struct pipe_receiver *receiver, const uint8_t *by
     assert(receiver->buffer_size <= receiver->announced_limit - receiver->consumed_end);
 }
 
-/* After resume, or reset by our side. */
+/* Runs after resume, or after a reset by this side. */
 static void pipe_receiver_deferred(struct pipe_event *event, uint64_t now_ns)
 {
     struct pipe_receiver *receiver =
@@ -347,7 +350,7 @@ static void pipe_receiver_deferred(struct pipe_event *event, uint64_t now_ns)
                   receiver->end->remote->name, receiver->end->host->name);
         pipe_receiver_close(receiver, &cause, false, now_ns);
     } else if (receiver->held) {
-        /* The buffer is handed out in place: nothing arrives during the call. */
+        /* The handler gets the buffer itself: nothing can arrive during the call. */
         size_t used = pipe_receiver_call(receiver, receiver->buffer + receiver->buffer_first,
                                          receiver->buffer_size, now_ns);
         receiver->buffer_first += used;
@@ -377,7 +380,7 @@ static void pipe_receive_bytes(struct pipe_end *end, const struct pipe_packet *p
 {
     struct pipe_channel *channel = packet->channel;
     if (channel->over || channel->sender == NULL) {
-        return; /* given up by one side or the other, which follows */
+        return; /* one side gave the stream up, and the other side learns it soon */
     }
     if (end->net->base.stream_handlers[channel->kind].receive == NULL) {
         channel->over = true;
@@ -390,7 +393,8 @@ static void pipe_receive_bytes(struct pipe_end *end, const struct pipe_packet *p
     if (receiver->stopped) {
         return;
     }
-    uint8_t *bytes = pipe_alloc(1, packet->size + (packet->size == 0)); /* so that reads beyond it are seen */
+    /* a block of its own, so that sanitizers notice reads beyond it */
+    uint8_t *bytes = pipe_alloc(1, packet->size + (packet->size == 0));
     pipe_sender_read(channel->sender, packet->offset, bytes, packet->size);
     if (receiver->held) {
         const struct net_stream_handler *handler = pipe_receiver_handler(receiver);
@@ -516,7 +520,8 @@ enum status pipe_stream_send(struct net_stream *stream, const void *header, size
     *sender->messages_end = message;
     sender->messages_end = &message->next;
     if (sender->queued_end == sender->acknowledged_end) {
-        pipe_sender_later(sender); /* an empty message behind nothing: no acknowledgement will come */
+        /* an empty message behind acknowledged ones: no acknowledgement will come for it */
+        pipe_sender_later(sender);
     }
     pipe_sender_push(sender);
     return STATUS_OK;

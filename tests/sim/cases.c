@@ -16,7 +16,8 @@
 #include "tests/sim/cluster.h"
 
 #define CASES_A_PROCESS 100
-#define BATCH_CPU_S 180 /* not by the clock: other work on the machine makes nothing wrong */
+/* processor time, not real time: other work on the machine must not make a case fail */
+#define BATCH_CPU_S 180
 #define SHRINK_TRIES_MAX 400
 #define CASE_TEXT_MAX_BYTES 128
 
@@ -26,7 +27,7 @@ static const struct cases *cases;
 
 static uint64_t batch_fields[CASES_A_PROCESS][CASES_FIELDS_MAX];
 static uint32_t batch_count;
-static volatile uint32_t *batch_at; /* shared: which one is under way */
+static volatile uint32_t *batch_at; /* in shared memory: the index of the case under way */
 
 static void run_batch(void **state)
 {
@@ -37,7 +38,7 @@ static void run_batch(void **state)
     }
 }
 
-/* Whether all are right; quiet: without a word. */
+/* Returns whether all cases of the batch are right. quiet: prints nothing. */
 static bool batch_passes(bool quiet)
 {
     (void)fflush(stdout);
@@ -67,7 +68,7 @@ static bool one_passes(const uint64_t *fields, bool quiet)
     return batch_passes(quiet);
 }
 
-/* Makes one number after the other smaller as long as the case stays wrong. */
+/* Shrinks a wrong case: makes one number after the other smaller, as long as the case stays wrong. */
 static void case_shrink(uint64_t *fields)
 {
     bool smaller = true;

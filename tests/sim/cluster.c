@@ -13,9 +13,11 @@
 #include "daemon/exec/exec_internal.h"
 
 #define CLUSTER_PORT 4700
-#define CLUSTER_SCAN_NS (200 * TIME_US)    /* between looks at the nodes' deadlines while anything happens */
-#define CLUSTER_SCAN_MIN_NS (10 * TIME_US) /* for who always wants to be called at once */
-#define CLUSTER_PUMP_MAX 1000000           /* turns of exec at one moment: more is a loop without end */
+/* most time between two looks at the nodes' deadlines while anything happens */
+#define CLUSTER_SCAN_NS (200 * TIME_US)
+/* least time between two looks, for parts that always want to be called at once */
+#define CLUSTER_SCAN_MIN_NS (10 * TIME_US)
+#define CLUSTER_PUMP_MAX 1000000 /* turns of exec at one moment; more turns mean an endless loop */
 
 uint64_t cluster_seed(uint32_t which)
 {
@@ -41,7 +43,7 @@ static void cluster_wake(void *context)
     ((struct cluster_node *)context)->woken = true;
 }
 
-/* Every rail has a network of its own; all of them are run here, one after the other. */
+/* Starts the rails. Every rail has a network of its own. All rails run here, one after the other. */
 static void node_start_rails(struct cluster_node *node)
 {
     struct cluster *cluster = node->cluster;
@@ -137,12 +139,12 @@ static void cluster_advance(struct cluster *cluster, uint64_t now_ns)
     }
 }
 
-/* Returns whether there was anything. */
+/* Runs the rails. Returns whether there was anything to do. */
 static bool node_run_rails(struct cluster_node *node, uint64_t now_ns)
 {
     bool any = node->rails != NULL && mailbox_run(&node->mailboxes[0], now_ns);
     for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
-        /* Sometimes it has read its mail, and the home is faster. */
+        /* A rail reads its mail only in some turns, so that the main thread is sometimes ahead of it. */
         bool read = node->cluster->rail_turns++ % 3 == 0 && mailbox_run(&node->mailboxes[rail], now_ns);
         any |= read || rails_run_rail(node->rails, rail, now_ns);
     }
@@ -169,7 +171,7 @@ static bool node_workers_have_work(const struct cluster_node *node)
     return any;
 }
 
-/* Somebody else's turn, where the node has workers. */
+/* Gives another user a turn, if the node has workers. */
 static void node_serve_another(struct cluster_node *node, uint64_t now_ns)
 {
     static const char another;
@@ -178,7 +180,7 @@ static void node_serve_another(struct cluster_node *node, uint64_t now_ns)
     }
 }
 
-/* Lets exec work as long as it wants to, on every node, as if it took no time. */
+/* Runs exec on every node until it has nothing more to do. No virtual time passes. */
 static void cluster_pump(struct cluster *cluster)
 {
     bool again = true;
@@ -199,8 +201,8 @@ static void cluster_pump(struct cluster *cluster)
     }
 }
 
-/* Members are gone; what the network still holds of their buffers comes back now, and then there is nothing
- * left to wait for. */
+/* Stops a node whose members are gone. The network gives back the buffers that it still holds. After that
+ * there is nothing left to wait for. */
 static void node_stop(struct cluster_node *node)
 {
     node->alive = false;
@@ -237,7 +239,7 @@ static void node_stop(struct cluster_node *node)
     node->net = NULL;
 }
 
-/* A rail's port is that many behind the first one's. */
+/* Makes the network of a rail. Its port is the first rail's port plus the number of the rail. */
 static struct network *cluster_network_new(const struct cluster_options *options, uint32_t rail)
 {
     return options->datagrams ? network_new_datagrams(options->seed + rail, &options->conditions,
@@ -420,7 +422,7 @@ static uint64_t cluster_next_ns(const struct cluster *cluster)
     return next_ns;
 }
 
-/* To the next event. */
+/* Moves on to the next event. */
 static void cluster_step(struct cluster *cluster)
 {
     uint64_t next_ns = cluster_next_ns(cluster);

@@ -4,7 +4,7 @@
 #include "daemon/base/time.h"
 #include "tests/network/network.h"
 
-/* What several simulations run under. */
+/* Conditions that several simulations use. */
 
 static const struct network_conditions calm = {
     .delay_ns = 20 * TIME_US, .jitter_ns = 5 * TIME_US, .packet_bytes = 16384};

@@ -11,8 +11,8 @@
 #include "daemon/base/random.h"
 #include "tests/lib/elements.h"
 
-/* Half the distance between the smallest numbers of the short types: what rounding may be off by near zero.
- */
+/* Half the distance between the smallest numbers of the short types. Rounding near zero may be off by that
+ * much. */
 static double data_smallest_step(enum dtype dtype)
 {
     if (dtype == DTYPE_F8E4M3) {
@@ -32,7 +32,7 @@ void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t ran
     random_seed(&random, seed * 1000003 + rank);
     if (element_is_real(dtype)) {
         for (uint64_t i = 0; i < count * element_parts(dtype); i++) {
-            double unit = (double)(random_u64(&random) >> 11) * 0x1p-52 - 1; /* [-1, 1) */
+            double unit = (double)(random_u64(&random) >> 11) * 0x1p-52 - 1; /* in [-1, 1) */
             element_put_real(dtype, out, i, reduce == REDUCE_PROD ? 1 + unit / 64 : unit);
         }
         return;
@@ -43,7 +43,7 @@ void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t ran
         value = dtype == DTYPE_BOOL ? value % 2 : value;
         value |= reduce == REDUCE_PROD
                      ? 1
-                     : 0; /* an even factor of each of many ranks would leave nothing but zero */
+                     : 0; /* with an even factor from each of many ranks, only zero would be left */
         memcpy((uint8_t *)out + i * size, &value, size);
     }
 }

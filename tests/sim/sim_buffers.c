@@ -21,8 +21,8 @@ static uint64_t draw(const struct sim_call *call, uint64_t what, uint64_t a, uin
     return hash_bytes(7, words, sizeof words);
 }
 
-/* Elements that go from one rank's input to another's output; of reduce_scatter and scatter `from` does not
- * matter, of all_gather and gather `to`. */
+/* Returns how many elements go from one rank's input to another's output. For reduce_scatter and scatter,
+ * `from` does not matter; for all_gather and gather, `to` does not matter. */
 static uint64_t block_count(const struct sim_call *call, uint32_t from, uint32_t to)
 {
     if (!call->has_layouts) {
@@ -56,7 +56,7 @@ static void layout_new(struct sim_buffer *buffer, uint32_t block_count_)
     assert_int_equal(memory_wrap(buffer->counts, bytes, &buffer->layout_memory, &error), STATUS_OK);
 }
 
-/* Blocks one after the other; with layouts in an order by chance, with gaps. */
+/* Places the blocks one after the other. With layouts, their order is random, and there are gaps. */
 static void place_blocks(const struct sim_op *op, uint32_t rank, struct sim_buffer *buffer, bool gaps)
 {
     const struct sim_call *call = &op->call;
@@ -73,7 +73,7 @@ static void place_blocks(const struct sim_op *op, uint32_t rank, struct sim_buff
     buffer->elements = at + (scrambled ? 2 : 0);
 }
 
-/* Which buffers this rank has, and of what blocks. */
+/* Decides which buffers this rank has, and of which blocks. */
 static void lay_out(struct sim_op *op, uint32_t rank)
 {
     const struct sim_call *call = &op->call;
@@ -154,7 +154,7 @@ static void buffer_keep(struct sim_buffer *buffer, enum dtype dtype)
     memcpy(buffer->original, buffer->bytes, bytes);
 }
 
-/* The one is a block of the other, or they are the same. */
+/* Makes one buffer a block of the other, or the whole of it. */
 static void share(struct sim_buffer *part, const struct sim_buffer *whole, uint32_t block, enum dtype dtype)
 {
     part->offset_bytes = whole->displacements[whole->block_count == 1 ? 0 : block] * dtype_size_bytes(dtype);
@@ -162,7 +162,7 @@ static void share(struct sim_buffer *part, const struct sim_buffer *whole, uint3
     part->memory = memory_ref(whole->memory);
 }
 
-/* In place: whose memory it is. */
+/* In place: whether the memory is the input's, and the output is a part of it. */
 static bool input_is_whole(const struct sim_part *part)
 {
     return part->input.elements > part->output.elements;
@@ -227,14 +227,14 @@ void sim_part_release(struct sim_part *part)
     free(part->residual);
 }
 
-/* --- What must be there --- */
+/* --- Checks --- */
 
 static bool part_succeeded(const struct sim_part *part)
 {
     return part->posted && part->done && part->result.status == STATUS_OK;
 }
 
-/* Nobody can be through before everybody has come. */
+/* No rank may be done before all ranks have posted the operation. */
 static void check_all_posted(const struct sim_op *op)
 {
     for (uint32_t i = 0; i < op->comm->size; i++) {
@@ -252,7 +252,7 @@ static const unsigned char *original_at(const struct sim_op *op, const struct si
     return buffer->original + begin * dtype_size_bytes(op->call.dtype);
 }
 
-/* Output block `block` of this rank is the reduction of a block of ranks first .. end - 1. */
+/* Checks that this rank's output is the reduction of its block of ranks first .. end - 1. */
 static void check_reduced(const struct sim_op *op, uint32_t rank, uint32_t first, uint32_t end)
 {
     const struct sim_call *call = &op->call;
@@ -282,7 +282,7 @@ static void check_copied(const struct sim_op *op, uint32_t rank, uint32_t block,
     }
 }
 
-/* Between the blocks nothing was written. */
+/* Checks that nothing was written between the blocks. */
 static void check_gaps(const struct sim_op *op, uint32_t rank)
 {
     const struct sim_part *part = &op->parts[rank];
@@ -363,7 +363,7 @@ static void check_part(const struct sim_op *op, uint32_t rank)
     }
 }
 
-/* All ranks hold the same bits. */
+/* Checks that all ranks hold the same bits. */
 static void check_identical(const struct sim_op *op)
 {
     const struct sim_part *first = NULL;

@@ -3,10 +3,10 @@
 
 #include "tests/sim/sim_comm.h"
 
-/* The buffers of simulated operations, and what must be in them at the end: an opinion of its own about what
- * each operation means. */
+/* The buffers of simulated operations, and what they must hold at the end. The meaning of each operation
+ * is written here anew, independent of the daemon. */
 
-/* What the rank says as its count: with layouts that of its own block. */
+/* Returns the count that the rank passes. With layouts, this is the count of its own block. */
 uint64_t sim_own_count(const struct sim_op *op, uint32_t rank);
 /* Fills the inputs, poisons the outputs. */
 void sim_part_prepare(struct sim_op *op, uint32_t rank);

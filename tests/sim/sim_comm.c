@@ -11,7 +11,7 @@
 #include "tests/sim/sim_buffers.h"
 #include "tests/sim/sim_messages.h"
 
-#define SIM_STAGGER_NS (200 * TIME_US) /* between what ranks do "at random times", at most */
+#define SIM_STAGGER_NS (200 * TIME_US) /* the longest pause between what ranks do "at random times" */
 
 enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 
@@ -119,7 +119,7 @@ void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const st
     cluster_touch(comm->cluster);
 }
 
-/* Ranks in random order. */
+/* Returns the ranks in random order. */
 static uint32_t *sim_comm_shuffled(struct sim_comm *comm)
 {
     uint32_t *order = calloc(comm->size, sizeof *order);
@@ -343,7 +343,8 @@ static bool part_is_used(const struct sim_part *part)
 {
     const struct memory *all[] = {part->input.memory, part->output.memory, part->input.layout_memory,
                                   part->output.layout_memory};
-    for (uint32_t i = part->in_place ? 2 : 0; i < 4; i++) { /* in place, the buffers refer to one memory */
+    /* in place, both buffers refer to one memory, so only the layouts are checked */
+    for (uint32_t i = part->in_place ? 2 : 0; i < 4; i++) {
         if (all[i] != NULL && memory_is_used(all[i])) {
             return true;
         }
@@ -368,7 +369,7 @@ void sim_comm_free(struct sim_comm *comm)
     for (uint32_t i = 0; i < comm->size; i++) {
         sim_comm_leave(comm, i, COMMS_LEAVE_ORDERLY);
     }
-    /* Buffers are still in use until exec and network have let go. */
+    /* Buffers stay in use until exec and the network have released them. */
     cluster_run(comm->cluster, TIME_MS);
     while (comm->ops != NULL) {
         sim_op_free(comm->ops);

@@ -7,9 +7,9 @@
 #include "tests/sim/cluster.h"
 
 /*
- * Virtual clients: the ranks of one communicator, wherever they are, each with its own process and buffers,
- * that ask comms as sessions do. What they are told is checked against comms.h's promises (once, in order,
- * not within a call) and recorded.
+ * Virtual clients: the ranks of one communicator, on any nodes. Each has its own process and buffers, and
+ * asks comms as sessions do. What comms tells them is recorded, and compared with the promises of comms.h
+ * (once, in order, not within a call).
  */
 struct sim_comm;
 
@@ -18,10 +18,10 @@ struct sim_rank {
     struct cluster_node *node;
     struct comms_client client;
     uint32_t rank;
-    struct comms_member *member; /* null: refused, left, or its node is dead */
-    bool calling;                /* comms is on the stack for this member */
+    struct comms_member *member; /* null: refused, or it left, or its node is dead */
+    bool calling;                /* a call of comms for this member is on the stack */
     struct error refused;        /* STATUS_OK unless the join was refused at once */
-    bool formed;                 /* told, whether well or not */
+    bool formed;                 /* the rank was told the result, good or bad */
     struct error formed_result;
     uint64_t formed_ns;
     uint64_t posted_seq;
@@ -31,18 +31,18 @@ struct sim_rank {
 };
 
 /*
- * One operation as all ranks post it. With layouts, blocks are of sizes up to `count`, drawn by layout_seed,
- * some of them empty, and lie in the buffers in any order, with gaps.
+ * One operation as all ranks post it. With layouts, layout_seed draws the sizes of blocks, up to `count`;
+ * some blocks are empty. They lie in the buffers in any order, with gaps.
  */
 struct sim_call {
     enum op_kind kind;
     enum dtype dtype;
     enum reduce reduce;
-    uint64_t count; /* of the vector, or of each block */
+    uint64_t count; /* elements of the vector, or of each block */
     uint32_t root;
-    bool in_place; /* where the operation has such a form */
+    bool in_place; /* if the operation has such a form */
     uint64_t timeout_ms;
-    bool has_layouts; /* for kinds with blocks */
+    bool has_layouts; /* only for kinds with blocks */
     uint64_t layout_seed;
     uint32_t bucket_ops, bucket_index;
     enum compression compression;
@@ -53,18 +53,18 @@ struct sim_buffer {
     bool used;
     uint64_t elements; /* of the whole buffer, gaps included */
     uint32_t block_count;
-    uint64_t *counts; /* by block: counts, then displacements, as comms wants them */
+    uint64_t *counts; /* by block: the counts, then the displacements, as comms wants them */
     uint64_t *displacements;
     unsigned char *bytes;
-    unsigned char *original; /* as it was when posted */
+    unsigned char *original; /* the contents when it was posted */
     struct memory *memory, *layout_memory;
-    uint64_t offset_bytes; /* of the buffer in `memory`; > 0 only in place */
+    uint64_t offset_bytes; /* place of the buffer in `memory`; more than 0 only in place */
 };
 
-/* One rank's part of it. */
+/* One rank's part of an operation. */
 struct sim_part {
     bool posted;
-    struct error refused; /* by comms_submit; STATUS_OK otherwise */
+    struct error refused; /* why comms_submit refused it; STATUS_OK if it did not */
     bool done;
     struct error result;
     uint64_t done_ns;
@@ -78,9 +78,9 @@ struct sim_op {
     struct sim_comm *comm;
     struct sim_call call;
     uint64_t seq;
-    uint64_t posted_ns;     /* the first part */
+    uint64_t posted_ns;     /* when the first part was posted */
     struct sim_part *parts; /* by rank */
-    struct sim_op *next;    /* of the communicator, in the order of seq */
+    struct sim_op *next;    /* in the communicator's list, in the order of seq */
 };
 
 struct sim_comm {
@@ -89,9 +89,9 @@ struct sim_comm {
     uint32_t size;
     struct sim_rank *ranks;
     uint64_t op_count;
-    struct sim_op *ops; /* not freed yet */
+    struct sim_op *ops; /* operations that are not freed yet */
     uint64_t message_count;
-    struct sim_message *messages; /* sim_messages.h */
+    struct sim_message *messages; /* see sim_messages.h */
 };
 
 struct sim_options {
@@ -99,47 +99,48 @@ struct sim_options {
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
     uid_t uid;
-    const char *algorithms; /* null: what is best */
+    const char *algorithms; /* null: the best one */
 };
 
-/* node_of_rank: of the cluster, by rank; copied. No rank has joined yet. options may be null. */
+/* Makes a communicator that no rank has joined yet. node_of_rank: node of the cluster by rank; it is
+ * copied. */
 struct sim_comm *sim_comm_new(struct cluster *cluster, const char *name, uint32_t size,
                               const uint32_t *node_of_rank);
-/* One rank joins, as part of a communicator of another size, uid, ... when options or size say so; 0 and
- * null: the usual. */
+/* Lets one rank join. `size` and `options` can give it a communicator of another size, uid and so on. 0
+ * and null mean the usual values. */
 void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const struct sim_options *options);
-/* All ranks, in random order and at random times. */
+/* Lets all ranks join, in random order and at random times. */
 void sim_comm_join_all(struct sim_comm *comm, const struct sim_options *options);
-/* Every joined rank was told, one way or the other. */
+/* Whether every rank that joined was told the result. */
 bool sim_comm_formed(const void *comm);
-/* sim_comm_join_all, and every rank formed well, within `span_ns`. */
+/* Calls sim_comm_join_all. Every rank must form well within `span_ns`. */
 void sim_comm_form(struct sim_comm *comm, const struct sim_options *options, uint64_t span_ns);
 
-/* Starts an operation and posts one rank's part of it, or all ranks' at random times. */
+/* Starts an operation. Then posts one rank's part of it, or all ranks' parts at random times. */
 struct sim_op *sim_op_new(struct sim_comm *comm, const struct sim_call *call);
 void sim_op_post(struct sim_op *op, uint32_t rank);
 struct sim_op *sim_comm_post_all(struct sim_comm *comm, const struct sim_call *call);
-/* Every posted part is done. */
+/* Whether every posted part is done. */
 bool sim_op_done(const void *op);
-/* Whether every posted part of every operation of the communicator is done, and every message. */
+/* Whether every posted part of every operation of the communicator is done, and every message, too. */
 bool sim_comm_idle(const void *comm);
-/* Runs until it is done well on every rank, and checks the outputs. */
+/* Runs until every rank is done well, and checks the outputs. */
 void sim_op_finish(struct sim_op *op, uint64_t span_ns);
-/* What those ranks have for which it ended well: right, and the same bits. What is only read is untouched,
- * and what lies between blocks, also where it failed. */
+/* Checks the outputs of the ranks for which the operation ended well: they are right, and have the same
+ * bits. Also where it failed, inputs and gaps between blocks must be unchanged. */
 void sim_op_check(const struct sim_op *op);
-/* Its parts must be done. */
+/* Frees an operation. All of its parts must be done. */
 void sim_op_free(struct sim_op *op);
 
-/* sim_comm_post_all, sim_op_finish and sim_op_free. */
+/* Runs sim_comm_post_all, sim_op_finish and sim_op_free. */
 void sim_comm_run(struct sim_comm *comm, const struct sim_call *call);
 
 void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum comms_leave how);
-/* The processes on this node die with it: after cluster_kill, before cluster_bury. */
+/* The processes on this node die with it. Call it after cluster_kill and before cluster_bury. */
 void sim_comm_forget_node(struct sim_comm *comm, uint32_t node);
-/* Whether anybody else refers to a buffer of its operations and messages. */
+/* Whether anybody else still refers to a buffer of its operations or messages. */
 bool sim_comm_memory_is_used(const struct sim_comm *comm);
-/* Leaves with every member, and frees operations and all. */
+/* Lets every member leave, and frees everything. */
 void sim_comm_free(struct sim_comm *comm);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#define SIM_GUARD_BYTES 8 /* on either side, not to be written */
+#define SIM_GUARD_BYTES 8 /* guards on either side of the bytes; nothing may write there */
 #define SIM_POISON 0xa5
 
 static unsigned char byte_of(uint64_t number, uint64_t at)
@@ -101,7 +101,7 @@ bool sim_messages_done(const struct sim_comm *comm)
     return true;
 }
 
-/* --- What must have come --- */
+/* --- Checks --- */
 
 static bool received_well(const struct sim_message *message)
 {
@@ -117,7 +117,8 @@ static bool has_bytes_of(const struct sim_message *receive, const struct sim_mes
     return same;
 }
 
-/* The first send that fits, behind the last one of this sender, receiver and tag that was taken. */
+/* Finds the send that this receive has: the first one that fits, behind the last one of the same sender,
+ * receiver and tag that was taken. */
 static void check_receive(struct sim_comm *comm, const struct sim_message *receive)
 {
     const struct sim_message_call *call = &receive->call;
@@ -142,11 +143,11 @@ static void check_receive(struct sim_comm *comm, const struct sim_message *recei
     found->taken = true;
 }
 
-/* Neither what is sent, nor what lies outside of what is received. */
+/* Checks that nothing was written to what is sent, nor outside of what was received. */
 static void check_untouched(const struct sim_message *message)
 {
     uint64_t bytes = call_bytes(&message->call);
-    uint64_t written = message->call.sends ? 0 : bytes; /* at most */
+    uint64_t written = message->call.sends ? 0 : bytes; /* at most this much */
     if (received_well(message)) {
         written = message->came * dtype_size_bytes(message->call.dtype);
     }

@@ -5,7 +5,7 @@
 
 #include "tests/sim/sim_comm.h"
 
-/* What ranks are told. cmocka.h comes before. */
+/* Checks of what ranks are told. Include cmocka.h before this file. */
 
 static inline void assert_text(const struct error *error, enum status status, const char *a, const char *b)
 {
@@ -15,7 +15,7 @@ static inline void assert_text(const struct error *error, enum status status, co
     }
 }
 
-/* What a rank was told of its formation, at once or later. */
+/* Returns what a rank was told about forming, at once or later. */
 static inline const struct error *verdict_of(const struct sim_comm *comm, uint32_t rank)
 {
     const struct sim_rank *who = &comm->ranks[rank];

@@ -10,15 +10,15 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Ranks that call operations differently: each hears the same within a second of the last call, naming two of
- * them, their processes and both calls; and the communicator goes on, with what is queued already and with
- * what comes.
+ * Ranks that call operations differently. Each rank is told within a second of the last call. The text names
+ * two ranks, their processes and both calls. The communicator goes on, with what is already queued and with
+ * what comes later.
  */
 
 struct contradiction {
-    struct sim_call most; /* of all ranks but one */
+    struct sim_call most; /* what all ranks but one call */
     struct sim_call odd;
-    const char *texts[2]; /* that the error has */
+    const char *texts[2]; /* texts that the error must have */
 };
 
 #define REDUCTION(elements, type, operator)                                                                  \
@@ -100,7 +100,8 @@ static void assert_all_heard(const struct sim_op *op, const char *const *texts, 
     }
 }
 
-/* Ranks of which `odd` calls something else, among operations that are right, some of them queued behind. */
+/* One rank, `odd`, calls something else. Correct operations run before it, and others are queued behind
+ * it. */
 static void run_contradiction(const struct contradiction *what, struct sim_comm *comm, uint32_t odd)
 {
     static const struct sim_call right = {REDUCTION(20000, F32, SUM)};
@@ -172,7 +173,7 @@ static void test_on_one_node(void **state)
     cluster_free(cluster);
 }
 
-/* Sizes that only two ranks know: one of them is wrong about it, also about nothing at all. */
+/* Some sizes are known to only two ranks. One of them has a wrong size, which may also be 0. */
 static void test_blocks_of_two_sizes(void **state)
 {
     (void)state;
@@ -192,7 +193,7 @@ static void test_blocks_of_two_sizes(void **state)
             what.odd = what.most;
             const struct sim_op most = {.call = what.most};
             struct sim_op odd = {.call = what.most};
-            do { /* all_to_all: some of its sizes certainly differ */
+            do { /* in an all_to_all, some sizes differ with any other seed */
                 odd.call.layout_seed += 100;
             } while (sim_own_count(&odd, turn % 4) == sim_own_count(&most, turn % 4) &&
                      kinds[which] != OP_KIND_ALL_TO_ALL);
@@ -204,7 +205,8 @@ static void test_blocks_of_two_sizes(void **state)
     }
 }
 
-/* One rank puts two all_reduces in a group, the others do not: both end, and what follows is right. */
+/* One rank puts two all_reduces in a group, the others do not. Both operations end, and the next one is
+ * right. */
 static void test_groups_that_differ(void **state)
 {
     (void)state;
@@ -239,7 +241,7 @@ static void test_groups_that_differ(void **state)
     cluster_free(cluster);
 }
 
-/* Groups run as one, with blocks of any size. */
+/* The operations of a group run as one, with blocks of any size. */
 static void test_groups(void **state)
 {
     (void)state;

@@ -12,13 +12,13 @@
 #include "tests/sim/sim_comm.h"
 #include "tests/sim/sim_text.h"
 
-/* Whole clusters at work: right results, deadlines, many communicators. Formation: test_formation.c; faults:
- * test_faults.c. */
+/* Whole clusters at work: right results, deadlines, many communicators. test_formation.c tests formation,
+ * test_faults.c faults. */
 
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 
-/* 1 to 3 ranks on each of the nodes, in an order without any: ranks of a node are not contiguous. Returns how
- * many. */
+/* Puts 1 to 3 ranks on each node, in random order, so the ranks of a node are not contiguous. Returns how
+ * many ranks there are. */
 static uint32_t scatter_ranks(struct cluster *cluster, uint32_t nodes, uint32_t *node_of_rank)
 {
     uint32_t size = 0;
@@ -78,7 +78,7 @@ static uint64_t run_all_reduces(uint64_t seed)
     uint32_t size = scatter_ranks(cluster, 64, node_of_rank);
     struct sim_comm *comm = sim_comm_new(cluster, "all", size, node_of_rank);
     sim_comm_form(comm, NULL, 30 * TIME_S);
-    /* Some ahead of their completion, as applications post them. */
+    /* Several operations are in flight at a time, as applications do it. */
     struct sim_op *ops[CALLS];
     for (uint32_t i = 0; i < CALLS + AHEAD; i++) {
         if (i < CALLS) {
@@ -121,7 +121,7 @@ static void test_broadcast_from_every_kind_of_root(void **state)
     struct sim_comm *comm = sim_comm_new(cluster, "roots", size, node_of_rank);
     sim_comm_form(comm, NULL, 30 * TIME_S);
     static const uint64_t counts[] = {0, 1, 1000, 2047, 2048, 2049, 30011};
-    /* First and last rank of a node, on first, last and other nodes: every rank. */
+    /* Every rank is the root once: first and last ranks of nodes, on first, last and other nodes. */
     for (uint32_t root = 0; root < size; root++) {
         struct sim_call call = {.kind = OP_KIND_BROADCAST,
                                 .dtype = root % 2 == 0 ? DTYPE_F32 : DTYPE_I16,
@@ -134,7 +134,7 @@ static void test_broadcast_from_every_kind_of_root(void **state)
     cluster_free(cluster);
 }
 
-/* Nobody is through before everybody is there. */
+/* No rank may pass a barrier before every rank has entered it. */
 static void test_barriers(void **state)
 {
     (void)state;
@@ -222,7 +222,7 @@ static void test_a_deadline_that_passes(void **state)
         }
         assert_false(comm->ranks[i].aborted);
     }
-    /* Who comes too late gets the same cause, and all go on. */
+    /* A rank that posts too late gets the same cause, and the communicator goes on. */
     sim_op_post(op, 6);
     assert_true(cluster_run_until(cluster, sim_op_done, op, TIME_S));
     assert_string_equal(op->parts[6].result.text, op->parts[0].result.text);
@@ -232,7 +232,7 @@ static void test_a_deadline_that_passes(void **state)
 }
 
 /*
- * Deadlines that pass at any moment of operations: each operation ends for itself, the others have the right
+ * Deadlines that pass at any moment of operations. Each late operation ends alone, the others have the right
  * values, and the communicator goes on.
  */
 static void test_deadlines_that_pass_under_way(void **state)
@@ -283,8 +283,8 @@ static void test_deadlines_that_pass_under_way(void **state)
 }
 
 /*
- * An all_to_all of many ranks on a node has more blocks than a table is worth: small ones are packed, and
- * what takes long goes in turns. A node of few ranks does neither, and they understand each other.
+ * In an all_to_all, a node of many ranks has too many blocks for a table. So it packs small blocks, and
+ * handles large ones in turns. A node of few ranks does neither. Both kinds of nodes must work together.
  */
 static void test_many_blocks(void **state)
 {
@@ -331,7 +331,7 @@ static void test_a_contradiction_names_both_calls(void **state)
             comm, &(struct sim_call){
                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1000});
         for (uint32_t i = 0; i < 6; i++) {
-            /* With one rank of a node wrong, the node sees it; with both, the nodes do. */
+            /* If one rank of a node is wrong, the node notices. If both are wrong, the nodes notice. */
             bool differs = i == wrong || (wrong >= 3 && i == wrong - 3);
             op->call.dtype = differs ? DTYPE_I32 : DTYPE_F32;
             sim_op_post(op, i);
@@ -346,7 +346,7 @@ static void test_a_contradiction_names_both_calls(void **state)
     }
 }
 
-/* Ranks may pass what they like where the operation has no use for it. */
+/* Ranks may pass any value that the operation does not use. */
 static void test_what_has_no_use_is_not_compared(void **state)
 {
     (void)state;
@@ -423,7 +423,7 @@ static void test_many_communicators_at_once(void **state)
     cluster_free(cluster);
 }
 
-/* Ranks leave as soon as their last operation is done, while the last messages of others are still on their
+/* Ranks leave as soon as their last operation is done, while the last messages of others are still under
  * way. */
 static void test_ranks_leave_as_soon_as_they_can(void **state)
 {
@@ -466,7 +466,7 @@ static void test_names_are_used_again_and_memory_is_flat(void **state)
     struct cluster *cluster = cluster_new(
         &(struct cluster_options){.seed = cluster_seed(60), .node_count = 4, .conditions = rough});
     static const uint32_t node_of_rank[] = {3, 0, 1, 2, 1, 0};
-    /* What is remembered of communicators that ended has bounds; before they are reached it grows. */
+    /* commd remembers a limited number of ended communicators. Memory grows until that limit is reached. */
     enum { TURNS_BEFORE = 700, TURNS = 1400 };
     size_t before = 0;
     for (uint32_t turn = 0; turn < TURNS; turn++) {
@@ -485,7 +485,7 @@ static void test_names_are_used_again_and_memory_is_flat(void **state)
             before = allocated_bytes();
         }
     }
-    /* Heartbeats and their packets come and go; a leak of anything by communicator would be more. */
+    /* Memory for heartbeats and their packets varies. A leak for each communicator would be larger. */
     size_t after = allocated_bytes();
     if (after > before + 16384) {
         fail_msg("%d communicators left %zu bytes behind", TURNS - TURNS_BEFORE, after - before);

@@ -10,8 +10,8 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Compressed all-reduces among simulated nodes: identical bits everywhere, errors within what is stated,
- * fewer bytes on the way, and, with error feedback, sums over many steps that lose nothing.
+ * Compressed all-reduces among simulated nodes. The bits are identical everywhere, errors are as small as
+ * documented, and fewer bytes are sent. With error feedback, sums over many steps lose nothing.
  */
 enum { NODES = 4, RANKS = 7, COUNT = 6000 };
 static const uint32_t node_of_rank[RANKS] = {0, 1, 2, 3, 1, 0, 2};
@@ -37,7 +37,8 @@ static float at(const unsigned char *bytes, uint32_t i)
 static void test_results_are_near_and_identical(void **state)
 {
     static const enum compression kinds[] = {COMPRESSION_BF16, COMPRESSION_F8};
-    /* Of each of NODES - 1 contributions and of the sum: |x| / 2^8, or 1/16 of the block's magnitudes. */
+    /* The error of each of the NODES - 1 contributions, and of the sum: |x| / 2^8, or 1/16 of the block's
+     * magnitudes. */
     static const double relative[] = {1.0 / 256, 1.0 / 16};
     (void)state;
     for (uint32_t k = 0; k < 2; k++) {
@@ -51,7 +52,7 @@ static void test_results_are_near_and_identical(void **state)
                                                            .count = COUNT,
                                                            .in_place = avg == 1,
                                                            .compression = kinds[k]});
-            sim_op_finish(op, 10 * TIME_S); /* which checks that all ranks have the same bits */
+            sim_op_finish(op, 10 * TIME_S); /* this checks that all ranks have the same bits */
             for (uint32_t i = 0; i < COUNT; i++) {
                 double exact = 0, magnitude = 0;
                 for (uint32_t r = 0; r < RANKS; r++) {

@@ -8,7 +8,7 @@
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim_comm.h"
 
-/* Clusters on the network for real: QUIC on datagrams that are lost, doubled and overtaken. */
+/* Clusters on real QUIC, with datagrams that are lost, doubled and overtaken. */
 
 #define NODES 4
 #define RANKS 7
@@ -55,7 +55,7 @@ static bool comm_aborted(const void *context)
     return true;
 }
 
-/* Every kind, of a size that has several slices, and small. */
+/* Runs every kind of operation, once small and once with several slices. */
 static uint64_t run_kinds(uint32_t which, uint32_t rails)
 {
     struct cluster *cluster = start(which, &rough, rails);
@@ -93,7 +93,7 @@ static void test_every_kind_on_rails(void **state)
     (void)run_kinds(2, 3);
 }
 
-/* Nobody can be reached for a moment: what is under way goes on afterwards. */
+/* The cluster is cut in two for a moment. What is under way goes on afterwards. */
 static void test_a_short_blackhole_fails_nothing(void **state)
 {
     (void)state;
@@ -115,7 +115,7 @@ static void test_a_short_blackhole_fails_nothing(void **state)
     cluster_free(cluster);
 }
 
-/* Survivors are told, and form again; whoever was lost comes back. */
+/* The survivors are told, and form a new communicator. The lost node comes back. */
 static void test_a_node_is_lost(void **state)
 {
     (void)state;
@@ -148,7 +148,7 @@ static void test_a_node_is_lost(void **state)
     cluster_free(cluster);
 }
 
-/* Larger datagrams are found where the path carries them. */
+/* Each node finds the largest datagrams that the path carries. */
 static void test_the_path_is_as_wide_as_it_is(void **state)
 {
     (void)state;

@@ -10,9 +10,9 @@
 #include "tests/sim/conditions.h"
 #include "tests/sim/sim_comm.h"
 
-/* Whole clusters in trouble: nothing hangs, everybody hears the same, the survivors go on. */
+/* Whole clusters in trouble: nothing hangs, all ranks are told the same, the survivors go on. */
 
-/* 20 ms at least for the larger calls below: something to break. */
+/* With these conditions, the larger calls below take at least 20 ms, so there is time to break something. */
 static const struct network_conditions narrow = {.loss = 0.02,
                                                  .delay_ns = 50 * TIME_US,
                                                  .jitter_ns = 100 * TIME_US,
@@ -29,7 +29,8 @@ static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 #define CRASH_BOUND_NS (1200 * TIME_MS)
 #define PARTITION_BOUND_NS (5 * TIME_S)
 
-/* Ranks of all live nodes but their order is the nodes' backwards; two ranks on every third. */
+/* Forms a communicator on all live nodes. Ranks are in the reverse order of the nodes, and every third
+ * node has two. */
 static struct sim_comm *sim_comm_of_all(struct cluster *cluster, const char *name)
 {
     uint32_t node_of_rank[2 * CLUSTER_NODES_MAX];
@@ -42,7 +43,7 @@ static struct sim_comm *sim_comm_of_all(struct cluster *cluster, const char *nam
         }
     }
     struct sim_comm *comm = sim_comm_new(cluster, name, size, node_of_rank);
-    /* Who needs whom is then known. */
+    /* With a ring, the test knows which nodes need each other. */
     sim_comm_form(comm, &(struct sim_options){.algorithms = "all_reduce=ring"}, 30 * TIME_S);
     return comm;
 }
@@ -58,8 +59,8 @@ static bool sim_comm_aborted(const void *context)
     return true;
 }
 
-/* Every rank that is left has its operation ended with this status, and a text that has `name`, by the time
- * given. */
+/* Checks that the operation ended with this status on every rank that is left, in time, and with a text
+ * that contains `name`. */
 static void assert_ended(const struct sim_op *op, enum status status, const char *name, uint64_t by_ns)
 {
     for (uint32_t i = 0; i < op->comm->size; i++) {
@@ -113,20 +114,20 @@ static void run_losses(uint32_t which, bool host)
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(which), .node_count = 12, .conditions = narrow, .slice_bytes = 32768});
     static const struct sim_call *calls[] = {&large, &small, NULL, &barrier};
-    /* Lose one, go on among the others under a new communicator; and again. */
+    /* Loses a node, goes on among the others with a new communicator, four times. */
     for (uint32_t round = 0; round < 4; round++) {
         char name[16];
         (void)snprintf(name, sizeof name, "round-%u", round);
         struct sim_comm *comm = sim_comm_of_all(cluster, name);
         sim_comm_run(comm, &small);
         struct sim_comm *other = NULL;
-        if (round == 1) { /* one that does not need the node notices nothing */
+        if (round == 1) { /* a communicator without the node notices nothing */
             static const uint32_t node_of_rank[] = {1, 4, 1, 7};
             other = sim_comm_new(cluster, "other", 4, node_of_rank);
             sim_comm_form(other, NULL, 10 * TIME_S);
         }
         if (calls[round] == &small || calls[round] == &barrier) {
-            /* These are over at once: one rank comes late, so that the others wait. */
+            /* These operations are short, so one rank comes late and the others wait. */
             struct sim_op *op = sim_op_new(comm, calls[round]);
             uint32_t lost = 11 - 3 * round;
             for (uint32_t i = 0; i < comm->size; i++) {
@@ -150,7 +151,7 @@ static void run_losses(uint32_t which, bool host)
     struct sim_comm *comm = sim_comm_of_all(cluster, "survivors");
     sim_comm_run(comm, &small);
     sim_comm_free(comm);
-    /* They come back, as other instances. */
+    /* The nodes come back as other instances. */
     for (uint32_t round = 0; round < 4; round++) {
         cluster_restart(cluster, 11 - 3 * round);
     }
@@ -173,7 +174,8 @@ static void test_a_daemon_dies_and_its_host_lives(void **state)
     run_losses(101, false);
 }
 
-/* A daemon that comes back at once, before anybody missed it: what it was part of is lost all the same. */
+/* A daemon restarts at once, before anybody missed it. The communicators that it belonged to are lost all
+ * the same. */
 static void test_a_daemon_restarts_at_once(void **state)
 {
     (void)state;
@@ -247,7 +249,7 @@ static void test_a_partition_and_its_end(void **state)
         assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
         assert_ended(op, STATUS_NODE_LOST, "n00", bound_ns);
         sim_comm_free(comm);
-        /* Each side can go on alone, under names of its own. */
+        /* Each side can go on alone, with communicators of other names. */
         static const uint32_t node_of_rank[2][4] = {{0, 1, 2, 0}, {3, 4, 7, 6}};
         struct sim_comm *sides[2];
         for (uint32_t side = 0; side < 2; side++) {
@@ -270,8 +272,8 @@ static void test_a_partition_and_its_end(void **state)
 }
 
 /*
- * One way of one pair of nodes. Ranks that have all they need may end the operation at hand well; nobody ends
- * the last of three, and all come to the same verdict.
+ * The way between two nodes is cut in one direction. Ranks that have all their data may end the current
+ * operation well. No rank ends the last of three operations well, and all get the same verdict.
  */
 static void test_a_way_cut_in_one_direction(void **state)
 {
@@ -293,8 +295,7 @@ static void test_a_way_cut_in_one_direction(void **state)
         for (uint32_t i = 0; i < 3; i++) {
             sim_op_check(ops[i]);
         }
-        if (turn <
-            5) { /* neighbours in the ring; the last ones need each other for nothing but being there */
+        if (turn < 5) { /* in the last turn, the nodes are no neighbours in the ring */
             assert_ended(ops[2], STATUS_NODE_LOST, "n00", bound_ns);
         }
         assert_true(cluster->now_ns <= bound_ns);
@@ -308,7 +309,8 @@ static void test_a_way_cut_in_one_direction(void **state)
     cluster_free(cluster);
 }
 
-/* Two seconds in which nothing gets through anywhere, in the middle of work: nobody gives up. */
+/* Nothing gets through for two seconds, in both directions or in one, in the middle of work. Nobody gives
+ * up. */
 static void test_a_blackhole_of_2_seconds(void **state)
 {
     (void)state;
@@ -344,8 +346,8 @@ static void test_a_blackhole_of_2_seconds(void **state)
     }
 }
 
-/* A node lost while a communicator forms: the others are told, or form without having noticed; nobody hangs.
- */
+/* A node is lost while a communicator forms. The others are told which rank or node is missing; nobody
+ * hangs. */
 static void test_a_node_lost_while_forming(void **state)
 {
     (void)state;
@@ -373,7 +375,7 @@ static void test_a_node_lost_while_forming(void **state)
         }
     }
     sim_comm_free(comm);
-    /* The node comes back, and the name can be used. */
+    /* The node comes back, and the name can be used again. */
     cluster_restart(cluster, 1);
     cluster_connect(cluster);
     comm = sim_comm_new(cluster, "forming", 4, node_of_rank);

@@ -9,12 +9,11 @@
 #include "tests/sim/sim_comm.h"
 #include "tests/sim/sim_text.h"
 
-/* How communicators form in whole clusters, and who does not fit. */
+/* How communicators form in whole clusters, and how ranks are refused that do not fit. */
 
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 
-/* Three ranks on three nodes form although somebody who does not fit comes: before, or after, all the others.
- */
+/* Three ranks on three nodes form, although a rank that does not fit comes after two of them. */
 static void run_misfit(uint32_t which, void (*misfit)(struct sim_comm *comm, uint32_t rank),
                        enum status status, const char *text)
 {
@@ -63,7 +62,7 @@ static void test_a_rank_that_is_taken(void **state)
     run_misfit(10, misfit_same_rank, STATUS_ALREADY_EXISTS, "rank 1");
 }
 
-/* Two users form communicators of one name, with ranks on the same nodes, at the same time. */
+/* Two users form communicators with the same name at the same time, with ranks on the same nodes. */
 static void test_a_name_of_two_users(void **state)
 {
     (void)state;
@@ -101,7 +100,7 @@ static void test_another_option(void **state)
     run_misfit(13, misfit_other_slices, STATUS_MISMATCH, "slice");
 }
 
-/* The same on one node, where it is refused at once. */
+/* The same on one node, which refuses such ranks at once. */
 static void test_misfits_of_one_node(void **state)
 {
     (void)state;

@@ -8,7 +8,7 @@
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim_comm.h"
 
-/* Steps of stages that the home's thread lends to workers, because other users share it. */
+/* Steps of stages that the main thread lends to workers, because other users share the main thread. */
 
 #define RANKS_EACH 3u /* on a node */
 
@@ -70,7 +70,7 @@ static void test_steps_are_lent_and_right(void **state)
     }
 }
 
-/* Its slices are any thread's: workers take them all. */
+/* Any thread may take slices within a node, so workers take all of them. */
 static void test_slices_within_a_node_are_left_to_workers(void **state)
 {
     (void)state;
@@ -80,7 +80,7 @@ static void test_slices_within_a_node_are_left_to_workers(void **state)
     struct sim_op *op = sim_comm_post_all(comm, &call);
     cluster_run(comm->cluster, 0);
     sim_op_finish(op, 10 * TIME_S);
-    /* As if it took no time: nothing but turns of workers, one every 200 us, makes it last. */
+    /* The main thread takes no virtual time. Only the turns of workers, one every 200 us, take time. */
     assert_true(op->parts[0].done_ns > op->posted_ns + TIME_MS);
     sim_op_free(op);
     stop(comm);
@@ -93,7 +93,7 @@ static void test_nothing_is_lent_while_a_user_is_alone(void **state)
         .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100000};
     struct sim_comm *comm = start(330, 2, 2, 1 << 20);
     comm->cluster->users_are_alone = true;
-    cluster_run(comm->cluster, 2 * EXEC_SHARED_NS); /* the others' turns are long ago */
+    cluster_run(comm->cluster, 2 * EXEC_SHARED_NS); /* by now, the last turns of other users are long ago */
     sim_comm_run(comm, &call);
     assert_int_equal(lent(comm), 0);
     stop(comm);
@@ -111,7 +111,8 @@ static bool is_out(const void *context)
     return false;
 }
 
-/* The worker holds its buffers: it ends, and gives them back, once the worker has come to its end. */
+/* A worker holds the buffers of an operation. So the operation ends, and gives its buffers back, only when
+ * the worker has finished. */
 static void test_the_deadline_passes_while_a_step_is_lent(void **state)
 {
     (void)state;
@@ -131,7 +132,7 @@ static void test_the_deadline_passes_while_a_step_is_lent(void **state)
         assert_int_equal(op->parts[i].result.status, STATUS_TIMED_OUT);
     }
     sim_op_free(op);
-    sim_comm_run(comm, &small); /* it ended alone */
+    sim_comm_run(comm, &small); /* the late operation ended alone */
     stop(comm);
 }
 

@@ -9,8 +9,8 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Messages from rank to rank, over pipes and over datagrams that are lost and overtaken: which receive takes
- * which, in what order, whatever the sizes; against a list of what was sent.
+ * Messages from rank to rank, over pipes, and over datagrams that are lost and overtaken. The tests check
+ * which receive takes which message, in what order and for all sizes, against a list of what was sent.
  */
 enum { RANKS_MAX = 8, POSTS_MAX = 4000, BYTES_MAX = 60000 };
 
@@ -19,8 +19,8 @@ struct post {
     bool sends;
     bool done;
     uint32_t rank, peer, tag;
-    uint64_t number; /* of a send, among all */
-    uint64_t count;  /* bytes; of a receive: that came */
+    uint64_t number; /* for a send: its number among all sends */
+    uint64_t count;  /* bytes to send; for a receive, bytes that came */
     uint32_t source;
     struct error result;
     unsigned char *bytes;
@@ -35,7 +35,7 @@ struct world {
     struct post posts[POSTS_MAX];
     uint32_t post_count;
     uint32_t done_count;
-    uint32_t collectives; /* that have ended well; their ticket is POSTS_MAX */
+    uint32_t collectives; /* how many have ended well; their ticket is POSTS_MAX */
     struct error aborted;
 };
 static struct world world;
@@ -182,7 +182,7 @@ static void check_bytes(const struct post *receive, const struct post *send)
     assert_int_equal(receive->bytes[send->count], 0xa5);
 }
 
-/* Each receive has the first message of its source that fits it, and that no other one has. */
+/* Checks that each receive has the first message of its source that fits it and that no other receive has. */
 static void check_matches(void)
 {
     static bool taken[POSTS_MAX];
@@ -193,7 +193,7 @@ static void check_matches(void)
         if (receive->sends) {
             continue;
         }
-        uint32_t s = 0; /* the first message that is not taken, of the source that it says */
+        uint32_t s = 0; /* the first message of its source that is not taken */
         while (s < world.post_count &&
                !(world.posts[s].sends && !taken[s] && world.posts[s].peer == receive->rank &&
                  world.posts[s].tag == receive->tag && world.posts[s].rank == receive->source)) {
@@ -207,16 +207,16 @@ static void check_matches(void)
 }
 
 /*
- * Everything at random; then every receive has a message that fits it, every message one receive, and of one
- * sender, receiver and tag the k-th receive, in the order posted, has the k-th message (receives that take
- * any source are of tags of their own).
+ * Random sends and receives. In the end, every receive has a message that fits it, and every message has one
+ * receive. For one sender, receiver and tag, the k-th receive has the k-th message, in the order of posting.
+ * Receives from any source have tags of their own.
  */
 static void run_random(uint32_t seed)
 {
     enum { TAGS = 3, MESSAGES = 300 };
     start(seed, 1 + seed % 4, 2 + seed % 7, seed % 3 * 0.02, 0);
     struct random *random = &world.cluster->random;
-    int64_t balance[RANKS_MAX][RANKS_MAX][TAGS]; /* sends less receives; by receiver, sender, tag */
+    int64_t balance[RANKS_MAX][RANKS_MAX][TAGS]; /* sends minus receives; by receiver, sender, tag */
     memset(balance, 0, sizeof balance);
     for (uint32_t i = 0; i < MESSAGES; i++) {
         uint32_t from = (uint32_t)random_below(random, world.size),
@@ -268,7 +268,7 @@ static void test_at_random(void **state)
     }
 }
 
-/* A receive with another tag leaves a message where it is; the order of the others is kept. */
+/* A receive with another tag does not take a message, and the other messages keep their order. */
 static void test_09_other_tags_consume_nothing(void **state)
 {
     (void)state;
@@ -279,7 +279,7 @@ static void test_09_other_tags_consume_nothing(void **state)
         sends[i] = post(true, 0, 1, i, sizes[i], DTYPE_U8);
     }
     cluster_run(world.cluster, 20 * TIME_MS);
-    for (uint32_t i = 6; i-- > 0;) { /* the last first */
+    for (uint32_t i = 6; i-- > 0;) { /* the last one first */
         receives[i] = post(false, 1, 0, i, BYTES_MAX, DTYPE_U8);
         cluster_run(world.cluster, 20 * TIME_MS);
         assert_true(receives[i]->done);
@@ -288,7 +288,8 @@ static void test_09_other_tags_consume_nothing(void **state)
     stop();
 }
 
-/* A message that is longer than the receive's room, or of another type, fails both; nothing else. */
+/* A message that is longer than the receive's room, or of another type, fails. So does the receive, but
+ * nothing else. */
 static void test_messages_that_do_not_fit(void **state)
 {
     (void)state;
@@ -308,7 +309,7 @@ static void test_messages_that_do_not_fit(void **state)
             assert_int_equal(typed_receive->result.status, STATUS_MISMATCH);
             assert_non_null(strstr(typed_receive->result.text, "f32"));
             assert_non_null(strstr(typed_receive->result.text, "i32"));
-            if (sizes[i] > 16384) { /* small ones had left already */
+            if (sizes[i] > 16384) { /* small messages had left before */
                 assert_int_equal(send->result.status, STATUS_MISMATCH);
                 assert_int_equal(typed_send->result.status, STATUS_MISMATCH);
             }
@@ -320,7 +321,7 @@ static void test_messages_that_do_not_fit(void **state)
     }
 }
 
-/* More than the receiver keeps: the sender is held back, and all arrive once they are received. */
+/* More messages than the receiver keeps: the sender must wait. All arrive once they are received. */
 static void test_unexpected_messages_are_bounded(void **state)
 {
     enum { COUNT = 900 };
@@ -343,8 +344,8 @@ static void test_unexpected_messages_are_bounded(void **state)
     stop();
 }
 
-/* What nobody receives ends at its deadline, with words that say what it waited for; and so does what nobody
- * sends. */
+/* A message that nobody receives ends at its deadline, with a text that says for what it waited. So does a
+ * receive for which nobody sends. */
 static void test_deadlines(void **state)
 {
     (void)state;
@@ -357,7 +358,7 @@ static void test_deadlines(void **state)
         assert_true(lonely->done);
         assert_int_equal(lonely->result.status, STATUS_TIMED_OUT);
         assert_non_null(strstr(lonely->result.text, "tag 77"));
-        assert_int_equal(world.aborted.status, STATUS_OK); /* alone */
+        assert_int_equal(world.aborted.status, STATUS_OK); /* only the message ended */
         stop();
     }
 }
@@ -369,7 +370,7 @@ static void leave_rank(uint32_t rank)
     cluster_touch(world.cluster);
 }
 
-/* After a message's deadline the communicator goes on, its collectives beside many messages as well. */
+/* After a message's deadline the communicator goes on. Its collectives go on beside many messages, too. */
 static void test_the_communicator_goes_on(void **state)
 {
     enum { COUNT = 1200 };
@@ -407,8 +408,8 @@ static void test_the_communicator_goes_on(void **state)
     }
 }
 
-/* A message whose send ended well is received although its sender has left, its node's part of the
- * communicator is gone, and the word of that came first. */
+/* A send ended well, then the sender left, and its node gave up its part of the communicator. The message
+ * is received, even if the news of that came first. */
 static void test_a_sender_that_left(void **state)
 {
     (void)state;
@@ -440,7 +441,8 @@ static void test_a_sender_that_left(void **state)
     }
 }
 
-/* Given up at any moment, every message ends once; the network then holds none of their buffers. */
+/* Messages are given up at any moment. Every message ends once, and the network then holds none of their
+ * buffers. */
 static void test_given_up_at_any_moment(void **state)
 {
     (void)state;

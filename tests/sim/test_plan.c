@@ -9,14 +9,14 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * What `commctl plan` says of 256 nodes against what 256 simulated nodes do: the bytes that the busiest one
- * sends, and the rounds, by how often the network's delay is in the time that an operation takes.
+ * Compares `commctl plan` for 256 nodes with 256 simulated nodes. It compares the bytes that the busiest node
+ * sends, and the rounds. The number of rounds is the time of an operation divided by the network's delay.
  */
 enum { PLAN_NODES = 256 };
 #define PLAN_DELAY_NS (100 * TIME_US)
 #define PLAN_SLICE_BYTES (256u << 10)
 
-/* By a network that has delay and nothing else. */
+/* A network that has only delay. */
 static const struct network_conditions calm = {.delay_ns = PLAN_DELAY_NS, .packet_bytes = 65536};
 
 static uint64_t sent_bytes(const struct cluster *cluster, uint32_t node)
@@ -66,7 +66,7 @@ static void compare(struct cluster *cluster, const char *rule, enum op_kind kind
     uint64_t took_ns = cluster->now_ns - begin_ns;
     uint64_t busiest = 0;
     remember_sent(cluster, after);
-    cluster_run(cluster, took_ns); /* heartbeats alone */
+    cluster_run(cluster, took_ns); /* only heartbeats are sent now */
     for (uint32_t i = 0; i < PLAN_NODES; i++) {
         uint64_t idle = sent_bytes(cluster, i) - after[i];
         uint64_t sent = after[i] - before[i] - idle;
@@ -87,7 +87,7 @@ static void compare(struct cluster *cluster, const char *rule, enum op_kind kind
     coll_forecast(coll_select(&choice, NULL, &overrides), &choice, NULL, &forecast);
     assert_within("bytes", rule, (double)busiest, forecast.sent_bytes);
     if (forecast.slices == 1) {
-        /* The last acknowledgement comes a round later where payloads are not copied. */
+        /* If payloads are not copied, the last acknowledgement comes one round later. */
         assert_within("rounds", rule, rounds - (rounds > (double)forecast.rounds + 0.5),
                       (double)forecast.rounds);
     }
@@ -108,8 +108,8 @@ static void test_what_is_planned_is_what_happens(void **state)
 {
     (void)state;
     struct cluster *cluster = start();
-    /* Where rounds are counted, messages fit the first window: larger ones wait for their receiver's word,
-     * too. */
+    /* Rounds are only counted where messages fit the first window. Larger messages also wait for their
+     * receiver to widen the window. */
     compare(cluster, "all_reduce=halving_doubling", OP_KIND_ALL_REDUCE, 8000);
     compare(cluster, "all_reduce=halving_doubling", OP_KIND_ALL_REDUCE, 200000);
     compare(cluster, "all_reduce=recursive_doubling", OP_KIND_ALL_REDUCE, 8000);

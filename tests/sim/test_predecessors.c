@@ -8,9 +8,9 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * What systems of this kind got wrong before, as tests: the numbers are those of tests/predecessors.txt,
- * which also names the tests that are elsewhere. Data differ by rank and element everywhere: uniform data hid
- * half of these faults.
+ * Tests of what earlier systems of this kind got wrong. The numbers are those of tests/predecessors.txt,
+ * which also names tests in other places. Data differ by rank and element everywhere, because uniform data
+ * hid half of these faults.
  */
 
 static const struct network_conditions calm = {
@@ -38,7 +38,7 @@ static void stop(struct cluster *cluster, struct sim_comm *comm)
     cluster_free(cluster);
 }
 
-/* 1. Of several ranks a node, every one's data is reduced between the nodes, for every element. */
+/* 1. With several ranks on a node, the data of every rank is reduced between the nodes, for every element. */
 static void test_01_every_shard_crosses_the_nodes(void **state)
 {
     (void)state;
@@ -76,7 +76,7 @@ static void test_02_reduce_scatter_gives_each_rank_its_own_slice(void **state)
     }
 }
 
-/* 3. 25 MiB of f32 on 2, 3 and 4 ranks, in segments of 2 MiB: cuts are between elements. */
+/* 3. 25 MiB of f32 on 2, 3 and 4 ranks, in segments of 2 MiB: each cut is between two elements. */
 static void test_03_segments_cut_between_elements(void **state)
 {
     (void)state;
@@ -91,7 +91,7 @@ static void test_03_segments_cut_between_elements(void **state)
     }
 }
 
-/* 4. 6,291,457 f32 on 3 ranks: all cut into the same number of segments. */
+/* 4. 6,291,457 f32 on 3 ranks: all ranks cut them into the same number of segments. */
 static void test_04_ranks_agree_on_the_segments(void **state)
 {
     (void)state;
@@ -106,7 +106,8 @@ static void test_04_ranks_agree_on_the_segments(void **state)
     stop(cluster, comm);
 }
 
-/* 5. Over a thousand steps of hundreds of operations in flight, of two communicators of the same nodes. */
+/* 5. More than a thousand steps, with hundreds of operations in flight, of two communicators on the same
+ * nodes. */
 static void test_05_steps_of_operations_in_flight_never_mix(void **state)
 {
     (void)state;
@@ -135,7 +136,7 @@ static void test_05_steps_of_operations_in_flight_never_mix(void **state)
     stop(cluster, parent);
 }
 
-/* 8. After long idleness, with its heartbeats, collectives work. */
+/* 8. After a long idle time with heartbeats, collectives work. */
 static void test_08_heartbeats_do_not_stand_in_the_way(void **state)
 {
     (void)state;
@@ -151,7 +152,7 @@ static void test_08_heartbeats_do_not_stand_in_the_way(void **state)
     stop(cluster, comm);
 }
 
-/* 10. Nothing is kept of an operation: 100,000 of them. */
+/* 10. After 100,000 operations, no memory is kept of them. */
 static void test_10_memory_is_flat_over_operations(void **state)
 {
     (void)state;
@@ -187,8 +188,8 @@ static void test_10_memory_is_flat_over_operations(void **state)
     stop(cluster, comm);
 }
 
-/* 11. Operations given up in the middle leave nothing on the connection that the next ones could stumble
- * over. */
+/* 11. Operations that are given up in the middle leave no data on the connection that could disturb the
+ * next ones. */
 static void test_11_what_is_given_up_leaves_no_half_frame(void **state)
 {
     (void)state;
@@ -242,7 +243,7 @@ static uint64_t time_of_slices(uint64_t slices)
     return took_ns;
 }
 
-/* 13. Slices are on their way while others are reduced: eight take hardly longer than one. */
+/* 13. Slices are under way while others are reduced: eight slices take little longer than one. */
 static void test_13_slices_overlap(void **state)
 {
     (void)state;

@@ -19,7 +19,7 @@
 #define CASE_RANKS_MAX 24
 #define CASE_DATAGRAM_NODES_MAX 4
 
-/* All that there is to a case, as numbers that can be made smaller one by one. */
+/* All that a case consists of, as numbers that can be made smaller one by one. */
 enum {
     CASE_SEED,
     CASE_KIND,
@@ -29,17 +29,17 @@ enum {
     CASE_ROOT,
     CASE_NODES,
     CASE_RANKS,
-    CASE_SCATTERED, /* ranks are not contiguous */
+    CASE_SCATTERED, /* the ranks of a node are not contiguous */
     CASE_IN_PLACE,
     CASE_LAYOUTS,
-    CASE_ALGORITHM, /* 0: what is chosen; else the n-th of its kind */
+    CASE_ALGORITHM, /* 0: chosen by commd; else the n-th of the kind */
     CASE_SLICE_ELEMENTS,
     CASE_LOSS_PERMILLE,
     CASE_DUPLICATION_PERMILLE,
     CASE_JITTER_US,
-    CASE_OPS,       /* one after the other, posted ahead */
-    CASE_RAILS,     /* beyond the first */
-    CASE_DATAGRAMS, /* 1: over QUIC; loss and duplication are for it alone */
+    CASE_OPS,       /* operations, one after the other, all posted at once */
+    CASE_RAILS,     /* rails besides the first */
+    CASE_DATAGRAMS, /* 1: over QUIC; loss and duplication apply only there */
     CASE_FIELDS
 };
 static const char *const field_names[CASE_FIELDS] = {
@@ -104,7 +104,7 @@ static void case_draw(uint64_t seed, uint64_t number, uint64_t *fields)
     fields[CASE_RAILS] = random_below(&random, 2) * random_below(&random, CLUSTER_RAILS_MAX);
 }
 
-/* Every node has a rank; the others anywhere. */
+/* Places the ranks: every node has at least one, the others are placed at random. */
 static void case_place(const uint64_t *fields, struct random *random, uint32_t *node_of_rank)
 {
     uint32_t nodes = (uint32_t)fields[CASE_NODES], ranks = (uint32_t)fields[CASE_RANKS];
@@ -124,7 +124,7 @@ static void case_place(const uint64_t *fields, struct random *random, uint32_t *
     }
 }
 
-/* "all_reduce=ring", or nothing. */
+/* Writes the case's algorithm, such as "all_reduce=ring", or an empty text. */
 static void case_algorithm(const uint64_t *fields, char *out, size_t size)
 {
     uint32_t count, of_kind = 0;

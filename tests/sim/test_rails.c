@@ -8,15 +8,15 @@
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim_comm.h"
 
-/* Clusters whose nodes have several rails: what they carry, and what happens when one of them is in trouble.
- */
+/* Clusters whose nodes have several rails: what the rails carry, and what happens when one of them is in
+ * trouble. */
 
 #define RAILS 3
 
 static const struct network_conditions calm = {
     .delay_ns = 50 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 8192};
 
-/* 61 slices of 4 KiB: every rail has its share. */
+/* 61 slices of 4 KiB, so every rail has a share. */
 static const struct sim_call spread = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 62000};
 
@@ -47,7 +47,7 @@ static struct sim_comm *comm_of_all(struct cluster *cluster, const char *name, u
 
 /* --- What they carry --- */
 
-/* After what the rails carried was published. */
+/* Returns a rail's traffic, after the rails have published what they carried. */
 static struct rails_traffic traffic_to(struct cluster *cluster, uint32_t node, uint32_t peer)
 {
     struct rails_traffic traffic;
@@ -85,7 +85,7 @@ static void test_traffic_of_all_rails(void **state)
     assert_int_equal(after.needed, RAILS - 1);
     assert_int_equal(after.connected, RAILS - 1);
     assert_string_equal(after.missing, "");
-    /* The third node is no member: nothing is needed to it. */
+    /* The third node is no member, so no rail to it is needed. */
     struct rails_traffic third = traffic_to(cluster, 0, 1);
     assert_int_equal(third.needed, 0);
     assert_int_equal(third.sent_bytes, 0);
@@ -95,9 +95,9 @@ static void test_traffic_of_all_rails(void **state)
     cluster_free(cluster);
 }
 
-/* --- One of them in trouble --- */
+/* --- A rail in trouble --- */
 
-/* 5 ms at least for `spread`. */
+/* With these conditions, `spread` takes at least 5 ms. */
 static const struct network_conditions narrow = {.delay_ns = 50 * TIME_US,
                                                  .jitter_ns = 100 * TIME_US,
                                                  .packet_bytes = 8192,
@@ -120,7 +120,7 @@ static bool all_aborted(const void *context)
     return true;
 }
 
-/* With that status, and words that have all of the texts. */
+/* Checks that the rank's operation ended with that status, and with a text that contains all `texts`. */
 static void assert_ended(const struct sim_op *op, uint32_t rank, enum status status, const char *const *texts)
 {
     const struct sim_part *part = &op->parts[rank];
@@ -142,7 +142,7 @@ static void assert_all_ended(const struct sim_op *op, enum status status, const 
     }
 }
 
-/* On all rails, and the trouble has left nothing behind. */
+/* Checks that operations work on all rails, and that the trouble has left nothing behind. */
 static void assert_works(struct cluster *cluster, const char *name)
 {
     struct sim_comm *comm = comm_of_all(cluster, name, 0);
@@ -156,8 +156,9 @@ static void assert_works(struct cluster *cluster, const char *name)
 }
 
 /*
- * Who only received on a connection may not have noticed its end: it does when the other node dials again,
- * and what it had begun on the old one is lost, with that cause. Then both know.
+ * A node that only received on a connection may not have noticed its end. It notices when the other node
+ * dials again. What it had begun on the old connection is then lost, with that cause. After that both nodes
+ * know.
  */
 static void assert_meets(struct cluster *cluster, const char *name, const char *rail)
 {
@@ -171,7 +172,8 @@ static void assert_meets(struct cluster *cluster, const char *name, const char *
     sim_comm_free(comm);
 }
 
-/* In the middle of an operation, until the rail's connection is given up: all nodes hear which it was. */
+/* A rail is cut in the middle of an operation, until its connection is given up. All nodes are told which
+ * rail it was. */
 static void test_a_rail_is_lost_under_way(void **state)
 {
     (void)state;
@@ -191,7 +193,7 @@ static void test_a_rail_is_lost_under_way(void **state)
         assert_true(cluster->now_ns <= bound_ns);
         assert_all_ended(op, STATUS_NODE_LOST,
                          (const char *const[]){"op 2 all_reduce on \"lost\"", "rail 2 to node n00", NULL});
-        assert_true(cluster_connected(cluster)); /* the nodes as such miss nothing */
+        assert_true(cluster_connected(cluster)); /* the connections between the nodes themselves are fine */
         sim_comm_run(other, &spread);
         sim_comm_free(other);
         sim_comm_free(comm);
@@ -203,8 +205,8 @@ static void test_a_rail_is_lost_under_way(void **state)
 }
 
 /*
- * The connection breaks and comes back at once, at many moments of an operation. Whoever has all of it may
- * end it well; then the next one does, or all of them are told.
+ * A connection breaks and comes back at once, at many moments of an operation. A rank that has all its data
+ * may end the operation well. Then either the next operation ends well, or all ranks are told.
  */
 static void test_a_connection_breaks_under_way(void **state)
 {
@@ -214,7 +216,7 @@ static void test_a_connection_breaks_under_way(void **state)
     for (uint32_t turn = 0; turn < 60; turn++) {
         struct cluster *cluster = cluster_of(300 + turn, 2 + turn % 2, &narrow);
         struct sim_comm *comm = comm_of_all(cluster, "broken", 0);
-        sim_comm_run(comm, &spread); /* connected */
+        sim_comm_run(comm, &spread); /* now all rails are connected */
         struct sim_op *ops[] = {sim_comm_post_all(comm, &spread), sim_comm_post_all(comm, &spread)};
         cluster_run(cluster, turn * 200 * TIME_US);
         struct error cause;
@@ -240,7 +242,7 @@ static void test_a_connection_breaks_under_way(void **state)
     assert_true(broken > 20);
 }
 
-/* Shorter than that: the operation waits, and goes on. */
+/* A rail is silent for less time than that. The operation waits, and goes on. */
 static void test_a_rail_is_silent_for_a_while(void **state)
 {
     (void)state;
@@ -261,7 +263,8 @@ static void test_a_rail_is_silent_for_a_while(void **state)
     cluster_free(cluster);
 }
 
-/* The deadline comes before the loss is certain: the message says whom and which rail was waited for. */
+/* The deadline comes before the loss is certain. The text says for which node and which rail the operation
+ * waited. */
 static void test_the_deadline_of_an_operation_on_a_silent_rail(void **state)
 {
     (void)state;
@@ -275,13 +278,14 @@ static void test_the_deadline_of_an_operation_on_a_silent_rail(void **state)
                      (const char *const[]){"op 1 all_reduce", "\"late\"", "node n000: rail 1: round ",
                                            "waiting for data from node n001", NULL});
     cut(cluster, 1, 0, 1, false);
-    sim_comm_run(comm, &spread); /* it ended alone */
+    sim_comm_run(comm, &spread); /* the late operation ended alone */
     sim_comm_free(comm);
     assert_works(cluster, "late");
     cluster_free(cluster);
 }
 
-/* Nothing comes back in a broadcast: its root waits for acknowledgements, of sends too large to be copied. */
+/* In a broadcast the root receives no data. It waits for acknowledgements of sends that are too large to
+ * be copied. */
 static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
 {
     (void)state;
@@ -297,7 +301,7 @@ static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
     cluster_run(cluster, 2 * TIME_MS);
     cut(cluster, 2, 0, 1, true);
     assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
-    /* The other may have all that left before; its acknowledgements do not come. */
+    /* The other node may have everything that was sent before. But its acknowledgements do not arrive. */
     assert_ended(
         op, 0, STATUS_TIMED_OUT,
         (const char *const[]){"op 1 broadcast on \"root\"",
@@ -308,15 +312,16 @@ static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
     cluster_free(cluster);
 }
 
-/* Lost before there is a connection: operations wait for it, and say so when their time is over. */
+/* A rail is cut before it has a connection. Operations wait for it. If their time is over first, their
+ * text says so. */
 static void test_a_rail_that_cannot_be_connected(void **state)
 {
     (void)state;
     struct cluster *cluster = cluster_of(240, 3, &calm);
     cut(cluster, 2, 0, 1, true);
     struct sim_comm *comm = comm_of_all(cluster, "without", 3000);
-    /* Before the nodes have agreed: it waits. Its slices are on the other rails, also between nodes that have
-     * a connection. */
+    /* The operation waits until the nodes have agreed on rails. Then its slices go over the other rails,
+     * also between nodes that have a connection on this rail. */
     struct sim_op *op = sim_comm_post_all(comm, &spread);
     cluster_run(cluster, 200 * TIME_MS);
     assert_false(sim_op_done(op));
@@ -336,7 +341,7 @@ static void test_a_rail_that_cannot_be_connected(void **state)
     assert_non_null(strstr(traffic.missing, "rail 2 is not connected"));
     cut(cluster, 2, 0, 1, false);
     cluster_run(cluster, 7 * TIME_S);
-    sim_comm_run(comm, &spread); /* as agreed */
+    sim_comm_run(comm, &spread); /* the communicator keeps the rails that it agreed on */
     sim_comm_free(comm);
     assert_works(cluster, "with");
     net_peer_statistics(cluster->nodes[1].rail_nets[2], 1, &seen);
@@ -344,7 +349,7 @@ static void test_a_rail_that_cannot_be_connected(void **state)
     cluster_free(cluster);
 }
 
-/* Its deadline comes before the nodes give the rail up: it names it. */
+/* The deadline comes before the nodes give the rail up. The text names the rail. */
 static void test_a_deadline_before_the_rails_are_agreed(void **state)
 {
     (void)state;
@@ -363,7 +368,8 @@ static void test_a_deadline_before_the_rails_are_agreed(void **state)
     cluster_free(cluster);
 }
 
-/* Between operations: nothing of theirs is lost, so the communicator goes on over the next connection. */
+/* A connection breaks between operations. Nothing of theirs is lost, so the communicator goes on over the
+ * next connection. */
 static void test_a_rail_is_lost_between_operations(void **state)
 {
     (void)state;
@@ -396,7 +402,8 @@ static uint32_t rails_up(const struct cluster *cluster, uint32_t node, uint32_t 
     return count;
 }
 
-/* A node that broke the protocol on one rail is held off on all: whoever dials, no rail has a connection. */
+/* A node that broke the protocol on one rail is refused on all rails. Whichever node dials, no rail gets a
+ * connection. */
 static void test_a_node_that_is_held_off_is_so_on_all_rails(void **state)
 {
     (void)state;

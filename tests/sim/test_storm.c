@@ -9,10 +9,9 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Anything goes wrong at any time, at random: links, hosts, daemons and processes come and go while
- * communicators form and work, and some callers are late or contradict each other. Whatever happens, every
- * operation ends once, none that ends well has a wrong bit, and when the weather is fine again everything
- * works.
+ * Anything goes wrong, at random times. Links, hosts, daemons and processes come and go while communicators
+ * form and work. Some callers are late, or contradict each other. Even so, every operation ends once, and
+ * none that ends well has a wrong bit. When all nodes and links are back, everything works.
  */
 enum { STORM_NODES = 7, STORM_COMMS = 5, STORM_RANKS_MAX = 12, STORM_TURNS = 600, STORM_SEEDS = 12 };
 #define STORM_TIMEOUT_MS 4000
@@ -21,9 +20,9 @@ struct storm {
     struct cluster *cluster;
     struct random *random;
     struct sim_comm *comms[STORM_COMMS];
-    bool broken[STORM_COMMS]; /* by its own callers: nothing is posted any more */
+    bool broken[STORM_COMMS]; /* a caller never posts its part, so nothing more is posted */
     uint32_t named;
-    uint32_t succeeded, failed; /* parts */
+    uint32_t succeeded, failed; /* parts of operations */
 };
 
 static uint64_t dice(struct storm *storm, uint64_t sides)
@@ -41,7 +40,8 @@ static void begin_comm(struct storm *storm, uint32_t slot)
         } while (!storm->cluster->nodes[node_of_rank[i]].alive);
     }
     char name[16];
-    (void)snprintf(name, sizeof name, "storm-%u", storm->named % 7); /* used again, also too early */
+    /* names are used again, sometimes too early */
+    (void)snprintf(name, sizeof name, "storm-%u", storm->named % 7);
     storm->named++;
     storm->comms[slot] = sim_comm_new(storm->cluster, name, size, node_of_rank);
     storm->broken[slot] = false;
@@ -81,7 +81,7 @@ static void post(struct storm *storm, uint32_t slot)
 {
     struct sim_comm *comm = storm->comms[slot];
     static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_I32, DTYPE_U8, DTYPE_BF16};
-    struct sim_call call = {.kind = (enum op_kind)dice(storm, OP_KIND_SEND), /* not the messages */
+    struct sim_call call = {.kind = (enum op_kind)dice(storm, OP_KIND_SEND), /* no messages */
                             .dtype = dtypes[dice(storm, 4)],
                             .reduce = dice(storm, 2) == 0 ? REDUCE_SUM : REDUCE_MAX,
                             .count = dice(storm, dice(storm, 4) == 0 ? 60000 : 500),
@@ -101,12 +101,12 @@ static void post(struct storm *storm, uint32_t slot)
             sim_op_post(op, i);
         }
     }
-    if (trouble == 0) { /* never comes */
+    if (trouble == 0) { /* one rank never posts */
         storm->broken[slot] = true;
         return;
     }
     cluster_run(storm->cluster, dice(storm, TIME_S));
-    if (trouble == 1) { /* contradicts the others: that operation fails, the next ones do not */
+    if (trouble == 1) { /* one rank contradicts the others: this operation fails, the next ones do not */
         op->call.reduce = call.reduce == REDUCE_SUM ? REDUCE_MAX : REDUCE_SUM;
     }
     if (comm->ranks[odd].member != NULL) {
@@ -181,7 +181,7 @@ static void turn(struct storm *storm)
     cluster_run(storm->cluster, dice(storm, dice(storm, 10) == 0 ? 2 * TIME_S : 20 * TIME_MS));
 }
 
-/* Everything ends that has begun, though the weather stays as it is. */
+/* Everything that has begun must end, though dead nodes and cut links stay as they are. */
 static void settle(struct storm *storm)
 {
     cluster_run(storm->cluster, 2 * STORM_TIMEOUT_MS * TIME_MS);
@@ -218,7 +218,7 @@ static void clear_sky(struct storm *storm)
     sim_comm_free(comm);
 }
 
-static uint64_t succeeded, failed; /* parts, of all storms */
+static uint64_t succeeded, failed; /* parts of operations, in all storms */
 
 static uint64_t run_storm(uint64_t seed)
 {
@@ -258,7 +258,7 @@ static void test_storms(void **state)
     assert_true(run_storm(cluster_seed(1000)) == first);
     print_message("# operations' parts: %llu ended well, %llu did not\n", (unsigned long long)succeeded,
                   (unsigned long long)failed);
-    /* There was weather, and it let work through. */
+    /* The storms broke something, and still let work through. */
     assert_true(succeeded > 50 * STORM_SEEDS);
     assert_true(failed > 10 * STORM_SEEDS);
 }

@@ -11,9 +11,9 @@
 #include "tests/sim/sim_messages.h"
 
 /*
- * Everything at once, on a few nodes: collectives, some of them grouped, messages, deadlines that pass, and a
- * rank that leaves, dies, loses its node or just posts nothing more. Every call ends; what ended well is
- * right; what no deadline and no departure touched ends well; memory and budgets come back.
+ * Everything at once, on a few nodes: collectives, some of them grouped, messages, and deadlines that pass.
+ * One rank may leave, die, lose its node, or post nothing more. What must hold: every call ends; what ended
+ * well is right; calls that no deadline and no departure affected end well; memory and budgets come back.
  */
 #define CASES_DEFAULT 300
 #define CASE_NODES_MAX 5
@@ -21,24 +21,25 @@
 #define CASE_COLLECTIVES_MAX 12
 #define CASE_MESSAGES_MAX 40
 #define STEPS_MAX (CASE_COLLECTIVES_MAX + 2 * CASE_MESSAGES_MAX)
-#define TIMEOUT_MS UINT64_C(8000) /* a node that died silently is found before */
+#define TIMEOUT_MS UINT64_C(8000) /* long enough to notice a node that died silently */
 #define SPAN_NS (60 * TIME_S)
 #define ELEMENTS_MAX 40001
 
-/* What becomes of one rank in the midst. */
+/* What happens to one rank in the middle of a case. */
 enum departure {
     DEPARTURE_NONE,
     DEPARTURE_LEAVES,
     DEPARTURE_DIES,
     DEPARTURE_HOST_DIES,
     DEPARTURE_DAEMON_DIES,
-    DEPARTURE_SILENT, /* posts nothing more */
+    DEPARTURE_SILENT, /* it posts nothing more */
     DEPARTURES
 };
 static const char *const departure_texts[DEPARTURES] = {
     "nobody departs", "a rank leaves", "a rank dies", "a host dies", "a daemon dies", "a rank falls silent"};
 
-/* Tags: of the first two a receive names its source, of the third none does, of the fourth some do. */
+/* Tags. Receives with the first two tags name their source. With the third tag none does, with the fourth
+ * some do. */
 enum { TAG_ANY_SOURCE = 2, TAG_EITHER, TAGS };
 
 enum {
@@ -48,9 +49,9 @@ enum {
     CASE_NODES,
     CASE_RANKS,
     CASE_DEPARTURE,
-    CASE_DEPARTURE_PERMILLE, /* of the steps are taken before */
-    CASE_SHORT_PERCENT,      /* of the calls have a deadline that may pass */
-    CASE_LONELY_PERCENT,     /* of the messages have no other half */
+    CASE_DEPARTURE_PERMILLE, /* the rank departs after this share of its steps */
+    CASE_SHORT_PERCENT,      /* share of the calls that have a deadline which may pass */
+    CASE_LONELY_PERCENT,     /* share of the messages that have only a send or only a receive */
     CASE_GROUPED,
     CASE_SLICE_BYTES,
     CASE_DELAY_US,
@@ -108,7 +109,7 @@ static void case_describe(const uint64_t *fields, char *text, size_t size)
                    (unsigned long long)fields[CASE_NODES], departure_texts[fields[CASE_DEPARTURE]]);
 }
 
-/* --- What is posted --- */
+/* --- What ranks post --- */
 
 struct step {
     bool is_message, joined; /* joined: the next step of the rank follows at once */
@@ -124,10 +125,10 @@ struct world {
     struct sim_call calls[CASE_COLLECTIVES_MAX];
     struct sim_op *ops[CASE_COLLECTIVES_MAX];
     struct sim_message_call message_calls[2 * CASE_MESSAGES_MAX];
-    uint32_t message_count; /* halves */
+    uint32_t message_count; /* sends and receives, counted singly */
     struct step steps[CASE_RANKS_MAX][STEPS_MAX];
     uint32_t step_count[CASE_RANKS_MAX], step_at[CASE_RANKS_MAX];
-    uint32_t departed; /* CASE_RANKS_MAX: nobody has */
+    uint32_t departed; /* CASE_RANKS_MAX: no rank has departed */
     bool gone[CASE_RANKS_MAX];
     struct budget *budgets[CASE_NODES_MAX];
     struct budget_account *accounts[CASE_NODES_MAX];
@@ -157,7 +158,7 @@ static void draw_collective(struct world *world, struct sim_call *call)
     call->timeout_ms = draw_timeout_ms(world);
 }
 
-/* Some all_reduces run as one: those of a group. */
+/* Draws collectives. Some all_reduces form a group, which runs as one operation. */
 static void draw_collectives(struct world *world)
 {
     uint32_t count = (uint32_t)world->fields[CASE_COLLECTIVES];
@@ -201,7 +202,7 @@ static void draw_message(struct world *world)
                                        .count = ELEMENTS_MAX,
                                        .timeout_ms = draw_timeout_ms(world)};
     if (tag < TAG_ANY_SOURCE && random_below(random, 20) == 0) {
-        receive.count = random_below(random, 400); /* may be too little */
+        receive.count = random_below(random, 400); /* this may be too little room */
     }
     bool lonely = random_below(random, 100) < world->fields[CASE_LONELY_PERCENT];
     bool is_send = random_below(random, 2) == 0;
@@ -213,7 +214,7 @@ static void draw_message(struct world *world)
     }
 }
 
-/* Collectives in the order of all, messages anywhere between. */
+/* Draws each rank's steps: the collectives in the common order, messages anywhere between them. */
 static void draw_steps(struct world *world)
 {
     uint32_t collectives = (uint32_t)world->fields[CASE_COLLECTIVES];
@@ -325,21 +326,23 @@ static void take_steps(struct world *world)
     }
 }
 
-/* --- What must be --- */
+/* --- Checks --- */
 
 static bool somebody_is_gone(const struct world *world)
 {
     return world->departed < CASE_RANKS_MAX && world->fields[CASE_DEPARTURE] != DEPARTURE_SILENT;
 }
 
-/* Whether an end may say so, with what is known of the case. What a deadline ended holds its buffers until a
- * host that died is given up: the communicator may end before, with the deadline as the cause. */
+/* Checks whether a call may end with this status in this case. An operation that its deadline ended holds
+ * its buffers until a host that died is given up. So the communicator may end before that, with the
+ * deadline as the cause. */
 static void check_status(const struct world *world, const struct error *result, bool may_time_out,
                          const char *what, uint64_t number, uint32_t rank)
 {
     enum status status = result->status;
     const struct sim_rank *who = &world->comm->ranks[rank];
-    bool by_other = strstr(result->text, "ended first") != NULL; /* the other half of a message */
+    /* the text is about the other half of a message */
+    bool by_other = strstr(result->text, "ended first") != NULL;
     bool by_cause = who->aborted && who->abort_cause.status == STATUS_TIMED_OUT && somebody_is_gone(world);
     may_time_out |= world->fields[CASE_SHORT_PERCENT] != 0 && (by_other || by_cause);
     bool lost = status == STATUS_RANK_LOST || status == STATUS_NODE_LOST || status == STATUS_ABORTED;
@@ -353,7 +356,8 @@ static void check_status(const struct world *world, const struct error *result, 
 static void check_op(const struct world *world, const struct sim_op *op)
 {
     uint64_t last =
-        op->seq - 1 + op->call.bucket_ops - op->call.bucket_index - 1; /* all of them run as one */
+        /* the last operation of its group, which runs as one */
+        op->seq - 1 + op->call.bucket_ops - op->call.bucket_index - 1;
     bool silent = world->fields[CASE_DEPARTURE] == DEPARTURE_SILENT && world->departed < CASE_RANKS_MAX &&
                   !world->ops[last]->parts[world->departed].posted;
     for (uint32_t rank = 0; rank < world->ranks; rank++) {
@@ -371,9 +375,9 @@ static void check_op(const struct world *world, const struct sim_op *op)
     sim_op_check(op);
 }
 
-/* Of a sender, receiver and tag that receives name. */
+/* The messages of one sender, receiver and tag, for tags whose receives name their source. */
 struct channel {
-    uint32_t count[2]; /* receives, sends */
+    uint32_t count[2]; /* [0] receives, [1] sends */
     struct sim_message *messages[2][CASE_MESSAGES_MAX];
     bool has_short;
 };
@@ -392,7 +396,7 @@ static void find_channel(const struct world *world, uint32_t from, uint32_t to, 
     }
 }
 
-/* Nobody departed and no deadline passed: the n-th receive has the n-th send, if there is room. */
+/* If nobody departed and no deadline passed, the n-th receive has the n-th send, if there is enough room. */
 static void check_channel(const struct channel *channel)
 {
     for (uint32_t side = 0; side < 2; side++) {
@@ -405,7 +409,8 @@ static void check_channel(const struct channel *channel)
             enum status status = sim_message_outcome(message)->status;
             bool fits = send != NULL && receive != NULL && send->call.count <= receive->call.count;
             bool right = status == (fits ? STATUS_OK : other == NULL ? STATUS_TIMED_OUT : STATUS_MISMATCH);
-            if (!right && !(side == 1 && status == STATUS_OK)) { /* an eager send has ended before */
+            /* an eager send may have ended well before */
+            if (!right && !(side == 1 && status == STATUS_OK)) {
                 fail_msg("message %llu (%s of %llu, %s): %s: %s", (unsigned long long)message->number,
                          side == 1 ? "send" : "receive", (unsigned long long)message->call.count,
                          other == NULL ? "without another half"
@@ -417,13 +422,13 @@ static void check_channel(const struct channel *channel)
     }
 }
 
-/* A sender may have left: what it was told went well is received, by the receive of its place or, where those
- * before it ended with their sender, an earlier one. */
+/* A sender may have left. A send that ended well must be received: by the receive of its place, or by an
+ * earlier one, if receives before it ended when their sender left. */
 static void check_sent_is_received(const struct channel *channel)
 {
     for (uint32_t i = 0; i < channel->count[0]; i++) {
         if (sim_message_outcome(channel->messages[0][i])->status == STATUS_MISMATCH) {
-            return; /* it took one */
+            return; /* this receive took a message that did not fit */
         }
     }
     for (uint32_t i = 0; i < channel->count[1] && i < channel->count[0]; i++) {
@@ -455,7 +460,7 @@ static void check_channels(const struct world *world)
     }
 }
 
-/* Any receive may have waited for another's message, or have been in its way. */
+/* Checks a message. Any receive may have waited for a message of another, or have been in its way. */
 static void check_message(const struct world *world, const struct sim_message *message)
 {
     const struct sim_message_call *call = &message->call;
@@ -467,7 +472,7 @@ static void check_message(const struct world *world, const struct sim_message *m
     }
     const struct error *result = sim_message_outcome(message);
     if (result->status == STATUS_MISMATCH && call->tag < TAG_ANY_SOURCE) {
-        return; /* check_channel */
+        return; /* check_channel checks this */
     }
     bool named_is_gone = call->peer != COMM_ANY_SOURCE_RANK && world->gone[call->peer];
     check_status(world, result, call->timeout_ms != 0 || !named_is_gone, "message", message->number,
@@ -482,7 +487,7 @@ static void check_communicator(const struct world *world)
             fail_msg("rank %u: the communicator ended: %s", rank, who->abort_cause.text);
         }
     }
-    if (world->departed == CASE_RANKS_MAX) { /* it goes on */
+    if (world->departed == CASE_RANKS_MAX) { /* the communicator must go on */
         sim_comm_run(world->comm, &(struct sim_call){.kind = OP_KIND_ALL_REDUCE,
                                                      .dtype = DTYPE_I32,
                                                      .reduce = REDUCE_SUM,

@@ -1,6 +1,5 @@
-"""Real daemons and clients for the system tests: each node in a network namespace of its own where root allows, else on loopback.
-
-Everything that a Cluster makes (processes, namespaces, files) it removes in close().
+"""Runs real daemons and clients for the system tests. Each node is in a network namespace of its own where the user is root and may make them;
+elsewhere all nodes are on loopback. close() removes everything that a Cluster has made: processes, namespaces and files.
 """
 import ctypes
 import json
@@ -25,26 +24,26 @@ def run(*command, check=True, **options):
 
 
 def cpu_s(pid):
-    """That a process has used."""
+    """Returns the processor time that a process has used."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def namespaces_work():
-    """Whether this user may make network namespaces joined by veth."""
+    """Returns whether this user may make network namespaces and join them by veth."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"commd-probe-{os.getpid()}"
     made = run("ip", "netns", "add", name, check=False).returncode == 0
     works = made and run("ip", "-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1", check=False).returncode == 0
-    works = works and run("ip", "netns", "exec", name, "true", check=False).returncode == 0  # not in every container
+    works = works and run("ip", "netns", "exec", name, "true", check=False).returncode == 0  # this fails in some containers
     if made:
         run("ip", "netns", "del", name, check=False)
     return works
 
 
 def memory_folder(folder):
-    """For the memory of the GPUs' doubles: commd takes no files of disks for memory."""
+    """Returns a folder in memory for the GPUs' doubles: commd does not accept files on a disk as memory. Skips the test if there is none."""
     if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > GPU_FOLDER_BYTES:
         return pathlib.Path(tempfile.mkdtemp(prefix="commd-test-gpus-", dir="/dev/shm"))
     mounted = folder / "gpus"
@@ -58,21 +57,27 @@ def memory_folder(folder):
 
 
 class Cluster:
-    """`names` are the nodes; certificates come from one authority unless `issue` says otherwise."""
+    """`names` are the names of the nodes. All certificates are issued by one authority unless `issue` says otherwise."""
 
     next_port = 17400 + os.getpid() % 997 * 32
-    # For checks on a machine with a GPU, of all clusters of the process: nodes share its GPUs, and loopback. What needs a double skips its test.
+    # For checks on a machine with a GPU: all clusters of the process then share the machine's GPUs, and use loopback. A test that needs a double is
+    # skipped.
     real_gpus = False
-    daemon_command = []  # in front of commd
+    daemon_command = []  # words put in front of commd's command line
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
                  daemon_environment=None, build=BUILD):
-        """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
-        gpus: of each node, doubles of them (tests/cuda_double). build: where commd and commctl are."""
+        """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay, on loopback; there is
+        one relay for each of `rails`.
+
+        gpus: how many doubles of GPUs (tests/cuda_double) each node has.
+
+        build: the folder with commd and commctl.
+        """
         self._need_doubles(client_environment, daemon_environment)
         self.gpus = gpus
         self.build = build
-        self.programs = {}  # of a node: another one than commd
+        self.programs = {}  # by node: a program to run instead of commd
         self.client_environment = client_environment or {}
         self.daemon_environment = daemon_environment or {}
         self.relays = relays or {}
@@ -123,7 +128,7 @@ class Cluster:
         if not self.use_namespaces:
             for name in self.names:
                 self.addresses[name] = f"127.0.0.1:{Cluster.next_port}"
-                Cluster.next_port += 4  # its rails have the ports that follow
+                Cluster.next_port += 4  # the next ports are for its rails
             return
         tag = f"commd-{os.getpid()}-{self.folder.name[-6:]}"
         hub = f"{tag}-hub"
@@ -143,7 +148,7 @@ class Cluster:
             self.addresses[name] = f"10.97.0.{index + 1}:7400"
 
     def _start_relay(self, pair, loss, delay_ms, seed):
-        """The node whose name comes first dials: it finds the relay where the other should be."""
+        """The node whose name comes first opens the connection: its configuration has the relay's address in place of the other node's."""
         dialler, other = sorted(pair)
         port = Cluster.next_port
         Cluster.next_port += self.rails
@@ -157,7 +162,8 @@ class Cluster:
         self.write_config(dialler)
 
     def cut_rail(self, a, b, rail, cut=True):
-        """Nothing passes on that rail, and nobody is told; or what waited does, and all that follows."""
+        """With `cut`, nothing passes on that rail any more, and neither node is told. Without it, what has waited passes, and so does all that
+        follows."""
         self.relay_processes[(*sorted((a, b)), rail)].send_signal(signal.SIGSTOP if cut else signal.SIGCONT)
 
     def config_path(self, name):
@@ -219,18 +225,18 @@ class Cluster:
             time.sleep(0.02)
 
     def wait_ready(self, names=None):
-        """Every node sees every other up."""
+        """Waits until every node reports that all others are up."""
         for name in names or self.names:
             self.wait(lambda: self.commctl(name, "status").returncode == 0, f"node {name} ready")
 
     def wait_gpus_idle(self, names=None):
-        """On their GPUs nothing is left of anybody."""
+        """Waits until the nodes hold nothing on their GPUs for anybody."""
         for name in names or self.names:
             self.wait(lambda: all((gpu["memories"], gpu["memory_imported_bytes"], gpu["clients"], gpu["comms"], gpu["error"]) == (0, 0, [], [], "")
                                   for gpu in self.json(name, "gpus")["gpus"]), f"node {name} has let go of all memory", timeout_s=10)
 
     def client(self, name, *command):
-        """A client process of a node, its output collected."""
+        """Starts a client process on a node, and collects its output."""
         process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env=dict(self.environment(name), **self.client_environment))
         self.processes.append(process)
@@ -259,9 +265,9 @@ class Cluster:
 
 
 class StandaloneTest(unittest.TestCase):
-    """One daemon for all tests of a class: whatever one of them does, the next one finds it at work."""
+    """One daemon for all tests of a class: each test must find it at work, whatever the earlier ones have done."""
 
-    gpus = 0  # doubles of them
+    gpus = 0  # the number of doubles of GPUs
 
     @classmethod
     def setUpClass(cls):
@@ -276,7 +282,7 @@ class StandaloneTest(unittest.TestCase):
 
 
 class Library:
-    """libcommclient by ctypes, thin."""
+    """A thin wrapper of libcommclient, by ctypes."""
 
     DTYPES = {"f64": 0, "f32": 1, "i64": 6, "u8": 13}
     NAMES = ["OK", "IN_PROGRESS", "INVALID_ARGUMENT", "UNSUPPORTED", "MISMATCH", "PERMISSION", "NOT_FOUND", "ALREADY_EXISTS", "LIMIT", "NO_MEMORY",

@@ -1,4 +1,4 @@
-"""Ranks at work, of which some are lost: what the tests of failures have in common."""
+"""What the tests of failures share: ranks at work, some of which are then lost."""
 import os
 import time
 import unittest
@@ -7,7 +7,7 @@ HEARTBEAT_BOUND_S = 4.0
 
 
 def read_until(process, word):
-    """Not a byte beyond that line: communicate() would not see what Python keeps in a buffer of its own."""
+    """Reads one line, and not a byte more: communicate() would miss what Python had read ahead into its own buffer."""
     line = b""
     while byte := os.read(process.stdout.fileno(), 1):
         line += byte
@@ -19,10 +19,10 @@ def read_until(process, word):
 
 
 class FailureCase(unittest.TestCase):
-    gpus_there = None  # a machine with fewer GPUs than a test has: ranks share them
+    gpus_there = None  # on a machine with fewer GPUs than a test uses, ranks share them: the number that it has
 
     def ranks(self, cluster, layout, name, mode, *options, devices=None):
-        """layout: the node of each rank; devices: its GPU there, or none for all."""
+        """layout: the node of each rank. devices: the GPU of each rank on its node, or None for memory of the host."""
         return [cluster.rank(node, name, rank, len(layout), mode, *options, *([f"device={self.gpu_of(devices[rank])}"] if devices else []))
                 for rank, node in enumerate(layout)]
 

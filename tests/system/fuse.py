@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A file system of one file, "file", served from /dev/fuse by a process of its own, which stops answering when told to."""
+"""A file system with one file, "file", which a process of its own serves from /dev/fuse. It stops answering when it is told to."""
 import ctypes
 import os
 import struct
@@ -22,13 +22,13 @@ def call(function, *arguments):
 
 
 def own_namespace():
-    """No mount of this process, and of its children, is seen by others from now on."""
+    """From now on the mounts of this process and of its children are invisible to others."""
     call("unshare", CLONE_NEWNS)
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
 
 
 class FileSystem:
-    """Mounted in the caller's namespace until close(), which ends every wait for it."""
+    """The file system is mounted in the caller's namespace until close(), which also ends every wait for it."""
 
     def __init__(self, writeback=False):
         self.folder = tempfile.mkdtemp(prefix="commd-test-fuse-")
@@ -55,16 +55,16 @@ class FileSystem:
         return self.server.stdout.readline().split()
 
     def hold(self):
-        """From now on whoever closes or writes waits."""
+        """From now on everybody who closes the file or writes to it waits."""
         self._tell(b"h")
 
     def waiting(self):
-        """How many requests wait for their answer."""
+        """Returns how many requests wait for their answer."""
         return int(self._tell(b"n")[0])
 
     def close(self):
         if self.server is not None:
-            self.server.kill()  # its end of /dev/fuse was the only one: nobody waits any more
+            self.server.kill()  # the server had the only descriptor of /dev/fuse: without it nobody waits any more
             self.server.wait()
             self.server.stdin.close()
             self.server.stdout.close()
@@ -84,7 +84,7 @@ class Server:
         self.waiting = 0
 
     def answer(self, operation, node, body):
-        """(0 or -errno, bytes); None: nobody waits for one."""
+        """Returns (0 or -errno, bytes), or None for a request that gets no answer."""
         if operation in (FORGET, BATCH_FORGET, INTERRUPT):
             return None
         if operation == INIT:
@@ -117,7 +117,7 @@ class Server:
                 try:
                     os.write(self.device, struct.pack("<IiQ", 16 + len(answer[1]), answer[0], unique) + answer[1])
                 except OSError:
-                    pass  # who asked is gone
+                    pass  # the process that asked is gone
 
 
 def main():

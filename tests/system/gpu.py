@@ -1,8 +1,8 @@
-"""The CUDA driver by ctypes, thin: one GPU of the process, its primary context current in this thread."""
+"""A thin wrapper of the CUDA driver, by ctypes: one GPU of the process, whose primary context is current in this thread."""
 import ctypes
 import os
 
-UNIT = 2 << 20  # what allocations of virtual memory are multiples of
+UNIT = 2 << 20  # the size of each allocation of virtual memory is a multiple of this
 LEGACY_STREAM = None
 HANDLE_BYTES = 64
 POSIX_FD = 1
@@ -95,7 +95,7 @@ class Gpu:
         return fd.value
 
     def map(self, pointer, size):
-        """A chunk of its own, as allocators with segments that grow do."""
+        """Maps a chunk that is an allocation of its own, as allocators do whose segments grow."""
         allocation = self.create(size)
         self.call("cuMemMap", u64(pointer), ctypes.c_size_t(size), ctypes.c_size_t(0), u64(allocation), u64(0))
         self.call("cuMemSetAccess", u64(pointer), ctypes.c_size_t(size), ctypes.byref(self.access), ctypes.c_size_t(1))

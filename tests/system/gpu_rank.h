@@ -9,12 +9,12 @@
 
 #include "proto/cuda_driver.h"
 
-/* What programs have in common that are one rank, on a GPU, and use CUDA by themselves: the first thing that
- * fails ends them, and is named. */
+/* Shared by the test programs that are one rank on a GPU and also call CUDA themselves. The first call
+ * that fails is printed and ends the process. */
 
 static const struct cuda_driver *driver;
 static uint32_t rank, size;
-static unsigned long operations; /* under way: for the words of a failure */
+static unsigned long operations; /* how far the program is, for messages about failures */
 
 static void expect_ok(comm_result_t result, const char *what)
 {
@@ -35,7 +35,7 @@ static void check(cuda_result result, const char *what)
     }
 }
 
-/* Loads the driver; the GPU's context is the thread's from then on. */
+/* Loads the driver, and makes the GPU's context current in this thread. */
 static cuda_device open_gpu(int device)
 {
     char why[256];

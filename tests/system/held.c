@@ -1,14 +1,18 @@
 /*
- * One rank of two. Rank 0 submits its collectives, and then the message without which rank 1 submits none:
- * no number and no size of collectives may keep the message back.
+ * One rank of two. Rank 0 submits all its collectives, and only then the message that rank 1 needs before it
+ * submits any. However many and large the collectives are, they must not keep the message back.
  *
- *   held NAME RANK SIZE COUNT BYTES HOW FILE     prints what is wrong and exits with 1, or the number of
- * collectives
+ *   held NAME RANK SIZE COUNT BYTES HOW FILE
  *
- * HOW: shared (memory of comm_mem_alloc), plain (of malloc), group (the same, in a group), events (each
- * collective with a record behind it, and a receive that is posted before what releases its send), away
- * (plain, and rank 0 calls the library no more until rank 1, at its end, has made FILE), left (rank 0 leaves
- * while they wait, and rank 1 hears of that)
+ * It prints the number of collectives, or prints what is wrong and exits with 1. HOW is one of:
+ *
+ *   - shared: in memory of comm_mem_alloc
+ *   - plain: in memory of malloc
+ *   - group: as plain, in a group
+ *   - events: with a record behind each collective, and a receive that is posted before what releases its
+ *     send
+ *   - away: as plain, but rank 0 does not call the library again until rank 1, at its end, has created FILE
+ *   - left: rank 0 leaves while they wait, and rank 1 is told
  */
 #include <commclient.h>
 
@@ -53,7 +57,7 @@ static uint32_t number_of(uint32_t rank, size_t i)
     return (uint32_t)(i * 2654435761u) ^ (rank + 1) * 40503u;
 }
 
-/* Of each buffer the first and last words are its own. */
+/* Marks a buffer with its own first and last words. */
 static void fill(const struct job *job)
 {
     for (size_t i = 0; i < job->count; i++) {
@@ -77,7 +81,7 @@ static void check(const struct job *job)
     }
 }
 
-/* Every third one has a handle. */
+/* Every third collective has a handle. */
 static void post_collectives(const struct job *job, comm_event_t *event)
 {
     bool is_group = is_how(job, "group");
@@ -116,8 +120,8 @@ static void await_file(const struct job *job)
     }
 }
 
-/* The event waits for the collectives, the receive's send for the event: the event must not for the receive.
- */
+/* The event waits for the collectives, and the send that the receive needs waits for the event. So the
+ * event must not wait for the receive. */
 static void first_with_events(const struct job *job)
 {
     comm_event_t *event;

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""A client that passes commd files whose server does not answer: hostile_files.py SOCKET FILE USER MODE UUID.
+"""A client that passes commd files of a server that does not answer.
 
-all: with requests of every kind, on connection after connection; unread: into connections whose other end is not read yet, of which it keeps
-nothing itself. Both wait for a line on standard input after "connected", and after "ready", and then go on until they are killed.
+Usage: hostile_files.py SOCKET FILE USER MODE UUID. MODE is one of:
+
+  - all: passes the files with requests of every kind, on one connection after another
+  - unread: sends them into connections whose other end does not read yet, and keeps no descriptor itself
+
+In both modes it prints "connected", later "ready", and waits after each for a line on standard input. Then it goes on until it is killed.
 """
 import array
 import os
@@ -49,7 +53,7 @@ def as_memory_of_gpu(path, file, uuid):
 
 
 def everything(path, file, sent=0):
-    """With a greeting, without, and with descriptors beside the greeting."""
+    """Sends them with a greeting, without one, and with descriptors next to the greeting."""
     for packet, count in packets():
         for greeting in (None, 0, 1):
             connection = connect(path)
@@ -76,14 +80,14 @@ def greeted(path):
 
 
 def unread(connections, name):
-    """The last to have these files is commd: their pages are written when it lets go of them."""
+    """Leaves commd as the last process that has these files open: their pages are written when commd closes them."""
     for number, connection in enumerate(connections):
         file = os.open(name, os.O_RDWR)
         try:
             send(connection, b"" if number % 3 == 0 else b"no request", [file] * 30)
             send(connection, b"more", [file])
         except PermissionError:
-            pass  # the kernel keeps descriptors from those that have not greeted
+            pass  # the kernel does not pass descriptors from a client that has sent no greeting
         os.close(file)
 
 
@@ -106,7 +110,7 @@ def main():
         try:
             everything(path, file)
         except OSError:
-            pass  # commd is being ended
+            pass  # commd is stopping
 
 
 if __name__ == "__main__":

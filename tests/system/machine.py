@@ -1,6 +1,6 @@
-"""A small booted machine for tests: systemd as process 1 in namespaces of its own, the host's /usr read-only, all else in memory.
-
-It needs root, and a systemd on this host; unavailable() says what is missing. Everything ends with boot's process, which close() kills.
+"""Boots a small machine for tests: systemd as process 1 in namespaces of its own, with the host's /usr read-only and everything else in memory. It
+needs root, and systemd on the host; unavailable() says what is missing. The whole machine ends with the process that booted it, which close()
+kills.
 """
 import os
 import pathlib
@@ -15,7 +15,7 @@ BOOT_TIMEOUT_S = 60
 TOOLS = ("unshare", "nsenter", "pivot_root", "mount", "ip", "setpriv", "systemctl", "systemd-sysusers", "systemd-tmpfiles")
 USERS = {"alice": 2001, "bob": 2002}
 
-# Run in new namespaces: $1 is an empty folder, $2 what becomes /usr/local, $3 what /etc begins with.
+# Runs in new namespaces. $1 is an empty folder, $2 becomes /usr/local, and $3 is what /etc starts with.
 BOOT = r"""
 set -eu
 mount --make-rprivate /
@@ -47,7 +47,7 @@ exec env -i container=commd-test PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/
 
 
 def cgroup_root():
-    """Where cgroups of the second version are, or None."""
+    """Returns where cgroups of version 2 are mounted, or None."""
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, kind = line.partition(" - ")
         if kind.split()[0] == "cgroup2" and os.access(mount.split()[4], os.W_OK):
@@ -56,7 +56,7 @@ def cgroup_root():
 
 
 def unavailable():
-    """Why no machine can be booted here, or None."""
+    """Returns why no machine can be booted here, or None."""
     if os.geteuid() != 0:
         return "not root"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None] + ([] if os.path.exists(SYSTEMD) else [SYSTEMD])
@@ -68,7 +68,7 @@ def unavailable():
 
 
 class NoBoot(Exception):
-    """This host does not let it boot: the text has its last words."""
+    """The machine does not boot on this host; the text holds its last output."""
 
 
 class Machine:
@@ -124,7 +124,7 @@ class Machine:
         return (self.folder / "boot.log").read_text(errors="replace")[-4000:]
 
     def run(self, *command, check=True, user=None, groups=()):
-        """As root, or as one of USERS."""
+        """Runs a command as root, or as one of USERS."""
         uid = USERS.get(user)
         become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", *([f"--groups={','.join(map(str, groups))}"] if groups else ["--clear-groups"])] if user else []
         done = subprocess.run(["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "env", "-i",
@@ -134,12 +134,12 @@ class Machine:
         return done
 
     def path(self, path):
-        """A file of the machine, seen from here."""
+        """Returns the path by which this process reaches a file of the machine."""
         return pathlib.Path(f"/proc/{self.init}/root{path}")
 
     def close(self):
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)  # process 1 and all that it started end with it
+            self.process.send_signal(signal.SIGKILL)  # with process 1 everything that it has started ends
         self.process.wait()
         deadline = time.monotonic() + 10
         while (self.group / "cgroup.events").read_text().startswith("populated 1") and time.monotonic() < deadline:

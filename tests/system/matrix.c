@@ -1,10 +1,12 @@
 /*
- * One rank of a check against real daemons: every type and operator, broadcasts from every root, barriers,
- * counts around every boundary, in place and out of place, registered and ordinary memory; against a
- * reference of higher precision, and for identical bits on all ranks.
+ * One rank of a check against real daemons: every type and operator, broadcasts from every root, and
+ * barriers, with counts around every boundary, in place and out of place, in registered and in ordinary
+ * memory. Results are compared with a reference of higher precision, and must have identical bits on all
+ * ranks.
  *
- *   matrix NAME RANK SIZE [DEVICE]       prints what is wrong and exits with 1, or the number of operations
- * checked
+ *   matrix NAME RANK SIZE [DEVICE]
+ *
+ * It prints the number of checked operations, or prints what is wrong and exits with 1.
  */
 #include <commclient.h>
 
@@ -49,8 +51,8 @@ static uint64_t hash(uint64_t of_rank, uint64_t index)
     return value ^ (value >> 32);
 }
 
-/* Floating point: 0.5 + k/8 with k in 0..7, some negative: exact in every type, f8e5m2 after rounding to its
- * 2 bits excepted. */
+/* Floating-point inputs are 0.5 + k/8 with k in 0..7, some of them negative. All types hold them exactly,
+ * except f8e5m2, which rounds them to its 2 bits of mantissa. */
 static double real_input(comm_dtype_t dtype, uint64_t of_rank, uint64_t index)
 {
     uint64_t value = hash(of_rank, index);
@@ -68,7 +70,8 @@ static bool is_real(comm_dtype_t dtype)
     return dtype <= COMM_F8E5M2 || is_complex(dtype);
 }
 
-/* A short float's bits from a value that it holds exactly, and back: by the definition of the formats. */
+/* Convert a value that a short float holds exactly to its bits, and back, straight from the definition of
+ * the formats. */
 static unsigned short_bits(double value, int exponent_bits, int mantissa_bits)
 {
     int exponent;
@@ -241,7 +244,7 @@ static uint64_t reference_integer(comm_dtype_t dtype, comm_op_t op, size_t i)
             value = op == COMM_LAND ? value != 0 && x != 0 : value != 0 || x != 0;
         }
     }
-    /* One rank alone: the logical operators still answer 0 or 1. */
+    /* The average is the sum divided by the number of ranks. */
     if (op == COMM_AVG) {
         value = is_signed ? (uint64_t)((int64_t)value / (int64_t)size) : value / size;
     }
@@ -279,7 +282,7 @@ static void check_output(comm_dtype_t dtype, comm_op_t op, size_t count, const u
     }
 }
 
-/* All ranks have the same bits: the least and the greatest hash are one. */
+/* All ranks have the same bits if the least and the greatest of their hashes are equal. */
 static void check_identical(const unsigned char *output, size_t bytes, const char *what)
 {
     uint64_t mine = 0xcbf29ce484222325ull;
@@ -352,7 +355,9 @@ static void check_everything(void)
             comm_result_t probe =
                 comm_all_reduce(comm, &byte, &byte, 0, (comm_dtype_t)dtype, (comm_op_t)op, NULL);
             if (probe == COMM_UNSUPPORTED) {
-                continue; /* no meaning: refused by name, here at the caller */
+                /* an operator without meaning for this type: the library refuses it by name, before it
+                 * reaches commd */
+                continue;
             }
             expect_ok(probe, "all_reduce of nothing");
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {

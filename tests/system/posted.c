@@ -1,12 +1,15 @@
 /*
- * One rank of two that post all their receives, and then all their sends to each other: whatever the number
- * and the size, none of them may wait for another.
+ * One rank of two that first post all their receives, and then all their sends to each other. However many
+ * and large the messages are, none may wait for another.
  *
- *   posted NAME RANK SIZE COUNT BYTES HOW     prints what is wrong and exits with 1, or the number of
- * messages
+ *   posted NAME RANK SIZE COUNT BYTES HOW
  *
- * HOW: shared (memory of comm_mem_alloc), plain (of malloc), group (the same, in a group), both
- * (comm_send_recv)
+ * It prints the number of messages, or prints what is wrong and exits with 1. HOW is one of:
+ *
+ *   - shared: in memory of comm_mem_alloc
+ *   - plain: in memory of malloc
+ *   - group: as plain, in a group
+ *   - both: by comm_send_recv
  */
 #include <commclient.h>
 
@@ -26,7 +29,7 @@ static void expect_ok(comm_result_t result, const char *what)
     }
 }
 
-/* Of each message the first and last bytes are its own. */
+/* Marks a message with its own first and last bytes. */
 static void mark(unsigned char *message, size_t bytes, uint32_t of, size_t number)
 {
     uint32_t word = (uint32_t)(number * 2654435761u) ^ of;

@@ -1,4 +1,4 @@
-"""Programs that check what they get, a process for each rank: what the tests that run them have in common."""
+"""What the tests share that run one process for each rank of a program which checks its own results."""
 import unittest
 
 from cluster import BUILD
@@ -6,7 +6,8 @@ from cluster import BUILD
 
 class ProgramCase(unittest.TestCase):
     def start(self, cluster, layout, program, *options, name=None, devices=None):
-        """tests/system/<program>.c. layout: the node of each rank; name: of the communicator; devices: each rank's GPU on its node, or -1."""
+        """Starts tests/system/<program>.c. layout: the node of each rank. name: the name of the communicator. devices: the GPU of each rank on its
+        node, or -1."""
         return [cluster.client(node, BUILD / "tests/system" / program, name or program, rank, len(layout), *options, *(devices[rank:rank + 1] if devices else []))
                 for rank, node in enumerate(layout)]
 
@@ -17,5 +18,5 @@ class ProgramCase(unittest.TestCase):
             self.assertIn("operations checked", output)
 
     def check_ranks(self, *arguments, **options):
-        """As start has them."""
+        """Takes the arguments of start."""
         self.expect_checked(self.start(*arguments, **options))

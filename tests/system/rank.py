@@ -22,7 +22,7 @@ from gpu import Gpu
 
 
 class Buffer:
-    """Numbers of an all-reduce in place, on the host or on a GPU."""
+    """The numbers for an all-reduce in place, on the host or on a GPU."""
 
     def __init__(self, count, device):
         self.count = count
@@ -31,7 +31,7 @@ class Buffer:
         self.at = self.values
 
     def alloc(self, library, client, memory):
-        """On the GPU; returns a result of the library."""
+        """Allocates on the GPU, and returns a result code of the library."""
         self.at = ctypes.c_void_p()
         if memory == "comm":
             return library.comm_mem_alloc(client, 8 * self.count, self.gpu.device.value, ctypes.byref(self.at))
@@ -48,7 +48,7 @@ class Buffer:
 
 
 class Messages:
-    """What goes to the next rank and comes from the one before: one of each size, all at once, each with a tag of its own."""
+    """The buffers for messages to the next rank and from the one before: one message of each size, all at once, each with a tag of its own."""
 
     def __init__(self, library, rank, size, sizes, device):
         self.calls, self.rank, self.size, self.sizes = library, rank, size, sizes
@@ -73,7 +73,7 @@ class Messages:
         return (pattern * (size // len(pattern) + 1))[:size]
 
     def step(self, comm, step):
-        """Returns the result, and whether what has come is right."""
+        """Returns the result code, and whether the received messages are right."""
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         for tag, size in enumerate(self.sizes):
             self.put(self.sources[tag], self.content(size, self.rank, tag, step))
@@ -91,7 +91,7 @@ class Messages:
 
 
 def in_stream(library, comm, buffer):
-    """Returns the result of the wait for it."""
+    """Returns the result code of the wait for the all-reduce."""
     result = library.comm_all_reduce(comm, buffer.at, buffer.at, buffer.count, library.DTYPES["i64"], 0, None)
     if result:
         return result
@@ -101,7 +101,7 @@ def in_stream(library, comm, buffer):
 
 
 def fork_worker(seconds):
-    """As a data loader does; prints WORKER pid."""
+    """Forks as a data loader does, and prints WORKER and the child's pid."""
     child = os.fork()
     if child == 0:
         for stream in range(3):

@@ -1,4 +1,4 @@
-"""commd's protocol for clients by hand (proto/client.proto, proto/records.h): for what no library would send."""
+"""Speaks commd's protocol for clients (proto/client.proto, proto/records.h) without the library, to send what no library would send."""
 import array
 import fcntl
 import mmap
@@ -22,7 +22,7 @@ def number(value):
 
 
 def message(fields):
-    """{number: value}, or [(number, value)] where a field is repeated; a value is a number, bytes, text, a float or fields of its own."""
+    """Encodes {number: value}, or [(number, value)] if a field is repeated. A value is a number, bytes, a text, a float, or fields of its own."""
     out = b""
     for place, value in fields.items() if isinstance(fields, dict) else fields:
         if isinstance(value, float):
@@ -36,7 +36,7 @@ def message(fields):
 
 
 def parse(data):
-    """{number: the last value of that field}, of numbers and bytes."""
+    """Returns {number: the last value of that field}; values are numbers and bytes."""
     fields, at = {}, 0
 
     def take():
@@ -61,7 +61,8 @@ def parse(data):
 
 
 def record(kind, head, entries):
-    """A submission: its head, and {name: (memory, offset[, value])}, None for none; of waits a list."""
+    """Encodes a submission: its head, and {name: (memory, offset[, value])}, with None for an entry that is not given. For `waits` the value is a
+    list of these."""
     places = [(ENTRIES[name], place) for name, given in entries.items() for place in (given if name == "waits" else [given]) if place is not None]
     packed = b"".join(struct.pack("<B3xIQQ", what, *place, *[0] * (3 - len(place))) for what, place in sorted(places, key=lambda entry: entry[0]))
     return struct.pack("<4B", RECORD_MARK, RECORD_VERSION, kind, len(places)) + head + packed
@@ -78,7 +79,7 @@ def event(handle, ended=None, waits=()):
 
 
 def completion(packet):
-    """(ticket, status, text)."""
+    """Returns (ticket, status, text)."""
     _, ticket, _, _, status, length = struct.unpack_from("<4xIQQIHH", packet)
     return ticket, status, packet[32:32 + length].decode(errors="replace")
 
@@ -91,7 +92,7 @@ class RawClient:
         self.connection.settimeout(10)
         self.connection.connect(path)
         self.last_id = 0
-        self.others = []  # what came while an answer was waited for
+        self.others = []  # events that came while it waited for an answer
         self.ask(self.HELLO, {1: VERSION, 2: "raw"})
 
     def close(self):
@@ -105,14 +106,14 @@ class RawClient:
         return self.last_id
 
     def event(self):
-        """Fields of an Event; of a completion {"completion": (ticket, status, text)}."""
+        """Returns the fields of an Event; for a completion, {"completion": (ticket, status, text)}."""
         data = self.connection.recv(65536)
         if data == b"":
             raise ConnectionError("commd has closed the connection")
         return {"completion": completion(data)} if data[0] == RECORD_MARK else parse(data)
 
     def ask(self, kind, body, fd=None):
-        """(status, text) of the reply."""
+        """Sends a request, and returns (status, text) of the reply."""
         wanted = self.tell(kind, body, fd)
         while True:
             event = self.event()
@@ -123,7 +124,7 @@ class RawClient:
             self.others.append(event)
 
     def complete(self, ticket):
-        """(status, text) of an operation."""
+        """Waits for the end of an operation, and returns its (status, text)."""
         while True:
             for event in self.others:
                 if event.get("completion", (None,))[0] == ticket:
@@ -140,13 +141,13 @@ class RawClient:
 
 
 class HostMemory:
-    """A sealed memfd that is registered, and mapped here: words of it."""
+    """Registers a sealed memfd, which is also mapped here, for words."""
 
     SEAL_SHRINK = 2
 
     def __init__(self, client, memory, size=4096):
         self.fd = os.memfd_create("raw", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.write(self.fd, bytes(size))  # the pages are the client's to make
+        os.write(self.fd, bytes(size))  # the client has to provide the pages
         fcntl.fcntl(self.fd, 1033, self.SEAL_SHRINK)  # F_ADD_SEALS
         self.bytes = mmap.mmap(self.fd, size)
         status, text = client.ask(client.REGISTER, {1: memory, 2: size}, self.fd)

@@ -1,8 +1,9 @@
 /*
- * A bad link between two daemons: a UDP relay that loses and delays what passes, until it is ended.
+ * A bad link between two daemons: a UDP relay that loses and delays datagrams until it is ended.
  *
- *   relay LISTEN TARGET LOSS DELAY_MS SEED        addresses "127.0.0.1:port"; LOSS each way, DELAY_MS each
- * way
+ *   relay LISTEN TARGET LOSS DELAY_MS SEED
+ *
+ * The addresses are like "127.0.0.1:port". LOSS and DELAY_MS apply to each direction.
  */
 #include <signal.h>
 #include <stdio.h>

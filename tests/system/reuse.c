@@ -1,9 +1,11 @@
 /*
- * One rank of a program that allocates and frees memory on a GPU all the time, so that addresses, and the
- * handles that go with them, come back: whatever commd still has mapped of what was there before shows in the
- * results, or in memory that no operation was given.
+ * One rank of a program that keeps allocating and freeing memory on a GPU, so that addresses, and the handles
+ * that belong to them, are used again. If commd still maps the memory that was there before, the results are
+ * wrong, or memory changes that was given to no operation.
  *
- *   reuse NAME RANK SIZE TURNS DEVICE     prints what is wrong and exits with 1, or the number of operations
+ *   reuse NAME RANK SIZE TURNS DEVICE
+ *
+ * It prints the number of operations, or prints what is wrong and exits with 1.
  */
 #include <commclient.h>
 
@@ -49,7 +51,7 @@ static int64_t value(uint32_t of, size_t index)
     return (int64_t)((of + 1) * (index % 1009 + operations));
 }
 
-/* An all-reduce in place, and what must come of it. */
+/* Runs an all-reduce in place, and checks its result. */
 static void reduce(cuda_pointer at, size_t count)
 {
     operations++;
@@ -98,7 +100,7 @@ static void canary_free(uint32_t which)
     }
 }
 
-/* Where something was freed, mostly. */
+/* Renews it, mostly at an address where something was freed. */
 static void canary_renew(uint32_t which)
 {
     canary_free(which);
@@ -124,8 +126,8 @@ static void map(cuda_pointer at, size_t bytes)
     check(driver->allocation_release(allocation), "allocation_release");
 }
 
-/* A segment that grows a chunk at a time, and is used across its chunks; then one in the middle is another.
- */
+/* Uses a segment that grows a chunk at a time, in operations that span its chunks; then replaces a chunk
+ * in the middle. */
 static void grow(void)
 {
     cuda_pointer base;
@@ -157,12 +159,12 @@ static void allocate_reduce_free(uint64_t turn)
     cuda_pointer at = 0;
     void *memory = NULL;
     switch ((turn / 2 + rank) % 3) {
-    case 0: /* of the library */
+    case 0: /* memory that the library allocates */
         expect_ok(comm_mem_alloc(client, bytes, device, &memory), "comm_mem_alloc");
         reduce((cuda_pointer)(uintptr_t)memory + turn % 2 * 512, count);
         expect_ok(comm_mem_free(client, memory), "comm_mem_free");
         return;
-    case 1: /* registered first, and not deregistered */
+    case 1: /* registered first, and not deregistered before it is freed */
         check(driver->memory_alloc(&at, bytes), "memory_alloc");
         memory = (void *)(uintptr_t)at;
         expect_ok(comm_mem_register(client, memory, bytes, -1, 0), "comm_mem_register");
@@ -176,12 +178,13 @@ static void allocate_reduce_free(uint64_t turn)
 }
 
 /*
- * Rank 0 frees what an operation is using that cannot end yet, and has the address again: what the operation
- * then does may be to fail, but not to write there. The others begin when that is done.
+ * Rank 0 frees the memory of an operation that cannot end yet, and gets the same address again. The operation
+ * may then fail, but must not write there. The other ranks begin once that is done.
  */
 static void free_in_flight(void)
 {
-    enum { COUNT = 300000 }; /* of its own block: a part of one would be the very same memory again */
+    /* large enough for a block of its own: a part of a block would be the very same memory again */
+    enum { COUNT = 300000 };
     int64_t go = 1;
     cuda_pointer at, again;
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""A process with two connections that frees memory of a GPU and has the address again: same_place.py NAME. Prints DONE, or what is wrong.
+"""A process with two connections that frees memory of a GPU and then gets the same address again.
 
-First both had used what was there. Then an operation, which waits for its other rank, uses it when it is freed: an operation on what is there now waits
-until that one has ended, or fails and says which it waits for.
+Usage: same_place.py NAME. It prints DONE, or what is wrong.
+
+First, both connections had used the old memory. Then the old memory is freed while an operation uses it that still waits for its other rank: an
+operation on the new memory has to wait until that one has ended, or to fail and say which one it waits for.
 """
 import ctypes
 import sys
@@ -16,7 +18,7 @@ COUNT = UNIT // 8
 
 
 class CallOptions(ctypes.Structure):
-    """The first of them."""
+    """The first members of comm_call_options_t."""
     _fields_ = [("struct_size", ctypes.c_size_t), ("timeout_ms", ctypes.c_uint32), ("factor", ctypes.c_double), ("stream", ctypes.c_void_p)]
 
 
@@ -41,12 +43,12 @@ class SamePlace:
             raise Wrong(f"{self.calls.NAMES[result]} {said}; expected {wanted} {texts}")
 
     def submit(self, comm, pointer):
-        """Ordered against no stream: what is freed waits for those of the GPU."""
+        """Submits an operation that is ordered against no stream, because freeing memory waits for the GPU's streams."""
         options = CallOptions(ctypes.sizeof(CallOptions), 0, 1.0, ctypes.c_void_p(-1))
         return self.calls.comm_all_reduce(comm, pointer, pointer, COUNT, self.calls.DTYPES["i64"], 0, ctypes.byref(options))
 
     def reduce(self, comm, pointer, value):
-        """Alone, what was there comes back."""
+        """With one rank, the result equals the input."""
         self.gpu.put(pointer, value.to_bytes(8, "little") * COUNT)
         result = self.submit(comm, pointer) or self.calls.comm_sync(comm, 0)
         if result == 0 and self.gpu.get(pointer, UNIT) != value.to_bytes(8, "little") * COUNT:
@@ -67,7 +69,7 @@ class SamePlace:
         self.gpu.free(pointer)
 
     def pair(self, name):
-        """A communicator of both connections."""
+        """Makes a communicator of both connections."""
         comms = [None, None]
 
         def join(rank):

@@ -1,10 +1,12 @@
 /*
- * One rank of a program whose operations are ordered by CUDA streams alone: what makes an input, the
- * operation, what reads its output, and what makes the next input in the same place are put in a stream one
- * behind the other, and nothing waits before the end. An operation that begins too early, or ends too late,
- * shows in the results.
+ * One rank of a program whose operations are ordered by CUDA streams alone. It puts into a stream, one behind
+ * the other: the work that makes an input, the operation, the work that reads its output, and the work that
+ * makes the next input in the same place. Nothing waits before the end. An operation that begins too early or
+ * ends too late gives wrong results.
  *
- *   stream_order NAME RANK SIZE DEVICE [ROUNDS]     prints what is wrong and exits with 1
+ *   stream_order NAME RANK SIZE DEVICE [ROUNDS]
+ *
+ * If something is wrong, it prints that and exits with 1.
  */
 #include <commclient.h>
 
@@ -15,7 +17,7 @@
 #include "tests/system/gpu_rank.h"
 
 #define BYTES_MAX ((1u << 20) + 5)
-#define LATE_BYTES (8u << 20) /* copied before an input is made, so that it is late */
+#define LATE_BYTES (8u << 20) /* copied before an input is made, so that the input is late */
 
 static comm_client_t *client;
 static comm_t *comm;
@@ -72,7 +74,7 @@ static void run(const char *what, cuda_stream stream, uint32_t rounds)
         put_round(stream, round);
     }
     check(driver->stream_synchronize(stream), "stream_synchronize");
-    expect_ok(comm_sync(comm, 0), what); /* whatever failed has let the stream go on */
+    expect_ok(comm_sync(comm, 0), what); /* after any failure the library has let the stream go on */
     for (uint32_t round = 0; round < rounds; round++) {
         check_round(what, round);
     }

@@ -1,10 +1,11 @@
 /*
- * One rank of a program that calls everything: every collective in all its forms, on registered and on
- * ordinary memory, in place and with layouts, by handles, persistent, in groups, on communicators split off;
- * each result is checked against what it must be.
+ * One rank of a program that calls everything in the library: all collectives in all their forms, in
+ * registered and in ordinary memory, in place and with layouts, with handles, persistent, in groups, and on
+ * communicators that were split off. It checks every result.
  *
- *   surface NAME RANK SIZE [TURNS [DEVICE]]     prints what is wrong and exits with 1, or the number of
- * operations checked
+ *   surface NAME RANK SIZE [TURNS [DEVICE]]
+ *
+ * It prints the number of checked operations, or prints what is wrong and exits with 1.
  */
 #include "tests/system/surface.h"
 
@@ -24,7 +25,7 @@ static float small_value(uint32_t of, uint64_t index)
     return (float)(value(of, index) % 1000) / 8;
 }
 
-/* What is lost on the way is in the residuals: with them, the sums over all steps are whole. */
+/* What compression loses is kept in the residuals: with them, the sums over all steps are exact. */
 static void compressed(size_t count, enum comm_compression compression)
 {
     enum { STEPS = 4, COUNT_MAX = 1500 };
@@ -44,7 +45,7 @@ static void compressed(size_t count, enum comm_compression compression)
     (void)gpu_mirror_put(residuals, count * sizeof *send);
     (void)gpu_mirror_put(send, count * sizeof *send);
     for (int step = 0; step <= STEPS; step++) {
-        bool last = step == STEPS; /* the sum of what is left */
+        bool last = step == STEPS; /* one step more sums the residuals */
         poison(count);
         expect_ok(comm_all_reduce(comm, last ? left : at(input), at(output), count, COMM_F32, COMM_SUM,
                                   last ? NULL : &options),

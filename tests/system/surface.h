@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What the files of surface share. */
+/* Shared by the source files of the program surface. */
 
 #define POISON 0xA5
 #define BUFFER_ELEMENTS 65536u
@@ -16,35 +16,36 @@
 extern comm_client_t *client;
 extern comm_t *comm;
 extern uint32_t rank, size;
-extern int64_t *input, *output; /* of the turn: registered memory or not */
+extern int64_t *input, *output; /* of this turn: in registered memory or not */
 extern int device;
 extern unsigned long checked;
 extern uint64_t turn;
 
-/* surface_rank.c: what is wrong is printed, and ends the process. */
+/* surface_rank.c: a wrong result is printed and ends the process. */
 void expect(comm_result_t result, comm_result_t expected, const char *what);
 void expect_ok(comm_result_t result, const char *what);
 uint64_t mix(uint64_t a, uint64_t b);
-/* What rank `of` has at `index` of its input. */
+/* The value at `index` of the input of rank `of`. */
 int64_t value(uint32_t of, uint64_t index);
 int64_t sum_of(uint32_t first, uint32_t end, uint64_t index);
-/* Where operations find it. */
+/* The address that operations are given for a buffer of the host: the same, or its place on the GPU. */
 void *at(const int64_t *host);
 void fill(size_t count);
 void poison(size_t count);
-/* Into the output, from the element on: what an operation in place begins with. */
+/* Copies input into the output, from element `first` on: operations in place begin with it. */
 void copy_input(size_t first, size_t count);
 void get_output(void);
 void check_at(const char *what, size_t i, int64_t expected);
 void check_poison(const char *what, size_t from, size_t to);
 void done(void);
 
-/* Each of the others calls what it is named after, of that many elements, and checks what becomes of it. */
+/* Each of the following functions calls what it is named after, with that many elements, and checks the
+ * result. */
 
 /* surface_collectives.c */
 void vectors(size_t count);
 void vectors_in_place(size_t count);
-/* What the host has and what a GPU has, in one call; on the host it is all the same. */
+/* Mixes buffers of the host and of a GPU in one call. Without a GPU all of them are on the host. */
 void places(size_t count);
 void gathers(size_t count, bool in_place);
 void scatters(size_t count);
@@ -57,8 +58,9 @@ void persistent(size_t count);
 void groups(size_t count);
 
 /* surface_messages.c */
-/* Everybody to everybody, oneself included: two of each tag in order, the second tag taken first; then any
- * source. In a group every other time: then a stream does not come between them. */
+/* Everybody sends to everybody and to itself: two messages for each tag, received in order, but the second
+ * tag first; then from any source. Every other time this is in a group, so that no stream comes between
+ * the messages. */
 void messages(size_t count);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "tests/lib/gpu_mirror.h"
 
-/* Every collective, in place and not, and with layouts. */
+/* Every collective, in place and out of place, and with layouts. */
 
 /* --- Vectors --- */
 
@@ -85,7 +85,7 @@ void vectors_in_place(size_t count)
     check_poison("vectors in place", count, count + 1);
 }
 
-/* What the host has and what a GPU has, in one call; on the host it is all the same. */
+/* Mixes buffers of the host and of a GPU in one call. Without a GPU all of them are on the host. */
 void places(size_t count)
 {
     fill(count);

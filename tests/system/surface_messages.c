@@ -14,7 +14,8 @@ static comm_request_t *post(bool sends, int64_t *buffer, size_t count, uint32_t 
     return request;
 }
 
-/* Head to head: a send of at most 16 KiB ends before anybody receives it, wherever its receiver is. */
+/* Both ranks send before they receive: a send of at most 16 KiB ends before anybody receives it, wherever
+ * its receiver is. */
 static void send_then_receive(size_t count)
 {
     uint32_t right = (rank + 1) % size, left = (rank + size - 1) % size;
@@ -31,7 +32,7 @@ static void send_then_receive(size_t count)
     checked++;
 }
 
-/* A deadline of its own ends a receive that nothing comes for, and nothing else. */
+/* A receive that no message comes for ends by its own deadline, and nothing else ends with it. */
 static void receive_in_vain(void)
 {
     comm_request_t *request = NULL;
@@ -45,8 +46,9 @@ static void receive_in_vain(void)
     checked++;
 }
 
-/* Everybody to everybody, oneself included: two of each tag in order, the second tag taken first; then any
- * source. In a group every other time: then a stream does not come between them. */
+/* Everybody sends to everybody and to itself: two messages for each tag, received in order, but the second
+ * tag first; then from any source. Every other time this is in a group, so that no stream comes between
+ * the messages. */
 void messages(size_t count)
 {
     comm_request_t *requests[SIZE_MAX_RANKS * 6];

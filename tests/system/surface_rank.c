@@ -6,7 +6,7 @@
 
 #include "tests/lib/gpu_mirror.h"
 
-/* The rank that this is, its buffers, and what must be in them. */
+/* This rank, its buffers, and the expected contents of them. */
 
 comm_client_t *client;
 comm_t *comm;
@@ -39,7 +39,7 @@ uint64_t mix(uint64_t a, uint64_t b)
     return value ^ (value >> 32);
 }
 
-/* What rank `of` has at `index` of its input. */
+/* The value at `index` of the input of rank `of`. */
 int64_t value(uint32_t of, uint64_t index)
 {
     return (int64_t)(mix(of, index) % 2000001) - 1000000;
@@ -54,7 +54,7 @@ int64_t sum_of(uint32_t first, uint32_t end, uint64_t index)
     return sum;
 }
 
-/* Where operations find it. */
+/* The address that operations are given for a buffer of the host: the same, or its place on the GPU. */
 void *at(const int64_t *host)
 {
     return gpu_mirror_at(host);
@@ -75,7 +75,7 @@ void poison(size_t count)
     (void)gpu_mirror_put(output, poisoned * sizeof *output);
 }
 
-/* Into the output, from the element on: what an operation in place begins with. */
+/* Copies input into the output, from element `first` on: operations in place begin with it. */
 void copy_input(size_t first, size_t count)
 {
     memcpy(output + first, input, count * sizeof *output);

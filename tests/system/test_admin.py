@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who sees and does what: users on the clients' socket, administrators on theirs, and sockets that were passed."""
+"""Who may see and do what: users on the clients' socket, administrators on theirs, and sockets that commd was passed."""
 import fcntl
 import grp
 import json
@@ -20,14 +20,14 @@ COMMD = BUILD / "commd"
 
 
 def as_user(*command, groups=()):
-    """The command, as nobody."""
+    """Returns the command, to run as nobody."""
     kept = ["--groups", ",".join(str(group) for group in groups)] if groups else ["--clear-groups"]
     return ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), *kept, "--", *[str(part) for part in command]]
 
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Users(StandaloneTest):
-    """root's communicator "train" and nobody's of the same name, each of one rank that waits for another."""
+    """A communicator "train" of root and another one of nobody with the same name, each with one rank that waits for the other."""
 
     def setUp(self):
         os.chmod(self.cluster.folder, 0o755)
@@ -59,7 +59,7 @@ class Users(StandaloneTest):
         self.assertIn("and 1 client of other users", self.as_nobody("clients").stdout)
         self.assertNotIn(str(self.ranks[0].pid), self.as_nobody("clients").stdout)
         status = self.json_as_nobody("status")
-        self.assertEqual((status["comms_forming"], status["clients"]), (2, 3))  # numbers are everybody's
+        self.assertEqual((status["comms_forming"], status["clients"]), (2, 3))  # everybody may see the numbers
 
     def test_what_users_hold(self):
         users = self.json_as_nobody("users")
@@ -99,7 +99,7 @@ class Users(StandaloneTest):
         done = run(*as_user(BUILD / "commctl", "--socket", path, "status"), check=False)
         self.assertEqual(done.returncode, 1)
         self.assertIn("Permission denied", done.stderr)
-        # Should anybody open it, commd asks who comes.
+        # Even if anybody may open the socket, commd checks who has connected.
         os.chmod(path, 0o666)
         try:
             done = run(*as_user(BUILD / "commctl", "--socket", path, "status"), check=False)
@@ -137,7 +137,7 @@ class Gpus(StandaloneTest):
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Ended(StandaloneTest):
-    """root and nobody have a communicator "train" each, of two ranks at work, and somebody ends what he may."""
+    """Root and nobody each have a communicator "train" with two ranks at work; each may end only some of them."""
 
     def setUp(self):
         os.chmod(self.cluster.folder, 0o755)
@@ -199,7 +199,7 @@ class Ended(StandaloneTest):
         self.expect(self.root, "ABORTED", "aborted by uid 0 on node solo: night")
 
     def test_an_administrator_disconnects_a_process(self):
-        pid = self.nobody[1].pid  # setpriv's, which became the rank
+        pid = self.nobody[1].pid  # the pid of setpriv, which has become the rank
         self.assertEqual(self.cluster.commctl("solo", "disconnect", pid, "--reason", "maintenance").returncode, 0)
         self.expect(self.nobody[1:], "ABORTED", "this process was disconnected by uid 0 on node solo: maintenance")
         self.expect(self.nobody[:1], "RANK_LOST", f"rank 1 (pid {pid}) of node solo was disconnected by uid 0 on node solo: maintenance")
@@ -227,7 +227,7 @@ class Ended(StandaloneTest):
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Started(unittest.TestCase):
-    """A commd for each test, with sockets that it makes or is given."""
+    """One commd for each test, with sockets that it makes or is passed."""
 
     GROUP = grp.getgrgid(1)
 
@@ -257,11 +257,11 @@ class Started(unittest.TestCase):
         return each
 
     def start(self, *options, passed=(), names=None, prefix=()):
-        """`passed` become descriptors 3, 4, ..., as systemd passes them."""
+        """The descriptors in `passed` become 3, 4, ..., as systemd passes them."""
         high = [fcntl.fcntl(each.fileno(), fcntl.F_DUPFD, 100) for each in passed]
         moves = "".join(f"exec {3 + i}<&{fd}; " for i, fd in enumerate(high))
         names = f"LISTEN_FDNAMES={names} " if names else ""
-        # The shell's pid is the daemon's: it becomes it.
+        # The shell becomes the daemon by exec, so its pid is the daemon's.
         call = " ".join(f'"{part}"' for part in (*prefix, COMMD, "--standalone", "--socket", self.socket, *options))
         command = f"{moves}{'LISTEN_PID=$$ ' + names + f'LISTEN_FDS={len(passed)} ' if passed else ''}exec {call}"
         self.daemon = subprocess.Popen(["bash", "-c", command], pass_fds=high, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

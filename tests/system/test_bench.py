@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl bench: every operation right, figures that fit each other, and an end whatever happens."""
+"""commctl bench: every operation is right, the figures are consistent, and it ends whatever happens."""
 import json
 import os
 import signal
@@ -72,7 +72,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(nobody.returncode, 3, nobody.stderr)
 
     def assert_ended(self, name, expected, process):
-        """With that code, and all of its processes with it: what was forked has the command line of its parent."""
+        """Expects it to exit with that code, and none of its processes to remain: those that it forked have the same command line."""
         errors = process.communicate(timeout=10)[1]
         self.assertIn(process.returncode, expected, errors)
         self.assertFalse([pid for pid in os.listdir("/proc") if pid.isdigit() and name.encode() in command_line(pid)], name)
@@ -84,7 +84,7 @@ class Bench(unittest.TestCase):
             self.assert_ended("test-killed", [1], process)
 
     def test_commd_killed(self):
-        """Every rank says so, whatever it was doing; none dies of it."""
+        """Every rank reports it, whatever the rank was doing, and none dies of it."""
         with Cluster(["a"], namespaces=False) as cluster:
             for _ in range(5):
                 process = bench(cluster, "a", "--communicator", "test-lost", "--ranks", "1", "--min-bytes", "8", "--max-bytes", "8", "--seconds-per-size", "30")
@@ -103,10 +103,10 @@ class Bench(unittest.TestCase):
             for number in (signal.SIGINT, signal.SIGTERM):
                 process = bench(cluster, "a", "--communicator", "test-interrupted", "--ranks", "3", "--seconds-per-size", "5", preexec_fn=default_signals)
                 ranks = ranks_of(process, 3)
-                os.kill(ranks[2], signal.SIGSTOP)  # it does not hold up the others' end
+                os.kill(ranks[2], signal.SIGSTOP)  # a stopped rank does not keep the others from ending
                 process.send_signal(number)
                 self.assert_ended("test-interrupted", [128 + number], process)
-            # A terminal tells all of them; whichever ends first, it is an interruption.
+            # A terminal signals all processes: whichever ends first, it counts as an interruption.
             process = bench(cluster, "a", "--communicator", "test-terminal", "--seconds-per-size", "5", preexec_fn=default_signals, start_new_session=True)
             ranks_of(process, 2)
             os.killpg(process.pid, signal.SIGINT)
@@ -114,7 +114,7 @@ class Bench(unittest.TestCase):
             cluster.wait(lambda: cluster.json("a", "status")["clients"] == 1, "commd has given back what the ranks held")
 
     def test_interrupted_at_any_moment(self):
-        """Before the ranks are there, while they are made, before anybody waits for them."""
+        """Interrupts it before the ranks exist, while they are started, and before anybody waits for them."""
         with Cluster(["a"], namespaces=False) as cluster:
             process = bench(cluster, "a", "--communicator", "test-pending", "--ranks", "8", "--seconds-per-size", "5", preexec_fn=pending_signal)
             self.assert_ended("test-pending", [143], process)
@@ -132,11 +132,11 @@ class Bench(unittest.TestCase):
 
 
 def default_signals():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the background a shell has it ignored
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in processes that it starts in the background
 
 
 def pending_signal():
-    """It comes as soon as somebody takes it."""
+    """The signal arrives as soon as it is no longer blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -150,7 +150,7 @@ def command_line(pid):
 
 
 def ranks_of(process, count):
-    """The processes of a run, once all of them are there."""
+    """Returns the processes of a run, once all of them exist."""
     for _ in range(500):
         with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
             ranks = [int(pid) for pid in file.read().split()]

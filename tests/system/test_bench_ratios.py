@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `make bench-ab` concludes of its rounds: made-up times whose answer is known."""
+"""What `make bench-ab` concludes from its rounds, checked with made-up times whose answer is known."""
 import math
 import pathlib
 import random
@@ -11,7 +11,7 @@ import ratios  # noqa: E402
 
 
 def rounds_of(speed_up, count=20, scatter=0.15, keys=8, seed=7):
-    """Each round has a pace of its own, as on a shared machine, and every figure scatters."""
+    """Each round has a pace of its own, as on a shared machine, and all figures scatter."""
     lot = random.Random(seed)
     found = []
     for _ in range(count):
@@ -22,7 +22,7 @@ def rounds_of(speed_up, count=20, scatter=0.15, keys=8, seed=7):
 
 class Ratios(unittest.TestCase):
     def test_interval_by_hand(self):
-        """Logarithms 0.1, 0.2, 0.3: mean 0.2, standard deviation 0.1, t of 2 degrees 4.303."""
+        """The logarithms are 0.1, 0.2 and 0.3: their mean is 0.2, their standard deviation 0.1, and t with 2 degrees of freedom 4.303."""
         found = ratios.interval([0.1, 0.2, 0.3])
         half = 4.303 * 0.1 / math.sqrt(3)
         self.assertAlmostEqual(found.mean, math.exp(0.2))
@@ -57,7 +57,7 @@ class Ratios(unittest.TestCase):
         self.assertEqual(ratios.verdict(ours, control), "no slower")
 
     def test_intervals_hold_what_they_say(self):
-        """In 95 of 100 runs of identical programs the truth is within; here with room for chance."""
+        """For identical programs the true ratio is within the interval in 95 of 100 runs; the test leaves room for chance."""
         held = sum(found.low <= 1 <= found.high for found in (ratios.compare(rounds_of(1, count=10, seed=seed))[0] for seed in range(200)))
         self.assertGreater(held, 180)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who is of the cluster, while it is at work: nodes removed, moved and revoked, certificates renewed, each by a reload."""
+"""Changes of who belongs to the cluster while it is at work: nodes are removed, moved and revoked, and certificates renewed, each by a reload."""
 import re
 import signal
 import time
@@ -61,7 +61,7 @@ class Certificates(FailureCase):
             of_three = self.start(cluster, "abc", "of-three", "loop", "seconds=600", "count=50000")
             of_two = self.start(cluster, "ac", "of-two", "loop", "seconds=600", "count=50000")
             pki(cluster, "revoke", "b")
-            use_revocation_list(cluster)  # a setting that was empty: no restart is needed
+            use_revocation_list(cluster)  # this setting was empty before: no restart is needed
             for name in "ac":
                 reload(cluster, name)
             for process in of_three:
@@ -78,7 +78,7 @@ class Certificates(FailureCase):
             for process in of_two:
                 self.assertIsNone(process.poll())
                 process.kill()
-            pki(cluster, "renew", "b", "--new-key")  # and it is let in again
+            pki(cluster, "renew", "b", "--new-key")  # then it is let in again
             reload(cluster, "b")
             cluster.wait_ready()
             self.run_ranks(cluster, "abc", "again")
@@ -104,7 +104,7 @@ class Certificates(FailureCase):
             self.assertNotIn("renew it", cluster.commctl("a", "status").stdout)
 
     def test_certificates_are_renewed_under_load(self):
-        """New handshakes use them; no operation fails."""
+        """New handshakes use the new certificates, and no operation fails."""
         with Cluster("ab", SETTINGS) as cluster:
             use_revocation_list(cluster)
             ranks = self.start(cluster, "abab", "busy", "loop", "seconds=600", "count=50000")
@@ -138,7 +138,7 @@ class Certificates(FailureCase):
             reload(cluster, "a")
             row = next(row for row in cluster.json("a", "nodes")["nodes"] if row["name"] == "b")
             self.assertEqual((row["address"], row["state"]), (cluster.addresses["b"], "up"))
-            for process in ranks:  # what works stays
+            for process in ranks:  # connections that work are kept
                 self.assertIsNone(process.poll())
             cluster.daemons["b"].kill()
             cluster.daemons["b"].wait()

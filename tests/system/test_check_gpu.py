@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs for machines with a GPU, tests/gpu/check_gpu.py and bench_gpu.py, on doubles of them: that they work when there is one."""
+"""Runs the programs for machines with a GPU, tests/gpu/check_gpu.py and bench_gpu.py, on doubles of GPUs, to see that they work."""
 import json
 import os
 import pathlib
@@ -37,7 +37,7 @@ class CheckGpu(unittest.TestCase):
         self.assertEqual(len(written["bars"]), 15, written["bars"])
 
     def test_what_needs_a_double(self):
-        """Is skipped on a GPU, which does not listen."""
+        """A test that needs settings of the double is skipped with a real GPU, which would ignore them."""
         self.addCleanup(setattr, Cluster, "real_gpus", False)
         Cluster.real_gpus = True
         result = unittest.TestResult()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl and a commd that does not answer: every verb gives up when told to, with 124."""
+"""commctl with a commd that does not answer: every verb gives up at its deadline and exits with 124."""
 import json
 import os
 import signal
@@ -20,7 +20,7 @@ def commctl(path, *arguments):
 
 
 class Silent(unittest.TestCase):
-    """A socket that nobody answers on."""
+    """A socket on which nobody answers."""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="commd-test-")
@@ -56,7 +56,7 @@ class Silent(unittest.TestCase):
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
 
     def test_what_is_wrong_with_a_call(self):
-        """Which option or argument, what was given, and what is allowed."""
+        """The error names the option or argument, what was given, and what is allowed."""
         sizes = "sizes like 8 or 64k, with commas between"
         for arguments, says in (
                 (["-f", "xml"], "--format xml: expected text or json"),

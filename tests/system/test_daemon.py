@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The life of a daemon: options, signals, systemd's protocols, and what commctl says of it all."""
+"""The life of a daemon: options, signals, systemd's protocols, and what commctl reports of them."""
 import json
 import os
 import pathlib
@@ -136,14 +136,14 @@ class Standalone(unittest.TestCase):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(self.socket)
             listener.listen(8)
-            # The shell's pid is the daemon's: it becomes it.
+            # The shell becomes the daemon by exec, so its pid is the daemon's.
             command = 'exec 3<&%d; LISTEN_PID=$$ LISTEN_FDS=1 exec "%s" --standalone --socket "%s"' % (listener.fileno(), COMMD, self.socket)
             daemon = subprocess.Popen(["bash", "-c", command], pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             self.processes.append(daemon)
             self.wait_ready()
             daemon.terminate()
             self.assertEqual(daemon.wait(timeout=10), 0)
-            self.assertTrue(os.path.exists(self.socket))  # systemd's, not the daemon's
+            self.assertTrue(os.path.exists(self.socket))  # the socket belongs to systemd, so the daemon leaves it
 
 
 class Nodes(ProgramCase):
@@ -170,7 +170,7 @@ class Nodes(ProgramCase):
             self.assert_works(cluster, "ab", "thawed")
 
     def test_idle(self):
-        """Heartbeats for a while cost next to nothing, and stand in nobody's way."""
+        """Some time of heartbeats costs next to nothing, and hinders nobody."""
         with Cluster("ab") as cluster:
             time.sleep(2)
             before = cpu_s(cluster.daemons["a"].pid)
@@ -193,14 +193,14 @@ class Nodes(ProgramCase):
             self.assert_works(cluster, "ab", "reloaded")
 
     def test_drain(self):
-        """Operations under way end, new communicators are refused."""
+        """Running operations end, and new communicators are refused."""
         with Cluster("ab") as cluster:
             ranks = self.start(cluster, "ab", "surface", 4, name="draining")
             cluster.wait(lambda: cluster.json("a", "status")["comms_formed"] == 1, "formed")
             cluster.daemons["a"].terminate()
             self.assertEqual(cluster.daemons["a"].wait(timeout=30), 0)
             for process in ranks:
-                process.communicate(timeout=60)  # ended, well or with words, but ended
+                process.communicate(timeout=60)  # ended with success or with an error, but ended
 
     def test_commctl(self):
         with Cluster("ab") as cluster:

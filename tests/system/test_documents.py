@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs in the documents: they compile without a warning, fail loudly without commd, and run with it."""
+"""The programs in the documents compile without a warning, fail with a message if there is no commd, and work with one."""
 import os
 import pathlib
 import re
@@ -15,7 +15,7 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 
 
 def programs():
-    """(document, number, source) of each block of C that is a whole program."""
+    """Yields (document, number, source) for each block of C that is a whole program."""
     for document in DOCUMENTS:
         blocks = re.findall(r"^```c\n(.*?)^```$", (TOP / document).read_text(), re.MULTILINE | re.DOTALL)
         yield from ((document, number, block) for number, block in enumerate(blocks) if "int main(" in block)
@@ -55,7 +55,7 @@ class Documents(unittest.TestCase):
         self.assertGreaterEqual(found, 3)
 
     def test_lines_are_short(self):
-        """Prose and code of at most 120 columns; tables may be wider."""
+        """Prose and code have at most 120 columns; tables may be wider."""
         for path in sorted(TOP.glob("**/README.md")):
             if "build" in path.relative_to(TOP).parts:
                 continue
@@ -64,7 +64,7 @@ class Documents(unittest.TestCase):
                     self.assertLessEqual(len(line), 120, f"{path.relative_to(TOP)}:{number}")
 
     def test_architecture_names_what_exists(self):
-        """Each file and function that the architecture's page names."""
+        """All files and functions that the page about the architecture names exist."""
         text = (TOP / "daemon/README.md").read_text()
         sources = "\n".join(path.read_text() for folder in ("daemon", "client", "proto") for path in (TOP / folder).glob("**/*.[ch]"))
         names = re.findall(r"`([a-z_0-9]+)\(\)`", text)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The examples, between real daemons: each checks its own result."""
+"""Runs the examples with real daemons: each checks its own result."""
 import unittest
 
 from cluster import BUILD, Cluster
@@ -50,14 +50,14 @@ class Examples(OnThreeNodes):
             self.check(program, "a")
 
     def test_training_bucketed_and_compressed(self):
-        """The loss with gradients in a group is that of one process; compressed ones come near."""
+        """With gradients in a group the loss equals that of one process; with compressed gradients it comes close."""
         self.check("train", "aabb", "--steps", "60", "--bucketed", expected="within 1e-05")
         for compression in ("bf16", "f8", "top_k"):
             self.check("train", "aabb", "--steps", "60", f"--compressed={compression}", expected="within 0.05")
 
 
 class ExamplesOnGpus(OnThreeNodes):
-    """On doubles of GPUs: ranks that share one, and ranks with one each."""
+    """On doubles of GPUs: ranks that share a GPU, and ranks with one each."""
     gpus = 2
 
     def test_overlap(self):

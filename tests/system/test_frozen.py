@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A commd that stands still: its own clients are told, soon; a short pause fails nothing."""
+"""A commd that stands still: its own clients are told soon, and a short pause makes nothing fail."""
 import os
 import signal
 import time
@@ -8,14 +8,14 @@ import unittest
 from cluster import Cluster, cpu_s
 from failure_case import FailureCase
 
-NOTICED_S = 4.0  # 3 s by the heartbeat, and what a busy machine adds
+NOTICED_S = 4.0  # the heartbeat notices after 3 s; the rest is for a busy machine
 
 
 class Frozen(FailureCase):
     def check_frozen(self, *options):
         with Cluster("a") as cluster:
             ranks = self.start(cluster, "aa", "work", "loop", *options)
-            waiting = cluster.rank("a", "forming", 0, 2, "once")  # the other rank never comes
+            waiting = cluster.rank("a", "forming", 0, 2, "once")  # its other rank never comes
             cluster.wait(lambda: cluster.json("a", "status")["comms_forming"] == 1, "the third one waits for a fourth")
             cluster.daemons["a"].send_signal(signal.SIGSTOP)
             started = time.monotonic()
@@ -27,7 +27,7 @@ class Frozen(FailureCase):
             self.check_new_communicator(cluster, "aa", "work")
 
     def expect_unharmed(self, ranks):
-        """Each ends when its time is over, or finds that the other has."""
+        """Each rank ends when its time is over, or finds that the other one has ended."""
         for process in ranks:
             output, errors = process.communicate(timeout=30)
             last = (output.strip().splitlines() or [errors])[-1]
@@ -52,7 +52,7 @@ class Frozen(FailureCase):
             self.expect_unharmed(ranks)
 
     def test_a_client_that_was_stopped_itself(self):
-        """It has seen nothing for long; that is not commd's doing."""
+        """Here the client stood still itself: that it has heard nothing for long is not commd's fault."""
         with Cluster("a") as cluster:
             ranks = self.start(cluster, "aa", "work", "loop", "seconds=8", "op_timeout_ms=30000")
             for process in ranks:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What commctl shows of GPUs (doubles of them), and which of them clients and commd see."""
+"""What commctl shows of GPUs (doubles of them), and which GPUs clients and commd see."""
 import subprocess
 import unittest
 
@@ -9,7 +9,7 @@ from failure_case import FailureCase, read_until
 
 class GpuAdmin(FailureCase):
     def one(self, cluster, code, *texts, device=0, environment=None):
-        """One rank alone on what it calls that device."""
+        """Runs a rank alone on the GPU that it knows under this number."""
         before, cluster.client_environment = cluster.client_environment, environment or {}
         process = cluster.rank("a", f"one-{len(cluster.processes)}", 0, 1, "once", f"device={device}")
         cluster.client_environment = before
@@ -56,7 +56,7 @@ class GpuAdmin(FailureCase):
             self.check_new_communicator(cluster, "aa", "host")
 
     def test_a_driver_that_does_not_work(self):
-        """Its part in the kernel is loaded, by the looks of it: the log says what is wrong."""
+        """The driver's kernel module seems to be loaded, but the driver does not work: the log says what is wrong."""
         pretend = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc/driver && mkdir /proc/driver/nvidia && touch /proc/driver/nvidia/version && exec "$@"', "sh"]
         if subprocess.run([*pretend, "true"], check=False, capture_output=True).returncode != 0:
             self.skipTest("no mount namespaces")
@@ -84,7 +84,7 @@ class GpuAdmin(FailureCase):
             self.one(cluster, "UNSUPPORTED", "device 2", "sees 2 GPUs", device=2)
 
     def test_gpus_numbered_otherwise(self):
-        """A GPU is the same whatever number each process gives it."""
+        """Processes may number the GPUs differently: it is still the same GPU."""
         with Cluster("a", gpus=3, daemon_environment={"CUDA_VISIBLE_DEVICES": "2,0"}) as cluster:
             uuids = [gpu["uuid"] for gpu in cluster.json("a", "gpus")["gpus"]]
             self.assertEqual(len(uuids), 2)
@@ -107,7 +107,7 @@ class GpuAdmin(FailureCase):
                 self.assertIn('gpus = "off" starts without them', cluster.log("a"))
 
     def test_a_rank_that_does_not_come(self):
-        """The stream of the one that waits is released at the deadline, which names the other."""
+        """At the deadline the stream of the waiting rank is released, and the error names the missing rank."""
         with Cluster("a", gpus=1) as cluster:
             idle = cluster.rank("a", "half", 1, 2, "idle", "device=0", "seconds=60", "op_timeout_ms=1000")
             waits = cluster.rank("a", "half", 0, 2, "stream", "device=0", "op_timeout_ms=1000")

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Streams that share connections to a GPU (a double of one), as CUDA_DEVICE_MAX_CONNECTIONS has it, and so hold up each other."""
+"""Streams that share connections to a GPU (a double of one), as CUDA_DEVICE_MAX_CONNECTIONS sets it, and therefore hold up each other."""
 import re
 import unittest
 
 from cluster import BUILD, Cluster
 
-TIMED_OUT = 3  # what two_orders exits with
+TIMED_OUT = 3  # exit code of two_orders
 
 
 class GpuConnections(unittest.TestCase):
     def run_ranks(self, connections, layout, command, daemon_connections=0):
-        """command(rank) of each rank, on its node of the layout. Returns their exit codes and what they wrote."""
+        """Runs command(rank) for each rank, on the node that the layout gives it. Returns the exit codes and the outputs."""
         with Cluster(sorted(set(layout)), gpus=2, client_environment={"CUDA_DOUBLE_CONNECTIONS": str(connections)},
                      daemon_environment={"CUDA_DOUBLE_CONNECTIONS": str(daemon_connections)}) as cluster:
             processes = [cluster.client(node, *command(rank)) for rank, node in enumerate(layout)]
@@ -34,7 +34,7 @@ class GpuConnections(unittest.TestCase):
         self.check_each("aa", lambda rank: [BUILD / "tests/system/stream_order", "order", rank, 2, 0, 20])
 
     def test_two_communicators_in_two_orders(self):
-        """With one connection neither operation can begin: both end by their deadline, which says why, and the streams go on."""
+        """With one connection neither operation can begin: each ends at its deadline with an error that says why, and the streams go on."""
         def command(rank):
             return [BUILD / "tests/system/two_orders", "orders", rank, 2, 0, 1500]
 
@@ -43,7 +43,7 @@ class GpuConnections(unittest.TestCase):
         for output in outputs:
             said = [re.search(f'TIMED_OUT op 1 all_reduce on "orders-{communicator}": not done within 1500 ms; node a: (.*)', output)[1] for communicator in (0, 1)]
             waits = [f"waiting for the stream of rank {other}" for other in (1, 0)]
-            # The one whose deadline passes last may have begun meanwhile.
+            # The operation whose deadline passes last may have begun meanwhile.
             self.assertTrue(set(waits) & set(said) and set(said) <= {*waits, "running on GPUs"}, output)
         for connections in (2, 8):
             codes, outputs = self.run_ranks(connections, "aa", command)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Kill -9 of clients and daemons while operations run on GPUs (doubles of them): errors that name the lost one, no memory left, streams released."""
+"""Clients and daemons are ended by kill -9 while operations run on GPUs (doubles of them): the errors name the lost rank, no memory is left, and
+streams are released."""
 import signal
 import time
 import unittest
@@ -27,7 +28,8 @@ class GpuFailures(FailureCase):
             cluster.wait_gpus_idle()
 
     def test_a_gpu_that_does_not_get_to_it(self):
-        """As when another process's kernel never ends: ranks hear of their deadline all the same, though commd cannot let go of their memory yet."""
+        """As when a kernel of another process never ends: ranks are told of their deadline all the same, though commd cannot release their memory
+        yet."""
         with Cluster("a", "drain_timeout_ms = 500;", gpus=1, start=False) as cluster:
             cluster.start("a", environment={"CUDA_DOUBLE_DELAY_US": "10000000"})
             cluster.wait_ready()
@@ -47,7 +49,7 @@ class GpuFailures(FailureCase):
         self.check_killed_client("aaa", [1, 1, 1], 0)
 
     def test_killed_again_and_again(self):
-        """With large buffers, at any moment of their operations: what the dead had is gone, and the next ones work."""
+        """Ranks are killed at any moment of operations with large buffers: nothing of the dead ones is left, and the next operations work."""
         layout, devices = "aaabb", [0, 0, 1, 0, 1]
         with Cluster("ab", gpus=2) as cluster:
             for turn in range(4):
@@ -63,7 +65,7 @@ class GpuFailures(FailureCase):
             self.check_new_communicator(cluster, layout, "work", devices)
 
     def test_killed_while_its_stream_waits(self):
-        """The one that is missing is killed: the other's stream goes on, and the error is seen."""
+        """The rank that the other one waits for is killed: the other's stream goes on, and it sees the error."""
         with Cluster("a", gpus=1) as cluster:
             waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
             idle = cluster.rank("a", "half", 1, 2, "idle", "device=0")
@@ -88,7 +90,7 @@ class GpuFailures(FailureCase):
             cluster.wait_gpus_idle("a")
 
     def test_stopped_daemon_while_a_stream_waits(self):
-        """The thread that watches sees it, though the rank waits in the driver."""
+        """The library's thread sees it, even though the rank itself waits in the driver."""
         with Cluster("a", gpus=1) as cluster:
             waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
             idle = cluster.rank("a", "half", 1, 2, "idle", "device=0", "seconds=30")
@@ -115,7 +117,7 @@ class GpuFailures(FailureCase):
             self.check_new_communicator(cluster, "aabbc", "work", [0, 1, 0, 0, 1])
 
     def test_ended_daemon(self):
-        """SIGTERM with operations at work: it ends, and cleanly."""
+        """SIGTERM while operations run: commd ends, and cleanly."""
         with Cluster("ab", gpus=2) as cluster:
             ranks = self.start(cluster, "aab", "work", "loop", devices=[0, 1, 0])
             cluster.daemons["a"].terminate()

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Calls of the CUDA driver and of NCCL that fail in commd (by their doubles): who is concerned is told which, everybody else goes on, and commd ends cleanly."""
+"""Calls of the CUDA driver and of NCCL fail in commd (their doubles let them fail): those concerned are told which call, everybody else goes on,
+and commd ends cleanly."""
 import unittest
 
 from cluster import Cluster
 from failure_case import FailureCase
 
 SHARED = ("aa", [0, 0])          # kernels on one GPU
-APART = ("aab", [0, 1, 0])       # through pinned memory, and another node
-EACH = ("aaa", [0, 1, 1])        # of one node
-OF_THE_CONTEXT = "=700"          # nothing works any more
+APART = ("aab", [0, 1, 0])       # on two GPUs through pinned memory, and with another node
+EACH = ("aaa", [0, 1, 1])        # on two GPUs of one node
+OF_THE_CONTEXT = "=700"          # the error after which nothing works in the context
 
 
 class GpuFaults(FailureCase):
@@ -55,7 +56,7 @@ class GpuFaults(FailureCase):
         self.check("cuMemHostAlloc:2", "cuMemHostAlloc", "NO_MEMORY", APART)
 
     def test_pinned_memory_is_charged_to_its_user(self):
-        """Slices that go through pinned memory are in user_limit_lane_bytes, as the host's are; a user of no GPU goes on."""
+        """Slices that pass through pinned memory count for user_limit_lane_bytes, as the host's do; a user of no GPU goes on."""
         layout, devices = APART
         with Cluster(sorted(set(layout)), "user_limit_lane_bytes = 1024;", gpus=2) as cluster:
             for process in self.ranks(cluster, layout, "broken", "once", devices=devices):
@@ -76,7 +77,7 @@ class GpuFaults(FailureCase):
             self.check_new_communicator(cluster, "aa", "host")
 
     def test_a_stream_that_is_asked_about(self):
-        """Whatever the driver says of it, but that it is not done: nothing in it can be relied on any more."""
+        """Whatever error the driver reports other than "not done yet": nothing in the context can be relied on any more."""
         self.check("cuStreamQuery:1=999", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="20000")
 
     def test_a_kernel(self):
@@ -89,7 +90,7 @@ class GpuFaults(FailureCase):
         self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", SHARED)
 
     def test_a_mark_behind_work_that_is_late(self):
-        """What was put before is done before the memory that it touches is given up."""
+        """Work that is already in the stream ends before the memory that it uses is released."""
         for where in (SHARED, APART):
             with self.subTest(where[0]):
                 self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", where, at_its_end=where == APART, CUDA_DOUBLE_DELAY_US="50000")
@@ -98,7 +99,7 @@ class GpuFaults(FailureCase):
         self.check("cuStreamCreateWithPriority:1", "cuStreamCreateWithPriority", "NO_MEMORY", SHARED)
 
     def test_a_question(self):
-        """Nothing was refused, but work fails when its turn comes: commd asks while it waits."""
+        """The driver accepts the work, but it fails when its turn comes; commd notices because it asks while it waits."""
         self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="50000")
 
     def check_nccl(self, rule, symbol):
@@ -111,7 +112,7 @@ class GpuFaults(FailureCase):
         self.check_nccl("ncclAllReduce:1", "ncclAllReduce")
 
     def test_nccl_refuses_the_second_call_of_a_group(self):
-        """The first one would wait for it for ever."""
+        """Otherwise the first rank would wait for it for ever."""
         self.check_nccl("ncclAllReduce:2", "ncclAllReduce")
 
     def test_nccl_refuses_a_group(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients that say of GPUs (doubles of them) what is not so: refused with a reason, and nobody else notices."""
+"""Clients that send false statements about GPUs (doubles of them): they are refused with a reason, and nobody else notices."""
 import fcntl
 import os
 import select
@@ -71,7 +71,7 @@ class Hostile(cluster.StandaloneTest):
         return None
 
     def submission(self, kind=ALL_REDUCE, handle=COMM, **fields):
-        """An operation, its end told in the first word."""
+        """Submits an operation whose end is written to the first word."""
         given = {"dtype": I64, "count": ELEMENTS, "input": (BUFFER, 0), "output": (BUFFER, 0), "ended": (WORDS, 0, self.ticket + 1)}
         self.ticket += 1
         return operation(handle, self.ticket, kind, **{**given, **fields})
@@ -91,7 +91,7 @@ class Hostile(cluster.StandaloneTest):
     # --- Memory ---
 
     def as_other_user(self):
-        """A session of another user."""
+        """Opens a session of another user."""
         self.cluster.folder.chmod(0o711)
         os.seteuid(65534)
         try:
@@ -101,7 +101,7 @@ class Hostile(cluster.StandaloneTest):
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_handles_are_of_one_user_at_a_time(self):
-        """Who has learned another user's handle gets nothing; nor does he by coming first."""
+        """A user who has learned another user's handle gets nothing with it, not even by coming first."""
         mine, other = self.client, self.as_other_user()
         handle = self.gpu.ipc_handle(self.buffer)
         self.share()
@@ -109,9 +109,9 @@ class Hostile(cluster.StandaloneTest):
         for text in ("another user has memory on this node's GPUs", "user 65534", 'cuda_ipc_handles = "auto"', "comm_mem_alloc",
                      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
             self.register(BUFFER, UNIT, PERMISSION, text, handle=handle)
-        self.register(OTHER, UNIT, virtual=1)  # by descriptor he may
+        self.register(OTHER, UNIT, virtual=1)  # by descriptor this is allowed
         self.client = mine
-        self.register(30, UNIT, PERMISSION, "another user has memory", handle=handle)  # and so may the first from now on
+        self.register(30, UNIT, PERMISSION, "another user has memory", handle=handle)  # and from now on the first user may, too
         self.client.ask(self.client.DEREGISTER, {1: BUFFER})
         self.register(BUFFER, UNIT, PERMISSION, "another user has memory", handle=handle)
         other.close()
@@ -174,13 +174,13 @@ class Hostile(cluster.StandaloneTest):
     # --- Memory freed and allocated again at the same place ---
 
     def again(self, pointer, size):
-        """Frees it, and gets the address again."""
+        """Frees the memory, and gets the same address again."""
         self.gpu.free(pointer)
         self.assertEqual(self.gpu.alloc(size), pointer)
         return {"handle": self.gpu.ipc_handle(pointer), "address": pointer}
 
     def test_a_place_that_an_operation_still_uses(self):
-        """Withdrawn or not: BUSY, naming the communicator, until the operation has ended."""
+        """Withdrawn or not, the answer is BUSY and names the communicator until the operation has ended."""
         self.join()
         for withdrawn in (True, False):
             with self.subTest(withdrawn=withdrawn):
@@ -200,7 +200,7 @@ class Hostile(cluster.StandaloneTest):
                 self.gpu.free(pointer)
 
     def test_a_place_that_two_connections_had_registered(self):
-        """One of them registers what is there now; the other one's is given up for it, and it is told when it asks."""
+        """One connection registers the new memory. The old registration of the other one is given up for it, and the other is told when it asks."""
         other = RawClient(self.cluster.socket("solo"))
         pointer, beside = self.gpu.alloc(2 * UNIT), self.gpu.alloc(2 * UNIT)
         for memory, at in ((40, pointer), (41, beside)):
@@ -255,7 +255,7 @@ class Hostile(cluster.StandaloneTest):
             self.refused(INVALID_ARGUMENT, "", output=(30, 0))
             self.map(30, UNIT, fd)
             self.done(output=(30, 0))
-            for offset in (UNIT - 8, UNIT, 2 * UNIT - 8000):  # where nothing is yet
+            for offset in (UNIT - 8, UNIT, 2 * UNIT - 8000):  # where nothing is mapped yet
                 self.refused(INVALID_ARGUMENT, f"beyond the memory of {UNIT} bytes", output=(30, offset))
             self.map(30, UNIT, fd)
             self.done(output=(30, UNIT - 8))
@@ -264,7 +264,7 @@ class Hostile(cluster.StandaloneTest):
         self.gpu.release(allocation)
 
     def test_more_mapped_while_it_is_used(self):
-        """What an operation uses is left alone, and counted is what is there."""
+        """Memory that an operation uses is left alone, and only what exists is counted."""
         allocations = [self.gpu.create(UNIT) for _ in range(3)]
         fds = [self.gpu.export(allocation) for allocation in allocations]
         self.register(30, 4 * UNIT, virtual=1)
@@ -291,7 +291,7 @@ class Hostile(cluster.StandaloneTest):
         return self.cluster.json("solo", "gpus")["gpus"][0]["used_bytes"]
 
     def test_descriptors_of_no_memory_of_the_gpu(self):
-        """Whatever kind they are; and commd keeps none of them."""
+        """Wrong descriptors are refused, whatever kind they are, and commd keeps none of them."""
         other = Gpu(1)
         elsewhere = other.create(UNIT)
         self.gpu.make_current()
@@ -305,7 +305,7 @@ class Hostile(cluster.StandaloneTest):
             wrong = [reader, writer, folder, path, sealed.fd, self.client.connection.fileno()] + [each.fileno() for each in (null, zero, unconnected, server, maps, epoll)]
             self.register(30, 4 * UNIT, virtual=1)
             fds = f"/proc/{self.cluster.daemons['solo'].pid}/fd"
-            self.client.ask(self.client.DEREGISTER, {1: 31})  # what came before is closed by now
+            self.client.ask(self.client.DEREGISTER, {1: 31})  # the earlier memory is closed by now
             before = len(os.listdir(fds))
             for fd in wrong * 3:
                 self.map(30, UNIT, fd, INVALID_ARGUMENT)
@@ -314,7 +314,7 @@ class Hostile(cluster.StandaloneTest):
             self.cluster.wait(lambda: len(os.listdir(fds)) <= before, "it has closed them all")
             allocation = self.gpu.create(4 * UNIT)
             fd = self.gpu.export(allocation)
-            self.map(30, 4 * UNIT, fd)  # they have left nothing in its way
+            self.map(30, 4 * UNIT, fd)  # the others have left nothing in its way
             self.join()
             self.done(output=(30, 0), input=(30, 2 * UNIT))
             for each in (reader, writer, folder, path, exported, fd):
@@ -325,11 +325,11 @@ class Hostile(cluster.StandaloneTest):
         sealed.close()
 
     def test_one_block_many_times(self):
-        """As often as there is room that was reserved; it is one block nevertheless, and gone with the last."""
+        """One block is mapped as often as the reservation has room. It counts as one block, and is gone with its last mapping."""
         used_bytes, count = self.used_bytes(), 200
         allocation = self.gpu.create(UNIT)
         fd = self.gpu.export(allocation)
-        self.gpu.release(allocation)  # commd and the descriptor keep it
+        self.gpu.release(allocation)  # commd and the descriptor keep the block
         self.register(30, count * UNIT, virtual=1)
         for _ in range(count):
             self.map(30, UNIT, fd)
@@ -337,12 +337,12 @@ class Hostile(cluster.StandaloneTest):
         os.close(fd)
         self.assertEqual(self.used_bytes(), used_bytes + UNIT)
         self.join()
-        self.done(input=(30, 0), output=(30, UNIT))  # the same bytes by another address
+        self.done(input=(30, 0), output=(30, UNIT))  # the same bytes at another address
         self.client.ask(self.client.DEREGISTER, {1: 30})
         self.assertEqual(self.used_bytes(), used_bytes)
 
     def test_half_of_what_was_reserved(self):
-        """What is not there yet when its client withdraws it, or goes, is let go of."""
+        """Memory of which only a part has been mapped when its client withdraws it, or leaves, is released."""
         used_bytes = self.used_bytes()
         allocation = self.gpu.create(2 * UNIT)
         fd = self.gpu.export(allocation)
@@ -351,14 +351,14 @@ class Hostile(cluster.StandaloneTest):
             self.map(30, 2 * UNIT, fd)
             self.client.ask(self.client.DEREGISTER, {1: 30})
         self.register(30, 4 * UNIT, virtual=1)
-        self.map(30, UNIT, fd)  # less than the block has
+        self.map(30, UNIT, fd)  # less than the size of the block
         os.close(fd)
         self.gpu.release(allocation)
         self.client.close()
         self.cluster.wait(lambda: self.used_bytes() == used_bytes, "the block is free")
 
     def test_the_sum_over_clients(self):
-        """Files without contents take commd's addresses: a user who has many leaves some to others, and commd works."""
+        """Files without contents use up commd's addresses: a user who has many of them leaves some for others, and commd works."""
         fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         size = 1 << 44
         os.ftruncate(fd, size)
@@ -385,7 +385,7 @@ class Hostile(cluster.StandaloneTest):
         self.done()
 
     def test_more_reserved_than_there_are_addresses(self):
-        """A client gets so many that others have some, too."""
+        """A client may have only so many that some are left for others."""
         self.register(30, 1 << 37, LIMIT, "at most", virtual=1)
         for memory in range(100, 2100):
             status, text = self.client.ask(self.client.REGISTER, {1: memory, 2: 1 << 29, 3: self.uuid, 5: 1})
@@ -431,7 +431,7 @@ class Hostile(cluster.StandaloneTest):
                                       for user in self.cluster.json("solo", "users")["users"]), "reloaded")
 
     def test_bounce_buffers_are_charged(self):
-        """Pinned memory into which whole buffers are copied is its user's, and comes back."""
+        """The pinned memory into which whole buffers are copied counts for their user, and is given back."""
         self.share()
         self.limit_bounces(4096)
         try:

@@ -5,12 +5,12 @@ import unittest
 from cluster import Cluster
 from program_case import ProgramCase
 
-TIMEOUT_S = 900  # ten matrices of every type and operator, on two processors
+TIMEOUT_S = 900  # for ten matrices of every type and operator, on two processors
 
 
 class GpuMatrix(ProgramCase):
     def check(self, layout, devices, settings="", **environment):
-        """layout: the node of each rank; devices: its GPU there, or -1."""
+        """layout: the node of each rank. devices: its GPU on that node, or -1."""
         with Cluster(sorted(set(layout)), settings, gpus=4, client_environment=environment, daemon_environment=environment) as cluster:
             self.check_ranks(cluster, layout, "matrix", devices=devices)
 
@@ -33,7 +33,7 @@ class GpuMatrix(ProgramCase):
         self.check("abab", [0, 0, 1, 1], "rails = 3; slice_bytes = 4096;")
 
     def test_gpus_that_do_not_reach_each_other(self):
-        """Among those of a node, by NCCL or through the host."""
+        """Between the GPUs of a node by NCCL, or through the host."""
         self.check("aaaa", [0, 1, 1, 2], CUDA_DOUBLE_PEER="0")
         self.check("aab", [0, 1, 3], CUDA_DOUBLE_PEER="0")
 

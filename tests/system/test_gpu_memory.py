@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How memory on GPUs (doubles of them) comes to commd: by descriptor, or by legacy IPC handle where that is not refused; and that nothing is left of it."""
+"""How commd gets memory on GPUs (doubles of them): by descriptor, or by a legacy IPC handle unless those are refused. In the end nothing of it is
+left."""
 import signal
 import sys
 import unittest
@@ -8,7 +9,7 @@ from cluster import ROOT, Cluster
 from failure_case import FailureCase, read_until
 
 REFUSE = 'cuda_ipc_handles = "refuse";'
-WITHOUT = {"CUDA_DOUBLE_VIRTUAL_MEMORY": "0"}  # a GPU, or a driver, that has no virtual memory
+WITHOUT = {"CUDA_DOUBLE_VIRTUAL_MEMORY": "0"}  # as with a GPU or a driver without virtual memory
 UNIT = 2 << 20
 
 
@@ -20,7 +21,7 @@ class GpuMemory(FailureCase):
         return process
 
     def work(self, cluster, ranks):
-        """ranks: (memory, environment) of each. Started, and at work."""
+        """Starts a rank for each (memory, environment) in `ranks`, and waits until all are at work."""
         name = f"work-{len(cluster.processes)}"
         processes = [self.rank(cluster, rank, len(ranks), name, "loop", f"memory={memory}", environment=environment)
                      for rank, (memory, environment) in enumerate(ranks)]
@@ -42,7 +43,7 @@ class GpuMemory(FailureCase):
             process.communicate()
 
     def test_by_descriptor_and_by_handle(self):
-        """In one communicator; then all are killed."""
+        """The chosen ranks work in one communicator; then all of them are killed."""
         with Cluster("a", gpus=1) as cluster:
             used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
             ranks = [("comm", None), ("cuda", None), ("comm", None), ("comm", WITHOUT)]
@@ -54,7 +55,7 @@ class GpuMemory(FailureCase):
                 self.expect_nothing_left(cluster, used_bytes)
 
     def test_killed_beside_others(self):
-        """Of memory that is shared by descriptor, too, commd gives up what a dead client had, while others work."""
+        """commd also releases the memory of a dead client that was shared by descriptor, while others work."""
         with Cluster("a", gpus=1) as cluster:
             others = self.work(cluster, [("comm", None), ("cuda", None)])
             before, used_bytes = self.imported(cluster), cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
@@ -67,7 +68,7 @@ class GpuMemory(FailureCase):
             self.end(cluster, others)
 
     def test_ended(self):
-        """A client that closes leaves nothing either."""
+        """Nothing is left of a client that closes, either."""
         with Cluster("a", gpus=1) as cluster:
             used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
             for memory, environment in (("comm", None), ("comm", WITHOUT)):
@@ -75,7 +76,7 @@ class GpuMemory(FailureCase):
                 self.expect_nothing_left(cluster, used_bytes)
 
     def test_freed_and_allocated_at_the_same_place(self):
-        """What was there is closed, or waited for, before what is there now is opened."""
+        """What was at an address before is closed, or waited for, before the new memory there is opened."""
         with Cluster("a", gpus=1) as cluster:
             process = cluster.client("a", sys.executable, ROOT / "tests/system/same_place.py", "place")
             output, errors = process.communicate(timeout=60)
@@ -96,7 +97,7 @@ class GpuMemory(FailureCase):
             self.end(cluster, works)
 
     def test_reload(self):
-        """Handles are refused, or taken, from then on; what is registered stays."""
+        """From the reload on, handles are refused or accepted; registered memory stays."""
         with Cluster("a", gpus=1) as cluster:
             good = cluster.config_path("a").read_text()
             works = self.work(cluster, [("cuda", None), ("comm", None)])

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Messages from and to buffers of GPUs (doubles of them), between real daemons: of all sizes about those of chunks and rings, and cut off in the middle of them."""
+"""Messages from and to buffers of GPUs (doubles of them), between real daemons: of sizes around those of chunks and rings, and cut off in the
+middle."""
 import time
 import unittest
 
@@ -11,7 +12,7 @@ RING = 8 * CHUNK
 EAGER = 16384      # proto/message_header.h
 BOUNDARIES = (0, 1, EAGER, EAGER + 1, CHUNK - 1, CHUNK, CHUNK + 1, RING, RING + 1, 2 * RING + 4711)
 LARGE = (3 * RING, RING, 5000)
-RING_OF_RANKS = "aabb"  # one message within each node, and one each way between them
+RING_OF_RANKS = "aabb"  # one message within each node, and one between the nodes in each direction
 
 
 def text_of(sizes):
@@ -45,7 +46,7 @@ class GpuMessages(FailureCase):
         self.check_sizes(RING_OF_RANKS, [0, 1, 0, 1], sizes=(1, EAGER, CHUNK + 1, RING + 1), CUDA_DOUBLE_DELAY_US="2000", CUDA_DOUBLE_BLOCKING_ALLOCATION="1")
 
     def test_pinned_memory_is_bounded(self):
-        """What messages go through does not grow with them, nor beyond a bound with their number."""
+        """The memory that messages pass through does not grow with their size, and with their number only up to a bound."""
         self.assertLess(self.check_sizes("ab", [0, 1], sizes=[12 * RING] * 2), 18 << 20)
         self.assertLess(self.check_sizes("ab", [0, 1], sizes=[RING + CHUNK] * 12), 66 << 20)
 
@@ -85,7 +86,7 @@ class GpuMessages(FailureCase):
                 self.expect(process, "OK", within_s=20)
 
     def test_a_recv_that_is_not_posted(self):
-        """Large and small wait for it; their deadline ends them, and nothing stays behind."""
+        """Large and small messages wait for a receiver that does not come: their deadline ends them, and nothing is left."""
         with Cluster("ab", gpus=1) as cluster:
             waits = cluster.rank("a", "half", 0, 2, "messages", text_of(LARGE), "op_timeout_ms=700", "device=0")
             idle = cluster.rank("b", "half", 1, 2, "idle", "op_timeout_ms=700", "device=0", "seconds=20")
@@ -97,8 +98,8 @@ class GpuMessages(FailureCase):
     # --- Faults ---
 
     def check_fault(self, rule, symbol, code="DEVICE", breaks=False, layout="ab", devices=(0, 0), **settings):
-        """On node a, in the middle of messages: the rank there is told which GPU and call, the other that its peer's message ended or,
-        since that rank then exits, that it is gone; the next communicator works."""
+        """The call fails on node a, in the middle of messages. The rank there is told which GPU and call. The other rank is told that its peer's
+        message ended, or that the peer is gone, since it then exits. The next communicator works."""
         with Cluster(sorted(set(layout)), gpus=2, start=False) as cluster:
             for name in sorted(set(layout)):
                 cluster.start(name, environment=dict(settings, CUDA_DOUBLE_FAIL=rule) if name == "a" else settings)

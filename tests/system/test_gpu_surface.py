@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything that the library offers on buffers of GPUs, which are doubles of them (tests/cuda_double), between real daemons."""
+"""Everything that the library offers, with buffers on GPUs, which are doubles (tests/cuda_double), between real daemons."""
 import unittest
 
 from cluster import Cluster
@@ -8,7 +8,7 @@ from program_case import ProgramCase
 
 class GpuSurface(ProgramCase):
     def check(self, layout, devices, turns=8, gpus=4, settings="", environment=None, program="surface"):
-        """layout: the node of each rank; devices: its GPU there, or -1. Afterwards nothing of the ranks is left in the daemons."""
+        """layout: the node of each rank. devices: its GPU on that node, or -1. Afterwards the daemons hold nothing of the ranks."""
         with Cluster(sorted(set(layout)), settings=settings, gpus=gpus, client_environment=environment, daemon_environment=environment) as cluster:
             self.check_ranks(cluster, layout, program, turns, devices=devices)
             cluster.wait_gpus_idle()
@@ -38,7 +38,7 @@ class GpuSurface(ProgramCase):
         self.check("abab", [0, 0, 1, 0], turns=4, settings="rails = 3; slice_bytes = 4096;")
 
     def test_gpus_that_are_late(self):
-        """Work of their streams begins up to 2 ms late, and allocations wait for all of it, as a driver may."""
+        """The streams' work begins up to 2 ms late, and allocations wait for all of it, as a real driver may do."""
         self.check("aaab", [0, 0, 1, 1], turns=4, environment={"CUDA_DOUBLE_DELAY_US": "2000", "CUDA_DOUBLE_BLOCKING_ALLOCATION": "1"})
 
     def test_gpus_that_do_not_reach_each_other(self):

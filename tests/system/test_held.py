@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A rank submits more collectives than the window takes, and then the message that the other rank waits for before it submits any."""
+"""A rank submits more collectives than the window takes, and then the message for which the other rank waits before it submits any."""
 import pathlib
 import re
 import tempfile
@@ -9,13 +9,13 @@ from cluster import Cluster
 from program_case import ProgramCase
 
 MIB = 1 << 20
-NEEDED_KIB = 8 << 20  # by two ranks that have 1.2 GiB of buffers, and stage a GiB of them
+NEEDED_KIB = 8 << 20  # for two ranks with buffers of 1.2 GiB that stage 1 GiB of them
 AVAILABLE_KIB = int(re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text()).group(1))
 
 
 class Held(ProgramCase):
     def check(self, *rows):
-        """Rows of count, bytes and how, for tests/system/held.c."""
+        """Each row is a count, a size in bytes and HOW, for tests/system/held.c."""
         for layout in ("aa", "ab"):
             with Cluster(sorted(set(layout))) as cluster, tempfile.TemporaryDirectory() as folder:
                 for number, row in enumerate(rows):
@@ -36,7 +36,7 @@ class Held(ProgramCase):
         self.check((2000, 64, "events"))
 
     def test_a_program_that_calls_nothing(self):
-        """Nobody but the library's own thread sends what is held."""
+        """Only the library's own thread can send what is held back."""
         self.check((3000, 64, "away"))
 
     def test_a_rank_that_leaves(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients that pass files of a file system whose server does not answer: commd waits for none of them, and no other client notices."""
+"""Clients that pass files of a file system whose server does not answer: commd waits for none of these files, and no other client notices."""
 import ctypes
 import os
 import pathlib
@@ -19,7 +19,7 @@ ATTACK_S = 4
 END_S = 10
 USERS = (65533, 65534)
 KERNEL = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-KEEPS_DESCRIPTORS = (6, 16)  # from senders, when the receiver wants none
+KEEPS_DESCRIPTORS = (6, 16)  # from this version on, kernels leave descriptors with the sender if the receiver wants none
 
 
 def why_not():
@@ -34,7 +34,7 @@ def why_not():
 
 
 class Client:
-    """Of another user than the hostile ones. Knows how long the longest of its calls has taken."""
+    """A client of another user than the hostile ones, which keeps the longest time that one of its calls has taken."""
 
     def __init__(self):
         self.calls = Library()
@@ -57,7 +57,7 @@ class Client:
         self.calls.comm_client_close(client)
 
     def work_on(self, duration_s, client, comm):
-        """Without a new session."""
+        """Works for that long, without opening a new session."""
         end = time.monotonic() + duration_s
         while time.monotonic() < end:
             self.once(client, comm)
@@ -98,7 +98,7 @@ class HostileFiles(unittest.TestCase):
 
     def mount(self, writeback):
         self.files = fuse.FileSystem(writeback)
-        self.addCleanup(self.files.close)  # first of all: whoever still waits for it cannot end
+        self.addCleanup(self.files.close)  # registered so that it runs before the other cleanups: a process that waits for the file system cannot end
 
     def connect(self, mode):
         uuid = re.sub("[^0-9a-f]", "", self.cluster.json("solo", "gpus")["gpus"][0]["uuid"].removeprefix("GPU"))
@@ -162,7 +162,7 @@ class HostileFiles(unittest.TestCase):
     def test_nobody_else_has_the_file(self):
         self.mount(writeback=True)
         self.connect("unread")
-        # An older kernel drops what nobody has read in a way that may wait: then new clients may have to wait, too (daemon/base/fd_reaper.h).
+        # Older kernels may wait when they drop what nobody has read; then new clients may have to wait as well (daemon/base/fd_reaper.h).
         session = None if KERNEL >= KEEPS_DESCRIPTORS else self.client.connect()
         self.daemon.send_signal(signal.SIGSTOP)
         try:
@@ -201,7 +201,7 @@ class HostileFiles(unittest.TestCase):
     def end_hostile_soon(self):
         for process in self.hostile:
             process.kill()
-        self.files.server.kill()  # whoever waited is told that it is gone
+        self.files.server.kill()  # everybody who waits is told that the file system is gone
         for process in self.hostile:
             process.wait()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Standard error that nobody reads, or whose reader is gone, stops nobody but the log."""
+"""If nobody reads standard error, or its reader is gone, only the log suffers."""
 import fcntl
 import json
 import os
@@ -14,7 +14,7 @@ import unittest
 
 from cluster import BUILD, run
 
-CONNECTIONS = 6000  # each is a line of the debug log: more than the pipe and commd's queue hold
+CONNECTIONS = 6000  # each makes a line in the debug log; together they are more than the pipe and commd's queue hold
 
 
 class UnreadLog(unittest.TestCase):
@@ -48,7 +48,7 @@ class UnreadLog(unittest.TestCase):
     def connect_often(self):
         for _ in range(CONNECTIONS):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 20, 0))  # for a place in the queue
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 20, 0))  # wait for a place in the queue
                 client.connect(self.socket)
 
     def check_that_it_serves(self):
@@ -66,7 +66,7 @@ class UnreadLog(unittest.TestCase):
         self.connect_often()
         self.wait(lambda: self.status()["log_lines_lost"] > 0, "lines are lost, and counted")
         self.check_that_it_serves()
-        # Who reads at last is told how many are missing.
+        # When somebody reads again at last, the log says how many lines are missing.
         os.set_blocking(self.reader, False)
         text = b""
 
@@ -75,7 +75,7 @@ class UnreadLog(unittest.TestCase):
             try:
                 text += os.read(self.reader, 65536)
             except BlockingIOError:
-                self.status()  # something more to log
+                self.status()  # makes something more to log
             return b"log lines were lost: nobody read standard error" in text
 
         self.wait(read_report, "the log says what is missing")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""All types and operators between real daemons, against the reference, bit-identical on all ranks."""
+"""All types and operators between real daemons: compared with the reference, and bit-identical on all ranks."""
 import unittest
 
 from cluster import Cluster

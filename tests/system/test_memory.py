@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Whose memory is whose: pages belong to who brings them, whatever limits there are, and a hole ends the operation that meets it."""
+"""Whose limit memory counts for: pages count for the client that brings them, whatever limits there are. A hole in a file ends the operation that
+meets it."""
 import ctypes
 import errno
 import fcntl
@@ -13,7 +14,7 @@ import cluster
 from cluster import Cluster, Library
 from raw_client import RawClient, operation, parse
 
-ALL_REDUCE, U8, HOST, SUM = 0, 13, 1, 0  # HOST: -1 as a sint32
+ALL_REDUCE, U8, HOST, SUM = 0, 13, 1, 0  # HOST is -1, encoded as a sint32
 TICKET = 7
 INVALID_ARGUMENT = Library.NAMES.index("INVALID_ARGUMENT")
 MADV_REMOVE = 9
@@ -21,7 +22,7 @@ MIB = 1 << 20
 
 
 class MemoryGroup:
-    """A memory cgroup of version 2 or 1, with a limit, or SkipTest where none may be made."""
+    """A memory cgroup of version 2 or 1 with a limit. Raises SkipTest where none can be made."""
 
     def __init__(self, limit_bytes):
         name = f"commd-test-{os.getpid()}-{id(self)}"
@@ -70,7 +71,7 @@ def shared_kib(pid):
 
 
 class SparseClient(RawClient):
-    """Registers files of which it has written nothing."""
+    """A client that registers files of which it has written nothing, or only the beginning."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -88,7 +89,7 @@ class SparseClient(RawClient):
         self.post(operation(handle, TICKET, ALL_REDUCE, U8, count, SUM, input=(memory, 0), output=(memory, output)))
 
     def joined(self, request):
-        """Waits for the reply to a COMM_INIT."""
+        """Waits for the reply to a COMM_INIT request."""
         while True:
             event = self.event()
             reply = parse(event[1]) if 1 in event else {}
@@ -206,7 +207,7 @@ class Holes(unittest.TestCase):
         mapped = mmap.mmap(fd, size, offset=size)
         at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self.assertEqual(calls.comm_mem_register(client, at, size, fd, size), 0, calls.error())
-        self.assertEqual(os.fstat(fd).st_blocks * 512, size)  # of its part alone
+        self.assertEqual(os.fstat(fd).st_blocks * 512, size)  # the blocks of its own part alone
         result, comm = calls.init(client, "filled", 0, 1)
         self.assertEqual(result, 0, calls.error())
         self.assertEqual(calls.comm_all_reduce(comm, at, at, size, U8, 0, None), 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl pki: the authority, its record, and the files it writes; what wrong files get."""
+"""commctl pki: the authority, its record, and the files that it writes; and the errors for wrong files."""
 import json
 import os
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""All receives are posted, then all sends: no number and no size of them makes one wait for another, on one node and between two."""
+"""All receives are posted, then all sends: however many and large they are, none waits for another, on one node and between two."""
 import pathlib
 import re
 import unittest
@@ -8,13 +8,13 @@ from cluster import Cluster
 from program_case import ProgramCase
 
 MIB = 1 << 20
-NEEDED_KIB = 8 << 20  # by two ranks that stage all that they send and receive
+NEEDED_KIB = 8 << 20  # for two ranks that stage everything that they send and receive
 AVAILABLE_KIB = int(re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text()).group(1))
 
 
 class Posted(ProgramCase):
     def check(self, *rows):
-        """Rows of count, bytes and how, for tests/system/posted.c."""
+        """Each row is a count, a size in bytes and HOW, for tests/system/posted.c."""
         for layout in ("aa", "ab"):
             with Cluster(sorted(set(layout))) as cluster:
                 for number, row in enumerate(rows):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of predecessors' faults: each has a test, and each test named is one that runs."""
+"""The table of the predecessors' faults: each fault has a test, and each test that the table names is one that runs."""
 import pathlib
 import re
 import unittest

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Daemons of three rails, each a UDP port: what commctl says of them; one of them cut while the others work."""
+"""Daemons with three rails, each a UDP port: what commctl reports of them, and one rail cut while the others work."""
 import unittest
 
 from cluster import Cluster
 from failure_case import FailureCase
 
 SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
-RAIL_LOST_BOUND_S = 45  # a connection is given up after 30 s of silence, and counts them from its last probe
+RAIL_LOST_BOUND_S = 45  # a connection is given up 30 s after its last probe if nothing comes
 
 
 def node_row(cluster, name, other):
@@ -18,7 +18,7 @@ class Rails(FailureCase):
         return self.start(cluster, "ab", comm, "loop", "seconds=600", *options)
 
     def check_works(self, cluster, comm):
-        """On all rails."""
+        """Runs operations that use all rails."""
         for process in self.ranks(cluster, "ab", comm, "loop", "count=50000", "steps=5"):
             self.expect(process, "OK", within_s=40)
 
@@ -30,7 +30,7 @@ class Rails(FailureCase):
             ranks = self.at_work(cluster, "work", "count=50000")
             busy = node_row(cluster, "a", "b")
             self.assertEqual((busy["rails_connected"], busy["rails_needed"]), (3, 3))
-            # Each node sends 400,000 bytes an operation; a rail alone a third of them.
+            # Each node sends 400,000 bytes for each operation, and a third of them on each rail.
             for bytes in "sent_bytes", "received_bytes":
                 cluster.wait(lambda bytes=bytes: node_row(cluster, "a", "b")[bytes] - idle[bytes] > 400000, bytes)
             self.assertRegex(cluster.commctl("a", "nodes").stdout, r"RAILS[^$]*\n[^$]*b  .*  3/3  ")
@@ -41,25 +41,25 @@ class Rails(FailureCase):
         with Cluster("ab", SETTINGS, relays={("a", "b"): (0, 0)}, rails=3) as cluster:
             impatient = self.at_work(cluster, "impatient", "count=50000", "op_timeout_ms=3000")
             patient = self.at_work(cluster, "patient", "count=50000")
-            small = self.at_work(cluster, "small", "count=100")  # one slice: the first rail's alone
+            small = self.at_work(cluster, "small", "count=100")  # one slice, so it uses the first rail alone
             cluster.cut_rail("a", "b", 2)
             for process in impatient:
                 self.expect(process, "TIMED_OUT", 'on "impatient"', "all_reduce", ": rail 2: ", "node ", within_s=10)
 
-            # Silent for some seconds is not lost: who has the time goes on when it is over.
+            # A rail that is silent for some seconds is not lost: an operation with time left goes on when the silence is over.
             cluster.cut_rail("a", "b", 2, cut=False)
             self.check_works(cluster, "impatient")
             for process in patient + small:
                 self.assertIsNone(process.poll())
             self.assertEqual(node_row(cluster, "a", "b")["rails_connected"], 3)
 
-            # Until the connection is given up.
+            # Wait until the connection is given up.
             cluster.cut_rail("a", "b", 2)
             for process in patient:
                 self.expect(process, "NODE_LOST", 'on "patient"', "all_reduce", "rail 2 to node ", within_s=RAIL_LOST_BOUND_S)
             for process in small:
                 self.assertIsNone(process.poll())
-            for node, other in ("ab", "ba"):  # each by its own clock
+            for node, other in ("ab", "ba"):  # each node by its own clock
                 cluster.wait(lambda node=node, other=other: node_row(cluster, node, other)["rails_connected"] == 2, "rail 2 missed", timeout_s=RAIL_LOST_BOUND_S)
             without = self.ranks(cluster, "ab", "without", "loop", "count=50000", "steps=5")
             cluster.wait(lambda: node_row(cluster, "a", "b")["rails_needed"] == 3, "rail 2 needed")
@@ -70,7 +70,7 @@ class Rails(FailureCase):
                 self.assertTrue(output.startswith("OK"), output)
             self.assertIn('communicator "without" of uid 0 goes on without rail 2: node ', cluster.log("a"))
 
-            # Healed: at the latest once both ends know of the old connection's end, all rails work.
+            # The rail works again: once both ends know that the old connection has ended, all rails are in use.
             cluster.cut_rail("a", "b", 2, cut=False)
             for node, other in ("ab", "ba"):
                 cluster.wait(lambda node=node, other=other: node_row(cluster, node, other)["rails_connected"] in (1, 3), "rail 2 again", timeout_s=40)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What bad input gets: a clear error to whoever sent it, and nothing lost for anybody else."""
+"""What bad input leads to: a clear error for whoever sent it, and no loss for anybody else."""
 import contextlib
 import os
 import pathlib
@@ -109,7 +109,7 @@ class Standalone(cluster.StandaloneTest):
         if child == 0:
             os.setuid(65534)
             result, client = self.calls.open()
-            result, comm = self.calls.init(client, "owned", 0, 1) if result == 0 else (result, None)  # rank 0 of another size
+            result, comm = self.calls.init(client, "owned", 0, 1) if result == 0 else (result, None)  # rank 0, but of a communicator of another size
             os._exit(0 if result == 0 and self.calls.comm_barrier(comm, None) == 0 else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertIn("OK", self.cluster.rank("solo", "owned", 1, 2, "once").communicate(timeout=10)[0])
@@ -171,7 +171,7 @@ class Configuration(unittest.TestCase):
 
 class Certificates(unittest.TestCase):
     def refused(self, prepare, *texts):
-        """Node b comes with what prepare gave it; a never counts it as up, and says why."""
+        """Node b starts with what `prepare` gave it; node a never counts it as up, and says why."""
         with Cluster("ab", start=False) as cluster:
             prepare(cluster)
             cluster.start("a")
@@ -225,7 +225,7 @@ class Datagrams(unittest.TestCase):
             self.assertGreater(cluster.json("a", "status")["dropped_datagrams"], 100)
 
 
-SO_RCVBUFFORCE = 33  # Linux: beyond net.core.rmem_max, for root
+SO_RCVBUFFORCE = 33  # on Linux root may exceed net.core.rmem_max with this option
 
 
 class Capture(unittest.TestCase):

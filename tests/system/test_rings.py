@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The rings in shared memory, and the socket without them: the same results, and a client that abuses its rings hurts itself alone."""
+"""The rings in shared memory, and the socket without them: both give the same results, and a client that abuses its rings harms only itself."""
 import array
 import mmap
 import os
@@ -14,12 +14,12 @@ from cluster import BUILD, Cluster, cpu_s
 from failure_case import read_until
 
 RING_BYTES = 65536
-HEADER_BYTES = 192  # struct ring_shared: tail, head, who sleeps, each on a line of its own
+HEADER_BYTES = 192  # the header of struct ring_shared: tail, head, and who sleeps, each on a cache line of its own
 HELLO = b"\x08\x01\x12\x0e\x08\x02\x12\x03bad\x22\x05rings"  # Request 1: Hello {2, "bad", features: "rings"}
 
 
 class RawClient:
-    """The protocol by hand: memory, commd's bell and our own."""
+    """The protocol without the library: the memory of the rings, commd's bell and the client's own."""
 
     def __init__(self, path):
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,10 +51,10 @@ class RawClient:
         try:
             os.write(self.bell_fd, b"x")
         except BlockingIOError:
-            pass  # full, it rings all the same
+            pass  # the bell is full, and wakes commd all the same
 
     def answer(self):
-        """The first packet in the other ring."""
+        """Returns the first packet in the ring from commd."""
         ring = HEADER_BYTES + RING_BYTES
         for _ in range(500):
             if self.memory[ring:ring + 4] != bytes(4):
@@ -91,7 +91,7 @@ class Rings(cluster.StandaloneTest):
         self.assertIn(b"solo", self.client.answer())
 
     def test_a_request_before_the_end(self):
-        """What was asked before the connection ended is done, as on a socket."""
+        """What a client has asked before its connection ends is done, as on a socket."""
         self.client.put(b"\x08\x07\x4a\x00", rings=False)
         self.client.connection.shutdown(socket.SHUT_RDWR)
         self.assertIn(b"solo", self.client.answer())
@@ -121,7 +121,7 @@ class Rings(cluster.StandaloneTest):
         self.assertTrue(self.client.is_ended())
 
     def test_answers_that_nobody_takes(self):
-        """They fill their ring and then commd's queue; then no more is read, and nothing spins."""
+        """The requests fill the client's ring and then commd's queue. After that commd reads no more, and does not spin."""
         for _ in range(3000):
             used = self.client.tail - struct.unpack("<I", self.client.memory[64:68])[0]
             if used + 8 > RING_BYTES:
@@ -136,11 +136,11 @@ class Rings(cluster.StandaloneTest):
         self.cluster.wait(lambda: "bad" not in self.cluster.commctl("solo", "clients").stdout, "its end is seen though nothing of it is read", timeout_s=5)
 
     def test_bells_that_block(self):
-        """Flags of what a client gets are the client's; commd's own ends are not."""
+        """The flags of the descriptors that a client gets are the client's to change; commd's own ends do not follow."""
         for fd in (self.client.bell_fd, self.client.own_bell_fd):
             os.set_blocking(fd, True)
         for _ in range(300):
-            self.client.memory[HEADER_BYTES + RING_BYTES + 128:HEADER_BYTES + RING_BYTES + 132] = struct.pack("<I", 1)  # "I sleep"
+            self.client.memory[HEADER_BYTES + RING_BYTES + 128:HEADER_BYTES + RING_BYTES + 132] = struct.pack("<I", 1)  # the flag "I sleep"
             self.client.put(b"\x08\x07\x4a\x00")
         answer = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), "status"], stdout=subprocess.DEVNULL, timeout=10, check=False)
         self.assertEqual(answer.returncode, 0)
@@ -163,7 +163,7 @@ class Rings(cluster.StandaloneTest):
 
 class Programs(unittest.TestCase):
     def test_who_has_rings(self):
-        """What programs do without them is checked in test_surface.py and test_matrix.py."""
+        """test_surface.py and test_matrix.py check programs that work without rings."""
         for wanted, count in (("1", 1), ("0", 0)):
             with Cluster(["a"], namespaces=False, client_environment={"COMMD_RINGS": wanted}) as cluster:
                 rank = cluster.rank("a", "rings", 0, 1, "idle", "seconds=30")
@@ -174,7 +174,7 @@ class Programs(unittest.TestCase):
                 rank.communicate()
 
     def test_killed_while_clients_wait(self):
-        """Those who wait in their rings hear at once that commd is gone."""
+        """Clients that wait in their rings notice at once that commd is gone."""
         with Cluster(["a"], namespaces=False) as cluster:
             rank = cluster.rank("a", "killed", 0, 2, "once")
             other = cluster.rank("a", "killed", 1, 2, "idle", "seconds=30")

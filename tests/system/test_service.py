@@ -1,4 +1,4 @@
-"""commd as a service of a booted machine, after systemd/README.md word for word."""
+"""Runs commd as a service on a booted machine, exactly as systemd/README.md describes it."""
 import shutil
 import time
 import unittest
@@ -12,7 +12,7 @@ ADMIN = "/run/commd-admin/admin.sock"
 
 
 def install(machine):
-    """What `make install` copies. The unit is as the build made it, for the folders it was built for."""
+    """Copies to the machine what `make install` copies. The unit file is as the build made it, for the folders that it was built for."""
     unit = (ROOT / "systemd/commd.service.in").read_text()
     for folder, path in (("BINDIR", "/usr/local/bin"), ("SBINDIR", "/usr/local/sbin"), ("SYSCONFDIR", "/etc")):
         unit = unit.replace(f"@{folder}@", path)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything that the library offers, between real daemons."""
+"""Runs everything that the library offers, between real daemons."""
 import os
 import time
 import unittest
@@ -9,7 +9,8 @@ from program_case import ProgramCase
 
 
 def connections(cluster, node):
-    """That the node's commd has taken and not closed yet, commctl's included; they are in the network namespace of their clients, which is ours."""
+    """Returns the connections that the node's commd has accepted and not closed yet, including commctl's. They are in the network namespace of
+    their clients, which is ours."""
     with open("/proc/net/unix", encoding="ascii") as file:
         sockets = [line.split() for line in file]
     return [each for each in sockets if each[-1] == cluster.socket(node) and each[5] == "03"]
@@ -46,26 +47,27 @@ class Surface(ProgramCase):
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 
     def test_many_at_once(self):
-        """Eight programs of three processes each, interleaved on three nodes; afterwards the daemons have given everything back."""
+        """Eight programs of three processes each run interleaved on three nodes. Afterwards the daemons have given everything back."""
         with Cluster("abc", client_environment=self.environment) as cluster:
             pids = [cluster.daemons[node].pid for node in "abc"]
             cluster.wait(lambda: not any(connections(cluster, node) for node in "abc"), "those who asked whether it is ready are gone")
-            before = [min(counts) for counts in zip(*(self.descriptors(pids) for _ in range(10)))]  # a session's are closed after its socket
+            # the descriptors of a session are closed after its socket
+            before = [min(counts) for counts in zip(*(self.descriptors(pids) for _ in range(10)))]
             programs = [self.start(cluster, ("abc", "bca", "aab", "cbb")[number % 4], "surface", 4, name=f"many-{number}") for number in range(8)]
             for ranks in programs:
                 self.expect_checked(ranks)
             cluster.wait(lambda: self.descriptors(pids) == before, "descriptors are given back")
-            for node in "abc":  # what sessions held is given back in turns, after their descriptors
+            for node in "abc":  # memory of sessions is given back bit by bit, after their descriptors
                 cluster.wait(lambda node=node: self.held(cluster, node) == (1, 0, 0), f"node {node} has given back what clients held")
 
     def test_a_bad_link(self):
-        """1 % of loss and 20 ms between two of three nodes."""
+        """With 1 % of loss and 20 ms of delay between two of three nodes."""
         with Cluster("abc", relays={("a", "b"): (0.01, 20)}, client_environment=self.environment) as cluster:
             self.check_ranks(cluster, "cbcabca", "surface", 1)
 
 
 class OnTheSocketAlone(Surface):
-    """As a client in another language has it, without rings: every kind of request that programs make."""
+    """Makes every kind of request that programs make, without rings, as a client in another language may."""
 
     environment = {"COMMD_RINGS": "0"}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl trace, COMMD_TRACE and the probes, on two nodes at work."""
+"""commctl trace, COMMD_TRACE and the probes, on two busy nodes."""
 import json
 import pathlib
 import shutil
@@ -8,12 +8,12 @@ import unittest
 from cluster import BUILD, Cluster, run
 
 SETTINGS = "rails = 2; slice_bytes = 16384;"
-COUNT = 50000  # eight bytes each: 25 slices
+COUNT = 50000  # elements of eight bytes: 25 slices
 EVENTS_NEEDED = {"slice 0", "slice 24", "stage in", "round 0", "send", "stage out", "all_reduce", "waiting for local ranks", "queued", "running", "telling"}
 
 
 class Drawing:
-    """A file of Chrome's trace format."""
+    """A file in Chrome's trace format."""
 
     def __init__(self, path):
         events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
@@ -30,7 +30,7 @@ class Drawing:
 
 class Trace(unittest.TestCase):
     def at_work(self, cluster, **options):
-        """Two ranks on each node; all of them run until they are killed."""
+        """Starts two ranks on each node, which run until they are killed."""
         more = [f"{key}={value}" for key, value in {"count": COUNT, "seconds": 600, **options}.items()]
         ranks = [cluster.rank(node, "train", rank, 4, "loop", *more) for rank, node in enumerate("aabb")]
         for process in ranks:
@@ -45,7 +45,8 @@ class Trace(unittest.TestCase):
         return Drawing(path)
 
     def check_bars(self, drawing):
-        """Each has a row with a name, begins before it ends, and lies within or beside any other of its row."""
+        """Every bar is in a row with a name, begins before it ends, and either contains each other bar of its row, lies inside it, or does not
+        touch it."""
         rows = {}
         for bar in drawing.bars:
             self.assertGreaterEqual(bar["dur"], 0)
@@ -68,7 +69,7 @@ class Trace(unittest.TestCase):
             self.assertEqual(drawing.row(bar), f"train lane {arguments['lane']}{rail}")
             self.assertEqual(arguments["slice"] % 2, arguments["rail"])
             self.assertEqual(arguments["bytes"], 16384)
-        # What ended in the middle of the trace has all of its slices.
+        # An operation that ended in the middle of the trace has all of its slices.
         ended = sorted({bar["args"]["seq"] for bar in drawing.named("all_reduce") if "unfinished" not in bar["args"]})
         self.assertGreater(len(ended), 2)
         middle = ended[len(ended) // 2]
@@ -87,7 +88,7 @@ class Trace(unittest.TestCase):
                 self.assertEqual(rows, {"train rank 0", "train rank 1"} if node == "a" else {"train rank 2", "train rank 3"})
                 bytes_of_ops = {bar["args"]["bytes"] for bar in drawing.named("all_reduce") if bar["args"].get("status") == "OK"}
                 self.assertEqual(bytes_of_ops, {8 * COUNT})
-            # It was recorded for commctl alone, and is over with it; what was recorded stays.
+            # Recording was on for commctl alone, and ends with it; what was recorded stays.
             other = self.take(cluster, "a", "--seconds", "0.001", cluster.folder / "trace-b.json")
             self.assertEqual(sorted(other.nodes.values()), ["a", "b"])
             self.assertGreater(len({bar["pid"] for bar in other.named("slice ")}), 0)
@@ -108,7 +109,7 @@ class Trace(unittest.TestCase):
                 programs = [bar for bar in drawing.bars if drawing.row(bar) == f'tr"ain rank {rank} program']
                 self.assertGreaterEqual(len(programs), 5)
                 self.assertEqual({bar["args"]["status"] for bar in programs}, {"OK"})
-                if rank < 2:  # the program's bar is around commd's
+                if rank < 2:  # the program's bar encloses commd's
                     inner = {bar["args"]["ticket"]: bar for bar in drawing.named("all_reduce") if drawing.row(bar) == f'tr"ain rank {rank}'}
                     for bar in programs:
                         within = inner[bar["args"]["ticket"]]
@@ -132,7 +133,7 @@ class Trace(unittest.TestCase):
                 self.assertEqual(bar["args"]["status"], "OK")
 
     def test_operations_on_gpus_alone(self):
-        """Each has one bar, in a row of its communicator's: by kernels where the GPUs reach each other's memory, else by NCCL."""
+        """Each operation has one bar, in a row of its communicator: by kernels where the GPUs reach each other's memory, otherwise by NCCL."""
         for peer, row in (("1", "gpus GPUs"), ("0", "gpus GPUs by NCCL")):
             environment = {"CUDA_DOUBLE_PEER": peer}
             with self.subTest(row), Cluster("a", gpus=2, client_environment=environment, daemon_environment={"COMMD_TRACE": "op", **environment}) as cluster:
@@ -145,7 +146,7 @@ class Trace(unittest.TestCase):
                 bars = [bar for bar in drawing.named("on GPUs") if drawing.row(bar) == row]
                 self.assertGreater(len(bars), 0)
                 ranks_bars = {(bar["args"]["seq"], bar["args"]["rank"]): bar for bar in drawing.bars if drawing.row(bar).startswith("gpus rank ") and "ticket" in bar["args"]}
-                for bar in bars:  # it lies within the bars of the ranks
+                for bar in bars:  # it lies inside the bars of the ranks
                     self.assertNotIn("unfinished", bar["args"])
                     for rank in range(2):
                         around = ranks_bars[bar["args"]["seq"], rank]
@@ -163,7 +164,7 @@ class Trace(unittest.TestCase):
             self.assertEqual(cluster.commctl("a", "trace", "--seconds", "0.01", cluster.folder / "missing.json").returncode, 1)
             empty = cluster.commctl("a", "trace", "--seconds", "0.01")
             self.assertEqual({event["ph"] for event in json.loads(empty.stdout)["traceEvents"]}, {"M"})
-            # As a user on the clients' socket: nothing is on, and only administrators turn it on.
+            # As a user on the clients' socket: tracing is off, and only administrators can turn it on.
             refused = run(BUILD / "commctl", "--socket", cluster.socket("a"), "--admin-socket", cluster.folder / "none", "trace", check=False)
             self.assertEqual(refused.returncode, 1)
             self.assertIn("administrators", refused.stderr)
@@ -172,7 +173,7 @@ class Trace(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("readelf"), "readelf is not installed")
     def test_probes(self):
-        """Of what is built where systemtap-sdt-dev is installed."""
+        """The probes are in builds on machines with systemtap-sdt-dev."""
         if "HAVE_PROBES" not in run("sh", "-c", "printf '#if __has_include(<sys/sdt.h>)\nHAVE_PROBES\n#endif\n' | cc -E -").stdout:
             self.skipTest("sys/sdt.h is not installed")
         daemon = run("readelf", "-n", BUILD / "commd").stdout

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Users who may have ranks on some nodes alone, and a node whose configuration says otherwise."""
+"""Users that are allowed to have ranks on some nodes only, and a node whose configuration disagrees."""
 import os
 import signal
 import sys

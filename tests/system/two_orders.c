@@ -1,12 +1,13 @@
 /*
- * One rank of a program with two communicators, each used in a stream of its own, by every other rank in
- * another order. That needs streams that do not hold up each other: where they share a connection to the GPU
- * (CUDA_DEVICE_MAX_CONNECTIONS), each operation waits for the other, until a deadline lets the streams go on.
+ * One rank of a program with two communicators, each used in a stream of its own. Every other rank uses them
+ * in the opposite order. This needs streams that do not hold up each other: where the two share a connection
+ * to the GPU (CUDA_DEVICE_MAX_CONNECTIONS), each operation waits for the other, until a deadline lets the
+ * streams go on.
  *
  *   two_orders NAME RANK SIZE DEVICE [TIMEOUT_MS [ROUNDS]]
  *
- * Exits with 0 when all is right, with 1 and what went wrong, with 3 and the library's words when a deadline
- * has passed and the streams went on.
+ * It exits with 0 when everything is right. It exits with 1 and prints what is wrong, or with 3 and the
+ * library's error text when a deadline has passed and the streams went on.
  */
 #include <commclient.h>
 
@@ -25,7 +26,7 @@ struct side {
     comm_t *comm;
     cuda_stream stream;
     cuda_pointer buffer;
-    int64_t *values; /* pinned: what is put in and comes out */
+    int64_t *values; /* pinned: both the input and the output */
 };
 
 static struct side make_side(const char *name, int which, int device, uint32_t timeout_ms)
@@ -45,7 +46,7 @@ static struct side make_side(const char *name, int which, int device, uint32_t t
     return side;
 }
 
-/* Nothing here waits. */
+/* Puts one round into the stream; nothing here waits. */
 static void put(const struct side *side, uint32_t round)
 {
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;

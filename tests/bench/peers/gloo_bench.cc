@@ -1,4 +1,5 @@
-// Gloo on the work of `commctl bench`, over its TCP transport, which is the only one that it has for the CPU.
+// Runs the work of `commctl bench` with Gloo, over its TCP transport. Gloo has no other transport for the
+// CPU.
 // usage: gloo_bench RANK SIZE FOLDER ADDRESS OPERATIONS MIN_BYTES MAX_BYTES STEP_FACTOR SECONDS_PER_SIZE
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 static int rank_, size_;
 static std::shared_ptr<gloo::rendezvous::Context> context;
 static std::vector<float> input, output;
-// Of one size, in place in `output`: Gloo makes its plan and its buffers once and runs it often.
+// For one size, in place in `output`. Gloo makes its plan and buffers once, and then runs them often.
 static std::unique_ptr<gloo::ReduceScatterHalvingDoubling<float>> reduce_scatter;
 
 static void run(const std::string &operation, size_t size_bytes)
@@ -85,7 +86,7 @@ static void measure(const struct sweep *sweep, const std::string &operation, siz
     double once_s = 0;
     if (operation == "reduce_scatter") {
         size_t each = size_bytes / sizeof(float) / size_;
-        // Its inputs are what it left of them: zeros stay finite.
+        // The result of one run is the input of the next. Zeros stay finite.
         std::fill(output.begin(), output.end(), 0.0f);
         reduce_scatter = std::make_unique<gloo::ReduceScatterHalvingDoubling<float>>(
             context, std::vector<float *>{output.data()}, static_cast<int>(each * size_),

@@ -2,12 +2,12 @@
 
 #include "sweep.h"
 
-/* Open MPI on the work of `commctl bench`. */
+/* Runs the work of `commctl bench` with Open MPI. */
 
 static int rank, size;
 static float *input, *output;
 
-/* size_bytes: of the larger buffer, as nccl-tests count it. */
+/* size_bytes: size of the larger buffer, as nccl-tests counts it. */
 static int run(const char *operation, size_t size_bytes)
 {
     int count = (int)(size_bytes / sizeof(float));

@@ -8,9 +8,9 @@
 #include <time.h>
 
 /*
- * What the peers' programs share with each other, and with `commctl bench`: which sizes, how often, what is
- * printed. One operation after the other, each waited for; the median over the iterations of each rank, and
- * the largest of these over the ranks.
+ * What the peers' programs share with each other and with `commctl bench`: which sizes, how many iterations,
+ * what is printed. They run one operation after the other, and wait for each. The result is the median over a
+ * rank's iterations; the largest of all ranks counts.
  *
  * usage: PROGRAM OPERATION[,OPERATION...] MIN_BYTES MAX_BYTES STEP_FACTOR SECONDS_PER_SIZE
  */
@@ -45,7 +45,7 @@ static inline int sweep_parse(struct sweep *sweep, int argc, char **argv)
     return sweep->min_bytes == 0 || sweep->step_factor < 2;
 }
 
-/* The next name of the list; null at its end. */
+/* Takes the next name of the list. Returns null at its end. */
 static inline const char *sweep_next(const char **list, char *name, size_t size)
 {
     size_t length = strcspn(*list, ",");
@@ -84,7 +84,7 @@ static inline void sweep_print(const char *operation, size_t size_bytes, double 
     fflush(stdout);
 }
 
-/* Small whole numbers: exact in every order of addition. */
+/* Small whole numbers: their sums are exact in every order of addition. */
 static inline float sweep_value(size_t index, int rank)
 {
     return (float)((index * 7 + (size_t)rank * 3) % 13);

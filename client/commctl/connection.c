@@ -81,7 +81,8 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     }
     *event = commd__client__event__unpack(NULL, (size_t)received, packet);
     if (*event == NULL || (*event)->body_case != COMMD__CLIENT__EVENT__BODY_REPLY) {
-        fprintf(commctl->messages, "commctl: %s: the answer cannot be understood; is this a commd?\n", commctl->path);
+        fprintf(commctl->messages, "commctl: %s: the answer cannot be understood; is this a commd?\n",
+                commctl->path);
         commd__client__event__free_unpacked(*event, NULL);
         *event = NULL;
         return EXIT_CODE_FAILURE;

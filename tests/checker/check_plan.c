@@ -9,10 +9,8 @@
 
 #include "daemon/base/checked.h"
 
-#define OVERRUN_TRANSFERS                                                                                    \
-/* room behind a round's arrays, so that a schedule that writes too much is detected and does not damage     \
- * memory */
-16
+/* Room behind a round's arrays, so that a schedule that writes too much is detected and damages no memory. */
+#define OVERRUN_TRANSFERS 16
 
 /* --- Faults --- */
 
@@ -21,9 +19,8 @@
     (plan)->algorithm->name, op_kind_text((plan)->call.kind), (plan)->call.node_count,                       \
         (plan)->call.count_elements
 
-    enum status
-    coll_plan_fault(const struct coll_plan *plan, uint32_t node, uint32_t round, struct error *error,
-                    const char *format, ...)
+enum status coll_plan_fault(const struct coll_plan *plan, uint32_t node, uint32_t round, struct error *error,
+                            const char *format, ...)
 {
     char text[ERROR_TEXT_MAX_BYTES];
     va_list arguments;

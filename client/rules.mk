@@ -21,16 +21,18 @@ $(BUILD)/libcommclient.a: $(BUILD)/libcommclient.o
 
 # The sanitizers' symbols come with the program.
 no_undefined_release := -Wl,-z,defs
+link_library = $(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,$(CLIENT_SONAME) \
+    -Wl,--version-script=client/lib/libcommclient.map -o $@ $(filter %.o,$^) -lprotobuf-c
 $(BUILD)/$(CLIENT_SONAME): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcommclient.map
-	$(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,$(CLIENT_SONAME) \
-	    -Wl,--version-script=client/lib/libcommclient.map -o $@ $(filter %.o,$^) -lprotobuf-c
+	$(link_library)
 $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)
 	$(Q)ln -sf $(CLIENT_SONAME) $@
 
 $(BUILD)/commclient.pc: client/lib/commclient.pc.in $(FOLDERS_STAMP)
 	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(libdir)|g; s|@INCLUDEDIR@|$(includedir)|g; s|@VERSION@|$(VERSION)|g' $< > $@
 
-$(BUILD)/commctl: EXTRA_LIBS = -lprotobuf-c -ljansson -lconfig -lncurses -ltinfo $(CRYPTO_LIBS) -lm
+COMMCTL_LIBS = -lprotobuf-c -ljansson -lconfig -lncurses -ltinfo $(CRYPTO_LIBS) -lm
+$(BUILD)/commctl: EXTRA_LIBS = $(COMMCTL_LIBS)
 $(BUILD)/commctl: $(BUILD)/client/commctl/main.o $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(PROTO_OBJECTS)
 	$(link)
 

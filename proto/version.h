@@ -3,11 +3,14 @@
 
 #define COMMD_VERSION_TEXT "0.1.0"
 
-/* The newest version, and the oldest that this software still speaks: proto/version_range.h. */
+/* The newest version, and the oldest that this software still speaks: proto/version_range.h. Tests build
+ * releases with other numbers (tests/rules.mk). */
+#ifndef CLIENT_PROTOCOL_VERSION
 #define CLIENT_PROTOCOL_VERSION 2
 #define CLIENT_PROTOCOL_OLDEST 2
 #define MESH_PROTOCOL_VERSION 5
 #define MESH_PROTOCOL_OLDEST 5
+#endif
 
 #define CLIENT_SOCKET_DEFAULT "/run/commd/commd.sock"
 #define CLIENT_SOCKET_ENVIRONMENT "COMMD_SOCKET"

@@ -79,6 +79,33 @@ $(BUILD)/tests/fuzz/fuzz_quic $(BUILD)/fuzz_quic: $(BUILD)/tests/datagrams/virtu
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 
+# Builds with other protocol versions, for tests/system/test_versions.py. `next` speaks the version of this release and a next one, as a
+# release that adds a version does. `later` speaks that next version alone. Only the files that state the versions are compiled again.
+VERSION_BUILDS := next later
+define_of = $(shell sed -n 's/^.define $1 //p' proto/version.h)
+next_of = $(shell expr $(call define_of,$1) + 1)
+VERSIONS_next = -DCLIENT_PROTOCOL_VERSION=$(call next_of,CLIENT_PROTOCOL_VERSION) -DCLIENT_PROTOCOL_OLDEST=$(call define_of,CLIENT_PROTOCOL_OLDEST) \
+    -DMESH_PROTOCOL_VERSION=$(call next_of,MESH_PROTOCOL_VERSION) -DMESH_PROTOCOL_OLDEST=$(call define_of,MESH_PROTOCOL_OLDEST)
+VERSIONS_later = $(foreach name,CLIENT MESH,$(foreach end,VERSION OLDEST,-D$(name)_PROTOCOL_$(end)=$(call next_of,$(name)_PROTOCOL_VERSION)))
+VERSION_FILES_DAEMON := daemon/api/hello daemon/mesh/message
+VERSION_FILES_LIBRARY := client/lib/client
+VERSION_FILES_COMMCTL := client/commctl/connection
+define version_build
+$(BUILD)/versions/$1/%.o: CPPFLAGS_ALL += -Iclient/include $(VERSIONS_$1)
+$(BUILD)/versions/$1/%.o: %.c $(FLAGS_STAMP) | $(PROTO_HEADERS)
+	$$(compile)
+$(BUILD)/versions/$1/commd: EXTRA_LIBS = $(COMMD_LIBS)
+$(BUILD)/versions/$1/commd: $(VERSION_FILES_DAEMON:%=$(BUILD)/versions/$1/%.o) $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
+	$$(link)
+$(BUILD)/versions/$1/commctl: EXTRA_LIBS = $(COMMCTL_LIBS)
+$(BUILD)/versions/$1/commctl: $(VERSION_FILES_COMMCTL:%=$(BUILD)/versions/$1/%.o) $(BUILD)/client/commctl/main.o $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(PROTO_OBJECTS)
+	$$(link)
+$(BUILD)/versions/$1/libcommclient.so: $(VERSION_FILES_LIBRARY:%=$(BUILD)/versions/$1/%.o) $(filter-out $(VERSION_FILES_LIBRARY:%=$(BUILD)/%.o),$(CLIENT_OBJECTS)) $(PROTO_OBJECTS) client/lib/libcommclient.map
+	$$(link_library)
+endef
+$(foreach name,$(VERSION_BUILDS),$(eval $(call version_build,$(name))))
+VERSION_PROGRAMS := $(foreach name,$(VERSION_BUILDS),$(addprefix $(BUILD)/versions/$(name)/,commd commctl libcommclient.so))
+
 # make hops: the program and the tracer that show which functions a program of VARIANT=hops enters and leaves.
 HOPS_RANK := $(BUILD)/tests/hops/hops_rank
 HOPS_TRACER := $(BUILD)/tests/hops/tracer.so
@@ -125,7 +152,7 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test: all tests ## run every test; the last line counts them
 	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
@@ -139,7 +166,7 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(NCCL_DOUBLE) ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 ONLY ?=
 check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
@@ -225,22 +252,34 @@ bench-messages: all $(BENCHES) ## measure messages from rank to rank beside thei
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_messages.py $(BENCH_OPTIONS)
 
 # BASE's own Makefile builds it, from a copy of that commit's files. The copy stays in build/ab for the next time.
+AB_COMMIT = $(shell git rev-parse --short=12 --verify --quiet '$(BASE)^{commit}')
+AB_FOLDER = $(abspath build/ab)/$(AB_COMMIT)
+define build_base
+	$(if $(BASE),,$(error $@: BASE=COMMIT says what to compare with))
+	$(if $(AB_COMMIT),,$(error $@: BASE=$(BASE) is no commit))
+	$(Q)[ -d $(AB_FOLDER) ] || { mkdir -p $(AB_FOLDER).part && git archive $(AB_COMMIT) | tar -x -C $(AB_FOLDER).part && mv $(AB_FOLDER).part $(AB_FOLDER); }
+	$(Q)cd $(AB_FOLDER) && env -u BASE -u MAKELEVEL -u MAKEFLAGS -u MFLAGS $(MAKE) --no-print-directory CC='$(CC)' CUDA='$(CUDA)' DEPS='$(DEPS)' \
+	    VARIANT='$(VARIANT)' BUILD='build/$(VARIANT)' CFLAGS='$(CFLAGS)' $(1:$(BUILD)/%=build/$(VARIANT)/%)
+endef
+
 ROUNDS ?=
 SIZES ?=
 TOPOLOGY ?=
 SEED ?= 1
-AB_COMMIT = $(shell git rev-parse --short=12 --verify --quiet '$(BASE)^{commit}')
-AB_FOLDER = $(abspath build/ab)/$(AB_COMMIT)
 AB_NEEDED := $(BUILD)/commd $(BUILD)/commctl $(BUILD)/libcommclient.so
 bench-ab: $(AB_NEEDED) ## is this tree as fast as BASE=COMMIT? Both in turn, and the base against itself (8 minutes; QUICK=1: 2.5)
-	$(if $(BASE),,$(error bench-ab: BASE=COMMIT says what to compare with))
-	$(if $(AB_COMMIT),,$(error bench-ab: BASE=$(BASE) is no commit))
-	$(Q)[ -d $(AB_FOLDER) ] || { mkdir -p $(AB_FOLDER).part && git archive $(AB_COMMIT) | tar -x -C $(AB_FOLDER).part && mv $(AB_FOLDER).part $(AB_FOLDER); }
-	$(Q)cd $(AB_FOLDER) && env -u BASE -u MAKELEVEL -u MAKEFLAGS -u MFLAGS $(MAKE) --no-print-directory CC='$(CC)' CUDA='$(CUDA)' DEPS='$(DEPS)' \
-	    VARIANT='$(VARIANT)' BUILD='build/$(VARIANT)' CFLAGS='$(CFLAGS)' $(AB_NEEDED:$(BUILD)/%=build/$(VARIANT)/%)
+	$(call build_base,$(AB_NEEDED))
 	$(Q)COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_ab.py $(AB_FOLDER)/build/$(VARIANT) $(abspath $(BUILD)) \
 	    --names $(AB_COMMIT),$$(git describe --always --dirty --abbrev=12) --seed $(SEED) --out $(BUILD)/bench/ab.json $(if $(QUICK),--quick) \
 	    $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(TOPOLOGY),--only $(TOPOLOGY))
+
+# abidiff's exit status is a set of bits: 1 and 2 are errors, 4 is any change, 8 is a change that breaks programs.
+check-abi: $(BUILD)/libcommclient.so ## can programs built with BASE=COMMIT run with this tree's library? (needs abidiff, of abigail-tools)
+	$(call build_base,$(BUILD)/libcommclient.so)
+	@command -v abidiff >/dev/null || { echo "check-abi: abidiff is not installed (Debian: abigail-tools)"; exit 1; }
+	@abidiff --headers-dir1 $(AB_FOLDER)/client/include --headers-dir2 client/include $(AB_FOLDER)/build/$(VARIANT)/libcommclient.so \
+	    $(BUILD)/libcommclient.so; status=$$?; [ $$((status & 11)) = 0 ] && echo "check-abi: programs of $(AB_COMMIT) can use this library" || \
+	    { echo "check-abi: programs of $(AB_COMMIT) must be built again, or abidiff failed"; exit 1; }
 
 # ---- Checks that run no program of the project. make names a tool that is not installed, and leaves its check out.
 
@@ -281,5 +320,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test check-all test-unit test-sim check-sim test-system check-attacks test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test check-abi check-all test-unit test-sim check-sim test-system check-attacks test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -282,7 +282,7 @@ class StandaloneTest(unittest.TestCase):
 
 
 class Library:
-    """A thin wrapper of libcommclient, by ctypes."""
+    """A thin wrapper of libcommclient, by ctypes. $COMMD_TEST_LIBRARY names another build of it."""
 
     DTYPES = {"f64": 0, "f32": 1, "i64": 6, "u8": 13}
     NAMES = ["OK", "IN_PROGRESS", "INVALID_ARGUMENT", "UNSUPPORTED", "MISMATCH", "PERMISSION", "NOT_FOUND", "ALREADY_EXISTS", "LIMIT", "NO_MEMORY",
@@ -294,7 +294,7 @@ class Library:
                     ("slice_bytes", ctypes.c_uint64), ("algorithms", ctypes.c_char_p)]
 
     def __init__(self):
-        self.calls = ctypes.CDLL(str(BUILD / "libcommclient.so"))
+        self.calls = ctypes.CDLL(os.environ.get("COMMD_TEST_LIBRARY", str(BUILD / "libcommclient.so")))
         self.calls.comm_last_error.restype = ctypes.c_char_p
         self.calls.comm_node_of.restype = ctypes.c_char_p
         self.calls.comm_node_of.argtypes = [ctypes.c_void_p, ctypes.c_uint32]

@@ -19,6 +19,9 @@ sysconfdir ?= /etc
 unitdir ?= $(PREFIX)/lib/systemd/system
 sysusersdir ?= $(PREFIX)/lib/sysusers.d
 tmpfilesdir ?= $(PREFIX)/lib/tmpfiles.d
+bashcompletiondir ?= $(PREFIX)/share/bash-completion/completions
+zshcompletiondir ?= $(PREFIX)/share/zsh/site-functions
+fishcompletiondir ?= $(PREFIX)/share/fish/vendor_completions.d
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -30,7 +33,7 @@ $(call one_of,CUDA,auto yes no)
 $(call one_of,DEPS,install check)
 
 goals := $(or $(MAKECMDGOALS),all)
-goals_without_build := help deps clean check-layers check-format format uninstall
+goals_without_build := help deps clean check-layers check-format check-service format uninstall
 builds := $(filter-out $(goals_without_build),$(goals))
 
 # make uses all processors, unless -j says otherwise. It runs the goals in order if `clean` is one of them.
@@ -115,10 +118,13 @@ include config/rules.mk
 include systemd/rules.mk
 include tests/rules.mk
 
-install: all install-daemon install-client install-config install-systemd ## install below PREFIX (and DESTDIR); configuration that is there is kept
+install: all install-daemon install-client install-completions install-config install-systemd ## install below PREFIX (and DESTDIR); configuration that is there is kept
 	$(if $(DESTDIR),,systemd/activate.sh $(sysusersdir) $(tmpfilesdir))
-uninstall: ## remove what install put there, but the configuration
+uninstall: ## stop the service and remove what install put there, but the configuration and the user
+	$(if $(DESTDIR),,systemd/activate.sh --stop)
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
+	rmdir --ignore-fail-on-non-empty $(wildcard $(addprefix $(DESTDIR),$(INSTALLED_FOLDERS))) || :
+	$(if $(DESTDIR),,systemd/activate.sh --forget)
 
 clean: ## remove what was built (the private libraries stay in their cache)
 	rm -rf build $(if $(wildcard $(FLAGS_STAMP)),$(BUILD))

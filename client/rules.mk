@@ -28,8 +28,15 @@ $(BUILD)/$(CLIENT_SONAME): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcomm
 $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)
 	$(Q)ln -sf $(CLIENT_SONAME) $@
 
+# What tells other builds where the library is says it relative to itself, so the folder may be moved as a whole.
+prefix_from = $(shell realpath -m --relative-to=$(libdir)/$1 $(PREFIX))
+in_prefix_libdir = $(patsubst $(PREFIX)/%,$${prefix}/%,$(libdir))
+in_prefix_includedir = $(patsubst $(PREFIX)/%,$${prefix}/%,$(includedir))
+CMAKE_FILES := $(patsubst client/lib/%.in,$(BUILD)/cmake/%,$(wildcard client/lib/*.cmake.in))
 $(BUILD)/commclient.pc: client/lib/commclient.pc.in $(FOLDERS_STAMP)
-	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(libdir)|g; s|@INCLUDEDIR@|$(includedir)|g; s|@VERSION@|$(VERSION)|g' $< > $@
+	$(Q)sed -e 's|@PREFIX@|$(call prefix_from,pkgconfig)|; s|@LIBDIR@|$(in_prefix_libdir)|; s|@INCLUDEDIR@|$(in_prefix_includedir)|; s|@VERSION@|$(VERSION)|' $< > $@
+$(BUILD)/cmake/%.cmake: client/lib/%.cmake.in $(FOLDERS_STAMP)
+	$(Q)mkdir -p $(@D) && sed -e 's|@PREFIX@|$(call prefix_from,cmake/commclient)|; s|@LIBDIR@|$(in_prefix_libdir)|; s|@INCLUDEDIR@|$(in_prefix_includedir)|; s|@VERSION@|$(VERSION)|; s|$${prefix}|$${_commclient_prefix}|' $< > $@
 
 COMMCTL_LIBS = -lprotobuf-c -ljansson -lconfig -lncurses -ltinfo $(CRYPTO_LIBS) -lm
 $(BUILD)/commctl: EXTRA_LIBS = $(COMMCTL_LIBS)
@@ -43,7 +50,7 @@ $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/client/examples/%.o $(BUILD)/libcommc
 	$(link)
 
 MAN_SOURCES += $(wildcard client/*/*.scd)
-all: $(BUILD)/libcommclient.a $(BUILD)/libcommclient.so $(BUILD)/commclient.pc $(BUILD)/commctl $(EXAMPLES)
+all: $(BUILD)/libcommclient.a $(BUILD)/libcommclient.so $(BUILD)/commclient.pc $(CMAKE_FILES) $(BUILD)/commctl $(EXAMPLES)
 
 install-client: all
 	install -D -m 755 $(BUILD)/commctl $(DESTDIR)$(bindir)/commctl
@@ -53,6 +60,15 @@ install-client: all
 	ln -sf $(CLIENT_SONAME) $(DESTDIR)$(libdir)/libcommclient.so
 	install -D -m 644 $(BUILD)/libcommclient.a $(DESTDIR)$(libdir)/libcommclient.a
 	install -D -m 644 $(BUILD)/commclient.pc $(DESTDIR)$(libdir)/pkgconfig/commclient.pc
+	install -D -m 644 -t $(DESTDIR)$(libdir)/cmake/commclient $(CMAKE_FILES)
 INSTALLED += $(bindir)/commctl $(includedir)/commclient.h $(libdir)/pkgconfig/commclient.pc \
-    $(addprefix $(libdir)/,libcommclient.a libcommclient.so $(CLIENT_SONAME) libcommclient.so.$(VERSION))
-.PHONY: install-client
+    $(addprefix $(libdir)/,libcommclient.a libcommclient.so $(CLIENT_SONAME) libcommclient.so.$(VERSION)) \
+    $(addprefix $(libdir)/cmake/commclient/,$(notdir $(CMAKE_FILES)))
+INSTALLED_FOLDERS += $(libdir)/cmake/commclient
+
+install-completions:
+	install -D -m 644 client/commctl/completion/commctl.bash $(DESTDIR)$(bashcompletiondir)/commctl
+	install -D -m 644 client/commctl/completion/commctl.zsh $(DESTDIR)$(zshcompletiondir)/_commctl
+	install -D -m 644 client/commctl/completion/commctl.fish $(DESTDIR)$(fishcompletiondir)/commctl.fish
+INSTALLED += $(bashcompletiondir)/commctl $(zshcompletiondir)/_commctl $(fishcompletiondir)/commctl.fish
+.PHONY: install-client install-completions

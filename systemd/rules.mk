@@ -9,3 +9,10 @@ install-systemd: $(BUILD)/systemd/commd.service
 	install -D -m 644 systemd/commd.tmpfiles $(DESTDIR)$(tmpfilesdir)/commd.conf
 INSTALLED += $(unitdir)/commd.service $(unitdir)/commd.socket $(sysusersdir)/commd.conf $(tmpfilesdir)/commd.conf
 .PHONY: install-systemd
+
+# In a copy of the sources; objects and the kernels for GPUs stay for the next time.
+deb-deps:
+	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --packages $(DEPS_FILE)
+deb: deb-deps ## build the Debian packages into build/deb, for the release of Debian that this is
+	@KERNELS_BUILD=$(abspath $(KERNELS_BUILD)) CUDA=$(CUDA) systemd/build-packages.sh build/deb $(VERSION)
+.PHONY: deb deb-deps

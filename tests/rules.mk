@@ -171,6 +171,9 @@ test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_
 ONLY ?=
 check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/attacks/check_attacks.py --out $(BUILD)/attacks.json $(if $(ONLY),--only $(ONLY))
+SERVICE_OPTIONS ?=
+check-service: ## build the packages, and use them as services in booted containers of Debian 12 and 13 (10 minutes, the first time 20; as root)
+	@python3 -B tests/service/check_service.py $(SERVICE_OPTIONS)
 HOPS_MAX ?= 50
 HOPS_OPTIONS ?=
 hops: ## list the calls from file to file that an all-reduce of 8 bytes takes on one node; at most HOPS_MAX=50 may be hops (HOPS_OPTIONS=--hops: these alone)
@@ -286,7 +289,7 @@ check-abi: $(BUILD)/libcommclient.so ## can programs built with BASE=COMMIT run 
 C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 # Without the tests: clang-tidy does not know their assertions.
 TIDY_FILES = $(filter %.c,$(filter proto/% daemon/% client/%,$(C_FILES)))
-SHELL_FILES = $(shell find tests client config systemd .ci -name '*.sh') .ci/run
+SHELL_FILES = $(shell find tests client config systemd .ci -name '*.sh' -o -name '*.bash') systemd/debian/commd.postrm .ci/run
 # The code is formatted for this version of LLVM, and passes the checks of this version.
 LINT_LLVM ?= 14
 with_llvm = @if $1 --version 2>/dev/null | grep -q 'version $(LINT_LLVM)[.]'; then $2; else echo "lint: $1 $(LINT_LLVM) is not installed: left out"; fi
@@ -320,5 +323,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test check-abi check-all test-unit test-sim check-sim test-system check-attacks test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

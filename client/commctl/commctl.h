@@ -73,6 +73,11 @@ void table_format(const json_t *value, enum column_format format, char *text, si
  * and the usage. verb: null for options before the verb. Returns EXIT_CODE_USAGE. */
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
                            const char *usage);
+/* All arguments of a verb of which `commctl help` shows only the most important; null: it shows all. The
+ * language is that of complete.h. */
+const char *usage_arguments(const char *verb);
+/* The options before a verb, in the same language. */
+extern const char usage_global_options[];
 /* Returns the name of an option of getopt_long: "--slice", "-n". */
 const char *usage_option_name(const struct option *options, int option, char text[32]);
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "client/commctl/commctl.h"
+#include "client/commctl/complete.h"
 #include "proto/admin_socket.h"
 #include "proto/version.h"
 
@@ -63,10 +64,27 @@ static const struct verb *find_verb(const char *name)
     return NULL;
 }
 
+static const char *verb_usage(const struct verb *verb)
+{
+    const char *all = usage_arguments(verb->name);
+    return all != NULL ? all : verb->arguments;
+}
+
 static void print_verb(const struct verb *verb)
 {
-    printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) has all options.\n", verb->name,
-           verb->arguments, verb->name, verb->help);
+    printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) explains it.\n", verb->name,
+           verb_usage(verb), verb->name, verb->help);
+}
+
+/* For shells. */
+static enum exit_code print_completions(int count, char **words)
+{
+    struct complete_verb known[VERB_COUNT];
+    for (size_t i = 0; i < VERB_COUNT; i++) {
+        known[i] = (struct complete_verb){verbs[i].name, verb_usage(&verbs[i]), verbs[i].help};
+    }
+    complete(known, VERB_COUNT, usage_global_options, count, words);
+    return EXIT_CODE_OK;
 }
 
 static enum exit_code verb_help(struct commctl *commctl, int argc, char **argv)
@@ -261,6 +279,9 @@ int main(int argc, char **argv)
     char *default_verb[] = {(char *)"status", NULL};
     char **arguments = optind < argc ? argv + optind : default_verb;
     int count = optind < argc ? argc - optind : 1;
+    if (strcmp(arguments[0], "complete") == 0) {
+        return (int)print_completions(count - 1, arguments + 1);
+    }
     const struct verb *verb = find_verb(arguments[0]);
     if (verb == NULL) {
         return EXIT_CODE_USAGE;

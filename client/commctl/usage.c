@@ -1,6 +1,39 @@
 #include <stdio.h>
+#include <string.h>
 
 #include "client/commctl/commctl.h"
+
+const char usage_global_options[] =
+    "[-f|--format text|json] [-w|--watch] [-t|--timeout SECONDS] [--socket PATH] [--admin-socket PATH] "
+    "[--version] [-h|--help]";
+
+/* Where a usage has several lines, they are indented as far as `commctl help VERB` begins it. */
+static const struct {
+    const char *verb, *arguments;
+} usages[] = {
+    {"abort", "COMMUNICATOR [-u|--uid USER] [-r|--reason TEXT]"},
+    {"disconnect", "PID [-r|--reason TEXT]"},
+    {"trace", "[-s|--seconds S] [-o|--output FILE] [FILE...]"},
+    {"algorithms", "[OPERATION] [-s SIZE[,SIZE...]] [-n NODES|NAME[,NAME...]] [-a OVERRIDES]"},
+    {"plan", "[OPERATION] [-n NODES] [-s SIZE[,SIZE...]] [-l LATENCY_US] [-b GBIT_PER_S]\n"
+             "        [--slice SIZE] [-a OVERRIDES] [--svg FILE]"},
+    {"bench", "[--ranks N] [--operation NAME[,NAME...]] [--dtype TYPE] [--reduce sum|min|max] [--root RANK]\n"
+              "        [--min-bytes SIZE] [--max-bytes SIZE] [--step-factor N] [--seconds-per-size S]\n"
+              "        [--iterations N] [--in-place | --out-of-place] [--unregistered] [--no-check]\n"
+              "        [--communicator NAME] [--size RANKS] [--first-rank RANK] [-f|--format text|json]"},
+    {"pki", "init | request NAME | issue NAME | renew NAME | revoke NAME|SERIAL|FILE | show [NAME|FILE]\n"
+            "        [--dir DIR] [--days N] [--request FILE] [--new-key]"},
+};
+
+const char *usage_arguments(const char *verb)
+{
+    for (size_t i = 0; i < sizeof usages / sizeof usages[0]; i++) {
+        if (strcmp(usages[i].verb, verb) == 0) {
+            return usages[i].arguments;
+        }
+    }
+    return NULL;
+}
 
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
                            const char *usage)

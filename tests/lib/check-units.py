@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Checks systemd units with systemd's own tools: syntax, and how exposed the service is (threshold 2.5 of 10)."""
+"""Checks systemd units with systemd's own tools: syntax, and how exposed the service is (at most 2.0 of 10)."""
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 
-THRESHOLD = 25
+THRESHOLD = 20
 
 
 def main():

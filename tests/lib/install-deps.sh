@@ -4,6 +4,7 @@
 #   install-deps.sh [FILE]          install and build what is missing; FILE gets the make variables that a build needs
 #   install-deps.sh --check [FILE]  install nothing: name all that is missing, and fail
 #   install-deps.sh --bench         what the benchmark's peers need, beside that
+#   install-deps.sh --packages      what `make deb` needs, beside that
 #
 # Most of it is Debian packages. Nothing that the system has is replaced: versions that match what is installed are taken, and
 # where there is none, a -dev package that would upgrade a library is unpacked into the cache instead. Where the system's OpenSSL and ngtcp2 are too old,
@@ -22,6 +23,7 @@ build_revision=3 # grows when the options of the private build change
 packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
     libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libncurses-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
 bench_packages=(openmpi-bin libopenmpi-dev libgloo-dev iperf3 g++ iproute2)
+package_packages=(dpkg-dev debhelper lintian)
 private_build_packages=(dpkg-dev debian-archive-keyring)
 
 say() { printf 'deps: %s\n' "$*" >&2; }
@@ -324,6 +326,10 @@ main() {
     fi
     if [ "${1:-}" = --bench ]; then
         packages+=("${bench_packages[@]}")
+        shift
+    fi
+    if [ "${1:-}" = --packages ]; then
+        packages+=("${package_packages[@]}")
         shift
     fi
     variables=${1:-}

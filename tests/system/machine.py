@@ -71,40 +71,24 @@ class NoBoot(Exception):
     """The machine does not boot on this host; the text holds its last output."""
 
 
-class Machine:
+class Booted:
+    """systemd as process 1 of a process that start() is given, in a control group of its own. Subclasses know what it boots."""
+
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-machine-"))
-        self.local, self.etc, root = (self.folder / name for name in ("local", "etc", "root"))
-        for each in (self.local, self.etc, self.etc / "systemd/system", root):
-            each.mkdir(parents=True)
-        self._make_etc()
         self.group = cgroup_root() / self.folder.name
+        self.process = None
+
+    def start(self, command, environment=None):
         self.group.mkdir()
         with open(self.folder / "boot.log", "wb") as log:
-            self.process = subprocess.Popen(
-                ["unshare", "-m", "-p", "-u", "-i", "-n", "-C", "--fork", "--kill-child", "sh", "-c", BOOT, "boot", root, self.local, self.etc],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-                preexec_fn=lambda: (self.group / "cgroup.procs").write_text("0"))
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                                            env={**os.environ, **(environment or {})}, preexec_fn=lambda: (self.group / "cgroup.procs").write_text("0"))
         try:
             self._wait_booted()
         except BaseException:
             self.close()
             raise
-
-    def _make_etc(self):
-        known = ("root", "daemon", "nobody", "messagebus", "tty", "shadow", "nogroup", "kmem", "disk", "input", "kvm", "render", "sgx", "utmp", "adm")
-        for name in ("passwd", "group"):
-            lines = [line for line in pathlib.Path("/etc", name).read_text().splitlines() if line.split(":")[0] in known or line.startswith("systemd-")]
-            lines += [f"{user}:x:{uid}:{uid}::/:/bin/sh" if name == "passwd" else f"{user}:x:{uid}:" for user, uid in USERS.items()]
-            (self.etc / name).write_text("\n".join(lines) + "\n")
-        for name in ("os-release", "ld.so.conf", "ld.so.cache", "nsswitch.conf"):
-            if os.path.exists(f"/etc/{name}"):
-                shutil.copy(f"/etc/{name}", self.etc / name)
-        for name in ("ld.so.conf.d", "alternatives"):
-            if os.path.isdir(f"/etc/{name}"):
-                shutil.copytree(f"/etc/{name}", self.etc / name, symlinks=True)
-        (self.etc / "machine-id").write_text("")
-        (self.etc / "hostname").write_text("solo\n")
 
     def _wait_booted(self):
         deadline = time.monotonic() + BOOT_TIMEOUT_S
@@ -123,13 +107,13 @@ class Machine:
     def log(self):
         return (self.folder / "boot.log").read_text(errors="replace")[-4000:]
 
-    def run(self, *command, check=True, user=None, groups=()):
+    def run(self, *command, check=True, user=None, groups=(), timeout_s=60):
         """Runs a command as root, or as one of USERS."""
         uid = USERS.get(user)
         become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", *([f"--groups={','.join(map(str, groups))}"] if groups else ["--clear-groups"])] if user else []
         done = subprocess.run(["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "env", "-i",
                                "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", *become, *map(str, command)],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, cwd="/")
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
         assert done.returncode == 0 or not check, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -138,12 +122,40 @@ class Machine:
         return pathlib.Path(f"/proc/{self.init}/root{path}")
 
     def close(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)  # with process 1 everything that it has started ends
-        self.process.wait()
-        deadline = time.monotonic() + 10
-        while (self.group / "cgroup.events").read_text().startswith("populated 1") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for folder, _, _ in os.walk(self.group, topdown=False):
-            os.rmdir(folder)
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGKILL)  # everything that process 1 has started ends with it
+            self.process.wait()
+            deadline = time.monotonic() + 10
+            while (self.group / "cgroup.events").read_text().startswith("populated 1") and time.monotonic() < deadline:
+                time.sleep(0.02)
+            for folder, _, _ in os.walk(self.group, topdown=False):
+                os.rmdir(folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Machine(Booted):
+    """The host's /usr, with folders of its own for /usr/local and /etc."""
+
+    def __init__(self):
+        super().__init__()
+        self.local, self.etc, root = (self.folder / name for name in ("local", "etc", "root"))
+        for each in (self.local, self.etc, self.etc / "systemd/system", root):
+            each.mkdir(parents=True)
+        self._make_etc()
+        self.start(["unshare", "-m", "-p", "-u", "-i", "-n", "-C", "--fork", "--kill-child", "sh", "-c", BOOT, "boot", root, self.local, self.etc])
+
+    def _make_etc(self):
+        known = ("root", "daemon", "nobody", "messagebus", "tty", "shadow", "nogroup", "kmem", "disk", "input", "kvm", "render", "sgx", "utmp", "adm")
+        for name in ("passwd", "group"):
+            lines = [line for line in pathlib.Path("/etc", name).read_text().splitlines() if line.split(":")[0] in known or line.startswith("systemd-")]
+            lines += [f"{user}:x:{uid}:{uid}::/:/bin/sh" if name == "passwd" else f"{user}:x:{uid}:" for user, uid in USERS.items()]
+            (self.etc / name).write_text("\n".join(lines) + "\n")
+        for name in ("os-release", "ld.so.conf", "ld.so.cache", "nsswitch.conf"):
+            if os.path.exists(f"/etc/{name}"):
+                shutil.copy(f"/etc/{name}", self.etc / name)
+        for name in ("ld.so.conf.d", "alternatives"):
+            if os.path.isdir(f"/etc/{name}"):
+                shutil.copytree(f"/etc/{name}", self.etc / name, symlinks=True)
+        (self.etc / "machine-id").write_text("")
+        (self.etc / "hostname").write_text("solo\n")

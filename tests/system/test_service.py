@@ -94,6 +94,17 @@ class Service(unittest.TestCase):
         self.assertIn("administration", rows[None])
         self.assertEqual((self.show("OOMScoreAdjust"), self.show("LimitMEMLOCK"), self.show("MemoryMax")), ("-500", "infinity", "infinity"))
 
+    def test_an_installation_is_stopped_and_forgotten(self):
+        """What `make uninstall` does before and after it removes the files."""
+        self.systemctl("enable", "--now", "commd")
+        self.machine.run("/usr/local/activate.sh", "--stop")
+        states = [self.systemctl(question, unit, check=False).stdout.strip() for question in ("is-active", "is-enabled") for unit in ("commd", "commd.socket")]
+        self.assertEqual(states, ["inactive"] * 2 + ["disabled"] * 2)
+        self.assertFalse(self.machine.path("/run/commd").exists())
+        self.machine.run("/usr/local/activate.sh", "--forget")
+        self.machine.run("/usr/local/activate.sh", "/usr/local/lib/sysusers.d", "/usr/local/lib/tmpfiles.d")
+        self.assertEqual(self.owner("/run/commd"), "commd:commd 755")
+
     def test_stop_and_the_next_client_starts_it(self):
         self.systemctl("start", "commd")
         self.systemctl("stop", "commd")

@@ -11,6 +11,7 @@
 
 #include "daemon/api/api.h"
 #include "daemon/base/fd_reaper.h"
+#include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/random.h"
@@ -146,6 +147,7 @@ static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
     }
     log_info("%s: draining, for at most %llu ms", strsignal(signal_number),
              (unsigned long long)daemon->conf->drain_timeout_ms);
+    history_note(HISTORY_DRAIN, HISTORY_FOR_ALL, "%s", strsignal(signal_number));
     sd_notify(0, "STOPPING=1\nSTATUS=Draining");
     daemon->draining = true;
     daemon->drain_deadline_ns = time_after(now_ns, daemon->conf->drain_timeout_ms * TIME_MS);
@@ -240,6 +242,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     sd_notify(0, notice);
     if (daemon_load(daemon, &conf, &certificates, &error) != STATUS_OK) {
         log_error("reload: %s; configuration and certificates stay as they were", error.text);
+        history_note(HISTORY_RELOAD_FAILED, HISTORY_FOR_ADMINISTRATORS, "%s", error.text);
         sd_notify(0, "READY=1");
         return;
     }
@@ -256,6 +259,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     daemon->conf = conf;
     comms_recheck_users(daemon->comms, now_ns);
     log_info("reload: done");
+    history_note(HISTORY_RELOADED, HISTORY_FOR_ALL, "done");
     sd_notify(0, "READY=1");
 }
 
@@ -372,6 +376,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
                                   .standalone = conf->standalone,
+                                  .metrics = conf->metrics,
                                   .started_ns = loop_now_ns(),
                                   .visit_settings = daemon_visit_settings,
                                   .settings_context = daemon};
@@ -467,6 +472,7 @@ static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
                                     .p2p = daemon->p2p,
                                     .user_may = daemon_user_may,
                                     .user_may_context = daemon,
+                                    .clock = loop_now_ns,
                                     .slice_bytes = daemon->conf->slice_bytes,
                                     .algorithms = daemon->conf->algorithms};
     enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
@@ -537,6 +543,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         COMMD_VERSION_TEXT, conf->node_name, conf->socket_path, conf->standalone ? "" : " and udp ",
         conf->standalone ? "" : conf->listen, conf->node_count, daemon->thread_count, daemon->rail_count,
         host_reduce_level_text());
+    history_note(HISTORY_STARTED, HISTORY_FOR_ALL, "commd %s", COMMD_VERSION_TEXT);
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;
     uint64_t looked_ns = 0;

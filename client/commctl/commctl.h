@@ -87,6 +87,9 @@ verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* li
 verb_function verb_users;                                                  /* users.c */
 verb_function verb_top;                                                    /* top.c */
 verb_function verb_gpus;                                                   /* gpus.c */
+verb_function verb_health;                                                 /* health.c */
+verb_function verb_events;                                                 /* events.c */
+verb_function verb_metrics;                                                /* metrics.c */
 verb_function verb_ping;                                                   /* ping.c */
 verb_function verb_algorithms;                                             /* algorithms.c */
 verb_function verb_plan;                                                   /* plan.c */

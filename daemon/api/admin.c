@@ -5,6 +5,7 @@
 
 #include "daemon/api/session.h"
 #include "daemon/base/log_writer.h"
+#include "daemon/base/process.h"
 #include "daemon/conf/conf.h"
 #include "daemon/host/reduce.h"
 
@@ -35,6 +36,9 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
     case COMMD__CLIENT__REQUEST__BODY_GPUS:
     case COMMD__CLIENT__REQUEST__BODY_USERS:
     case COMMD__CLIENT__REQUEST__BODY_TRACE:
+    case COMMD__CLIENT__REQUEST__BODY_METRICS:
+    case COMMD__CLIENT__REQUEST__BODY_EVENTS:
+    case COMMD__CLIENT__REQUEST__BODY_HEALTH:
     case COMMD__CLIENT__REQUEST__BODY_COMM_ABORT:
     case COMMD__CLIENT__REQUEST__BODY_DISCONNECT:
         return true;
@@ -49,19 +53,6 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
         break;
     }
     return false;
-}
-
-static uint64_t resident_bytes(void)
-{
-    unsigned long long pages = 0;
-    FILE *file = fopen("/proc/self/statm", "re");
-    if (file != NULL) {
-        if (fscanf(file, "%*u %llu", &pages) != 1) {
-            pages = 0;
-        }
-        fclose(file);
-    }
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static bool count_comm(void *context, const struct communicator_info *info)
@@ -119,7 +110,7 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     for (const struct api_session *each = api->sessions; each != NULL; each = each->hh.next) {
         answer.memory_registered_bytes += each->memory_bytes;
     }
-    answer.resident_bytes = resident_bytes();
+    answer.resident_bytes = process_resident_bytes();
     answer.log_lines_lost = log_lines_lost();
     Commd__Client__Reply reply = API_REPLY(request_id, STATUS, status, &answer);
     api_session_reply(session, &reply);

@@ -74,6 +74,7 @@ struct api_options {
     const char *cluster_name;
     const char *network_address; /* "" if standalone */
     bool standalone;
+    const char *metrics; /* where HTTP serves the metrics (metrics_http.h); null or "": nowhere */
     uint64_t started_ns;
     void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
     void *settings_context;

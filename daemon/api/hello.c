@@ -16,6 +16,11 @@ static bool hello_asks_for(const Commd__Client__Hello *hello, const char *featur
     return false;
 }
 
+bool api_session_is_visitor(const struct api_session *session)
+{
+    return strcmp(session->program, "commctl") == 0;
+}
+
 void api_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
                uint64_t now_ns)
 {
@@ -75,6 +80,9 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     }
     Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);
+    if (session->role == API_ROLE_CLIENT && !api_session_is_visitor(session)) {
+        api_session_happened(session, HISTORY_CLIENT_CONNECTED, "library %s", hello->version_text);
+    }
     log_debug("client %d (%s), uid %u: connected", (int)session->client.pid, session->program,
               (unsigned)session->client.uid);
 }

@@ -138,6 +138,8 @@ void api_comm_init(struct api_session *session, uint64_t request_id, const Commd
     if (comm_join(session, request_id, request, now_ns, &error) != STATUS_OK) {
         api_session_log(session, LOG_LEVEL_INFO, "communicator \"%s\", rank %u of %u refused: %s",
                         request->name, request->rank, request->size, error.text);
+        api_session_happened(session, HISTORY_REFUSED, "communicator \"%s\", rank %u of %u: %s",
+                             request->name, request->rank, request->size, error.text);
         api_session_reply_error(session, request_id, &error);
     }
 }
@@ -289,6 +291,10 @@ void api_submit(struct api_session *session, const struct submit_record *record,
         return;
     }
     comms_fence_set(&ended);
+    session->api->calls_refused[error.status]++;
+    if (error.status == STATUS_LIMIT) {
+        api_session_happened(session, HISTORY_REFUSED, "%s", error.text);
+    }
     struct comms_completion refused = {.ticket = record->ticket, .result = &error};
     comm_send_complete(session, record->handle, &refused);
 }
@@ -296,6 +302,7 @@ void api_submit(struct api_session *session, const struct submit_record *record,
 void api_session_forget(struct api_session *session)
 {
     mesh_ping_forget(session->api->mesh, session);
+    api_metrics_forget(session);
     api_trace_forget(session);
 }
 

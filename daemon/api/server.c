@@ -8,7 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/api/session.h"
+#include "daemon/api/metrics.h"
+#include "daemon/api/metrics_http.h"
 
 _Static_assert(2 * BUDGET_SESSIONS_MAX <= CLOSER_SESSIONS_MAX,
                "every session's socket and doorbell finds a place");
@@ -100,6 +101,14 @@ static void listener_refuse(struct api_listener *listener, int fd, const struct 
     struct ucred who = {.uid = (uid_t)-1};
     socklen_t size = sizeof who;
     (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size);
+    listener->refused_count++;
+    struct history_about about = {.kind = HISTORY_REFUSED,
+                                  .audience = HISTORY_FOR_USER,
+                                  .uid = who.uid,
+                                  .pid = (uint32_t)who.pid,
+                                  .now_ns = now_ns};
+    history_add(&about, "%s: %s", listener->role == API_ROLE_ADMIN ? "an administrator" : "a client",
+                error->text);
     if (budget_may_log(listener->api->budget, who.uid, now_ns, NULL)) {
         log_warning("%s, process %d of uid %u, is refused: %s",
                     listener->role == API_ROLE_ADMIN ? "an administrator" : "a client", (int)who.pid,
@@ -245,6 +254,13 @@ static enum status server_listen(struct api *api, const struct api_options *opti
     return status;
 }
 
+/* For everybody on this machine. */
+static void write_metrics(void *context, struct metrics_text *text, uint64_t now_ns)
+{
+    metrics_write(context, text, now_ns);
+    metrics_text_end(text);
+}
+
 /* Does what may fail. After a failure, api_free frees what was made. */
 static enum status server_make(struct api *api, const struct api_options *options, struct error *error)
 {
@@ -270,6 +286,9 @@ static enum status server_make(struct api *api, const struct api_options *option
     }
     if (status == STATUS_OK && options->admin_socket_path != NULL) {
         status = server_listen(api, options, API_ROLE_ADMIN, error);
+    }
+    if (status == STATUS_OK && options->metrics != NULL && options->metrics[0] != '\0') {
+        status = metrics_http_new(api->loop, options->metrics, write_metrics, api, &api->metrics_http, error);
     }
     return status;
 }
@@ -330,6 +349,7 @@ void api_free(struct api *api)
     HASH_ITER (hh, api->sessions, session, next) {
         api_session_free(session, loop_now_ns());
     }
+    metrics_http_free(api->metrics_http);
     loop_timer_free(api->greetings);
     loop_timer_free(api->crowd);
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {

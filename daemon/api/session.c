@@ -374,6 +374,9 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(GPUS, api_gpus(session, id));
         HANDLE(USERS, api_users(session, id, request->users->after));
         HANDLE(TRACE, api_trace(session, id, request->trace));
+        HANDLE(METRICS, api_metrics(session, id, request->metrics, now_ns));
+        HANDLE(EVENTS, api_events(session, id, request->events));
+        HANDLE(HEALTH, api_health(session, id, request->health->name, now_ns));
         HANDLE(MEM_DEREGISTER, api_memory_deregister(session, id, request->mem_deregister));
         HANDLE(STATUS, api_admin_status(session, id, now_ns));
         HANDLE(NODES, api_admin_nodes(session, id, request->nodes->after, now_ns));

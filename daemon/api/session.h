@@ -3,6 +3,7 @@
 
 #include "daemon/api/api.h"
 #include "daemon/base/control_group.h"
+#include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
@@ -83,6 +84,7 @@ struct api_listener {
     int spare_fd; /* closed when the process has no other descriptor: to tell a client so, or to serve an
                      administrator; -1: none */
     uint32_t session_count;
+    uint64_t refused_count; /* connections, since the start */
     struct log_limit refused_limit;
 };
 
@@ -137,6 +139,10 @@ struct api_session {
     bool unread_waits;        /* the socket has data, but the session is not being read now */
     uint64_t ping_request_id; /* 0: no ping under way */
     bool traces;              /* it asked to record everything */
+    struct {
+        char *bytes; /* null: none */
+        size_t size_bytes;
+    } metrics; /* an administrator's: the text of which pages are being fetched */
     UT_hash_handle hh;
 };
 
@@ -179,8 +185,10 @@ struct api {
     uint32_t sends_left; /* packets that may still go directly to sockets, until the next api_poll */
     uint64_t ops_completed;
     uint64_t ops_failed;
-    uint32_t tracing_sessions; /* sessions that asked to record everything */
-    unsigned traced_before;    /* TRACE_AREA_*: what is recorded without them */
+    uint64_t calls_refused[STATUS_COUNT]; /* by result */
+    struct metrics_http *metrics_http;    /* null: off */
+    uint32_t tracing_sessions;            /* sessions that asked to record everything */
+    unsigned traced_before;               /* TRACE_AREA_*: what is recorded without them */
 };
 
 #define API_ACCEPT_PAUSE_NS (100 * TIME_MS) /* then commd tries again */
@@ -304,7 +312,13 @@ void api_greetings_due(void *context, uint64_t now_ns);
 void api_session_log(struct api_session *session, enum log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Adds an event about the client, which its user may see. */
+void api_session_happened(const struct api_session *session, enum history_kind kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* hello.c */
+/* Whether it is commctl, which comes and goes: that is no event. */
+bool api_session_is_visitor(const struct api_session *session);
 void api_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
                uint64_t now_ns);
 
@@ -426,6 +440,18 @@ void api_algorithms(struct api_session *session, uint64_t request_id,
 void api_gpus(struct api_session *session, uint64_t request_id);
 void api_users(struct api_session *session, uint64_t request_id, uint64_t after);
 void api_admin_config(struct api_session *session, uint64_t request_id);
+
+/* metrics_private.c */
+void api_metrics(struct api_session *session, uint64_t request_id, const Commd__Client__MetricsQuery *request,
+                 uint64_t now_ns);
+/* Drops the text that the session has not fetched. */
+void api_metrics_forget(struct api_session *session);
+
+/* event_pages.c */
+void api_events(struct api_session *session, uint64_t request_id, const Commd__Client__EventsQuery *request);
+
+/* health.c. name: of one check; "": all. */
+void api_health(struct api_session *session, uint64_t request_id, const char *name, uint64_t now_ns);
 
 /* trace_pages.c */
 void api_trace(struct api_session *session, uint64_t request_id, const Commd__Client__TraceQuery *request);

@@ -150,12 +150,32 @@ static enum turn_result ring_turn(struct api_session *session, uint64_t now_ns)
 
 /* --- The end of a session --- */
 
+/* A client that ends while it has communicators is lost to their other ranks. */
+static void end_happened(const struct api_session *session)
+{
+    if (session->role != API_ROLE_CLIENT || !session->greeted || api_session_is_visitor(session) ||
+        session->api->ending) {
+        return;
+    }
+    if (session->expelled != NULL) {
+        api_session_happened(session, HISTORY_CLIENT_DISCONNECTED, "it %s", session->expelled);
+    } else if (session->comms != NULL) {
+        api_session_happened(session, HISTORY_CLIENT_LOST, "%s; it had ranks in %u communicators",
+                             session->dead ? "its process has ended" : "its connection has ended",
+                             HASH_COUNT(session->comms));
+    } else {
+        api_session_happened(session, HISTORY_CLIENT_DISCONNECTED, "after %llu operations",
+                             (unsigned long long)session->ops_submitted);
+    }
+}
+
 /* Done at once: after this, other modules no longer report to the session. */
 static void release_begin(struct api_session *session)
 {
     struct api *api = session->api;
     session->releasing = true;
     log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
+    end_happened(session);
     loop_watch_free(session->watch);
     session->watch = NULL;
     api_death_forget(session);

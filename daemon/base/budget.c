@@ -47,6 +47,7 @@ struct budget {
     uint64_t pool[BUDGET_KINDS];      /* the size of the common pool */
     uint64_t pool_used[BUDGET_KINDS]; /* used by all accounts above their minimums */
     uint64_t ceiling[BUDGET_KINDS];
+    uint64_t refused[BUDGET_KINDS];
     uint32_t places_of_users, places_of_others; /* places that are taken */
     uint64_t last_number;
     struct budget_user *users;
@@ -302,6 +303,7 @@ static enum status refuse_ceiling(struct budget_account *account, enum budget_ki
                                   struct error *error)
 {
     account->refused++;
+    account->budget->refused[kind]++;
     return error_set(error, STATUS_LIMIT,
                      "%llu more %s: user %u holds %llu, and the limit for one user is %llu (user_limit_%s in "
                      "commd.conf). End what is not needed; commctl users shows what is held",
@@ -315,6 +317,7 @@ static enum status refuse_pool(struct budget_account *account, enum budget_kind 
 {
     const struct budget *budget = account->budget;
     account->refused++;
+    account->budget->refused[kind]++;
     return error_set(error, STATUS_LIMIT,
                      "%llu more %s: user %u holds %llu%s, all users together have %llu of this commd's %llu, "
                      "and the rest is kept for others (%s). End what is not needed; commctl users shows what "
@@ -429,6 +432,22 @@ static void describe(const struct budget_account *account, struct budget_info *o
     };
     memcpy(out->used, account->used, sizeof out->used);
     memcpy(out->ceiling, account->budget->ceiling, sizeof out->ceiling);
+}
+
+void budget_totals(struct budget *budget, struct budget_totals *out)
+{
+    const struct budget_user *user;
+    *out = (struct budget_totals){.users = 0};
+    lock(budget);
+    memcpy(out->all, budget->all, sizeof out->all);
+    memcpy(out->refused, budget->refused, sizeof out->refused);
+    for (user = budget->users; user != NULL; user = user->hh.next) {
+        out->users++;
+        for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+            out->used[kind] += user->used[kind];
+        }
+    }
+    unlock(budget);
 }
 
 void budget_account_info(const struct budget_account *account, struct budget_info *out)

@@ -111,6 +111,16 @@ void budget_spend(struct budget_account *account, uint64_t spent_ns);
 /* The line whose turns of the loop are charged to the account. Valid while the account is. */
 struct turn_line *budget_line(struct budget_account *account);
 
+/* All accounts together. `refused` counts refused charges since the start. */
+struct budget_totals {
+    uint64_t used[BUDGET_KINDS];
+    uint64_t all[BUDGET_KINDS];
+    uint64_t refused[BUDGET_KINDS];
+    uint64_t users;
+};
+/* Takes time for each user. */
+void budget_totals(struct budget *budget, struct budget_totals *out);
+
 /* One account, as shown to people. Texts are valid while the account is. */
 struct budget_info {
     uint32_t uid;

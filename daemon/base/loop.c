@@ -60,6 +60,12 @@ struct loop {
     int timer_fd;
     struct event timer_event;
     uint64_t programmed_ns; /* when timer_fd fires; TIME_NEVER when not armed */
+
+    struct {
+        uint64_t since_ns;   /* when the present window began */
+        uint64_t worst_ns;   /* in the present window */
+        uint64_t earlier_ns; /* in the window before */
+    } lag;
 };
 
 uint64_t loop_now_ns(void)
@@ -363,22 +369,52 @@ static void loop_program(struct loop *loop, uint64_t deadline_ns)
     loop->programmed_ns = deadline_ns;
 }
 
+/* --- lag --- */
+
+static void loop_note_lag(struct loop *loop, uint64_t lag_ns, uint64_t now_ns)
+{
+    if (now_ns - loop->lag.since_ns >= LOOP_LAG_WINDOW_NS) {
+        bool is_next = now_ns - loop->lag.since_ns < 2ull * LOOP_LAG_WINDOW_NS;
+        loop->lag.earlier_ns = is_next ? loop->lag.worst_ns : 0;
+        loop->lag.worst_ns = 0;
+        loop->lag.since_ns = now_ns;
+    }
+    loop->lag.worst_ns = lag_ns > loop->lag.worst_ns ? lag_ns : loop->lag.worst_ns;
+}
+
+uint64_t loop_lag_ns(const struct loop *loop, uint64_t now_ns)
+{
+    uint64_t age_ns = now_ns > loop->lag.since_ns ? now_ns - loop->lag.since_ns : 0;
+    if (age_ns >= 2ull * LOOP_LAG_WINDOW_NS) {
+        return 0;
+    }
+    bool has_earlier = age_ns < LOOP_LAG_WINDOW_NS && loop->lag.earlier_ns > loop->lag.worst_ns;
+    return has_earlier ? loop->lag.earlier_ns : loop->lag.worst_ns;
+}
+
+struct event_base *loop_event_base(const struct loop *loop)
+{
+    return loop->base;
+}
+
 /* --- turns --- */
 
 enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *error)
 {
+    uint64_t began_ns = loop_now_ns();
     uint64_t deadline_ns = 0;
     uint64_t timeout_ns;
     if (timeout_ms > 0) {
         bool fits = !__builtin_mul_overflow(timeout_ms, (uint64_t)TIME_MS, &timeout_ns);
-        deadline_ns = fits ? time_after(loop_now_ns(), timeout_ns) : TIME_NEVER;
+        deadline_ns = fits ? time_after(began_ns, timeout_ns) : TIME_NEVER;
     }
     const struct timer_node *first = timer_heap_first(&loop->heap);
     if (first != NULL) {
         deadline_ns = time_min(deadline_ns, first->deadline_ns);
     }
     int flags = EVLOOP_ONCE;
-    if (deadline_ns != TIME_NEVER && deadline_ns <= loop_now_ns()) {
+    bool waits = deadline_ns > began_ns;
+    if (!waits) {
         flags = EVLOOP_ONCE | EVLOOP_NONBLOCK; /* NONBLOCK alone continues while anything is ready */
     } else {
         loop_program(loop, deadline_ns);
@@ -388,6 +424,11 @@ enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *
         return error_set(error, STATUS_INTERNAL, "event loop: libevent's %s backend failed (errno: %s)",
                          event_base_get_method(loop->base), strerrordesc_np(errno));
     }
+    /* A timer that was set to a past time counts as set in the last pass. */
+    uint64_t due_ns = !waits && loop->timer_pass_ns > deadline_ns ? loop->timer_pass_ns : deadline_ns;
+    bool has_due = due_ns != 0 && due_ns != TIME_NEVER;
     loop_run_timers(loop);
+    uint64_t pass_ns = loop->timer_pass_ns;
+    loop_note_lag(loop, has_due && pass_ns > due_ns ? pass_ns - due_ns : 0, pass_ns);
     return STATUS_OK;
 }

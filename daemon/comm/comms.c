@@ -21,6 +21,7 @@ enum status comms_new(const struct comms_options *options, struct comms **out, s
                    options->algorithms != NULL ? options->algorithms : "");
     comms->user_may = options->user_may;
     comms->user_may_context = options->user_may_context;
+    comms->clock = options->clock;
     comms->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
     comms->refusal_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
     comms->verdict_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
@@ -66,6 +67,11 @@ const char *comms_algorithms(const struct comms *comms)
 uint64_t comms_slice_bytes(const struct comms *comms)
 {
     return comms->slice_bytes;
+}
+
+const struct comms_totals *comms_totals(const struct comms *comms)
+{
+    return &comms->totals;
 }
 
 bool comms_is_crowded(const struct comms *comms)

@@ -7,6 +7,7 @@
 
 #include "daemon/base/budget.h"
 #include "daemon/base/error.h"
+#include "daemon/comm/op_counts.h"
 #include "daemon/exec/exec.h"
 #include "daemon/host/memory.h"
 #include "daemon/mesh/mesh.h"
@@ -67,6 +68,7 @@ struct comms_options {
     /* Returns whether a user may have ranks on a node. Null: every user may, on every node. */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
+    uint64_t (*clock)(void); /* measures operations; null: the time of the call that ends one */
 };
 enum status comms_new(const struct comms_options *options, struct comms **out,
                       struct error *error) COMM_MUST_USE;
@@ -238,7 +240,19 @@ void comms_drain(struct comms *comms);
 /* For commctl: visits snapshots in a stable order. A callback returns false to stop. Texts are valid during
  * the callback. */
 enum communicator_state { COMMS_COMM_FORMING, COMMS_COMM_FORMED, COMMS_COMM_FAILED };
+#define COMMS_COMM_STATES 3
 const char *communicator_state_text(enum communicator_state state);
+
+/* Counts since the start, and of what there is now. Valid as long as the comms. */
+struct comms_totals {
+    struct op_counts ops;
+    uint64_t communicators[COMMS_COMM_STATES]; /* by state */
+    uint64_t ops_pending;
+    uint64_t messages_pending;
+    uint64_t formed;
+    uint64_t failed; /* formed or forming */
+};
+const struct comms_totals *comms_totals(const struct comms *comms);
 
 struct communicator_info {
     const char *name;

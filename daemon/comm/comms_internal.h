@@ -127,6 +127,7 @@ struct communicator_op {
     pid_t first_pid;
     uint64_t first_post_ns;
     uint64_t timeout_ms; /* the smallest */
+    uint64_t started_ns; /* when all local ranks had posted it, and it was handed to exec; else 0 */
     uint64_t late_ns;    /* when its deadline had passed, and a verdict was asked for; else 0 */
     uint32_t posted_count;
     uint32_t owed_count;
@@ -302,6 +303,8 @@ struct comms {
     struct comms_names *names;       /* by uid; names.c */
     uint32_t name_count;
     struct timer_heap timers;
+    uint64_t (*clock)(void); /* may be null */
+    struct comms_totals totals;
 };
 
 /* communicator.c: a communicator's life: how it fails and ends, and callbacks to its owners. */
@@ -504,7 +507,7 @@ bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd_
 /* op_life.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);
 /* Ends every operation that was not handed to exec. */
-void comms_op_fail_waiting(struct communicator *comm);
+void comms_op_fail_waiting(struct communicator *comm, uint64_t now_ns);
 /* Reports operations (comms_p2p_overdue: messages) that have not ended to their owners anyway. References to
  * their buffers are kept until they end. */
 void comms_op_overdue(struct communicator *comm);

@@ -4,6 +4,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 
@@ -117,9 +118,11 @@ enum status communicator_new(struct comms *comms, struct budget_account *account
         comm->nonce = random_u64(&comms->random);
     } while (comm->nonce == 0);
     mesh_link_estimate(comms->mesh, &comm->latency_ns, &comm->bytes_per_s);
-    communicator_set_state(comm, COMMS_COMM_FORMING, now_ns);
+    comm->state = COMMS_COMM_FORMING;
+    comm->since_ns = now_ns;
     DL_APPEND(comms->comms, comm);
     comms->comm_count++;
+    comms->totals.communicators[comm->state]++;
     *out = comm;
     return STATUS_OK;
 }
@@ -147,6 +150,7 @@ void communicator_free(struct communicator *comm)
     timer_heap_remove(&comms->timers, &comm->timer);
     DL_DELETE(comms->comms, comm);
     comms->comm_count--;
+    comms->totals.communicators[comm->state]--;
     comm_uncharge(comm);
     free(comm);
 }
@@ -163,6 +167,8 @@ void communicator_queue(struct communicator *comm)
 
 void communicator_set_state(struct communicator *comm, enum communicator_state state, uint64_t now_ns)
 {
+    comm->comms->totals.communicators[comm->state]--;
+    comm->comms->totals.communicators[state]++;
     comm->state = state;
     comm->since_ns = now_ns;
 }
@@ -254,6 +260,14 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
                     comms_text_without_name(comm->name, copy.text), left_out);
     }
     comm->cause = copy;
+    comm->comms->totals.failed++;
+    struct history_about about = {.kind = HISTORY_COMMUNICATOR_FAILED,
+                                  .audience = HISTORY_FOR_USER,
+                                  .uid = comm->terms.owner_uid,
+                                  .subject = comm->name,
+                                  .now_ns = now_ns};
+    history_add(&about, "%s%s",
+                formed ? "" : "gave up forming: ", comms_text_without_name(comm->name, copy.text));
     trace_comm_failed(comm->comm_id, 0, 0, 0, 0, copy.status);
     if (tell == COMMS_TELL_NODES) {
         if (formed) {
@@ -265,7 +279,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
     communicator_set_state(comm, COMMS_COMM_FAILED, now_ns);
     communicator_unname(comm);
     if (formed) {
-        comms_op_fail_waiting(comm);
+        comms_op_fail_waiting(comm, now_ns);
         comms_p2p_fail(comm);
         exec_comm_abort(comm->exec, &comm->cause);
         p2p_comm_abort(comm->p2p, &comm->cause);

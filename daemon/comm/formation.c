@@ -2,6 +2,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 
@@ -437,6 +438,14 @@ static void formed(struct communicator *comm, uint64_t now_ns)
     }
     refuse_others(comm);
     communicator_set_state(comm, COMMS_COMM_FORMED, now_ns);
+    comm->comms->totals.formed++;
+    struct history_about about = {.kind = HISTORY_COMMUNICATOR_FORMED,
+                                  .audience = HISTORY_FOR_USER,
+                                  .uid = comm->terms.owner_uid,
+                                  .subject = comm->name,
+                                  .now_ns = now_ns};
+    history_add(&about, "%u ranks, %u here, on %u nodes", comm->terms.size, comm->local_count,
+                comm->node_count);
     trace_comm(comm->comm_id, comm->terms.owner_uid, comm->name);
     trace_comm_formed(comm->comm_id, 0, 0, 0, 0, comm->terms.size);
     comms_verdicts_begin(comm, now_ns);

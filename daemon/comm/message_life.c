@@ -97,6 +97,7 @@ static void point_free(struct comms_p2p *point)
     struct comms_p2ps *points = point->points;
     point_disarm(point);
     points->comm->point_count--;
+    points->comm->comms->totals.messages_pending--;
     budget_release(points->account, BUDGET_OPERATIONS, COMMS_MESSAGE_COST_BYTES);
     free(point->reason);
     free(point);
@@ -118,12 +119,37 @@ static void point_set_result(struct comms_p2p *point, const struct error *result
     }
 }
 
+/* How long the message took so far. Its deadline, which stays readable, says when it was posted. */
+static uint64_t point_spent_ns(const struct comms_p2p *point, uint64_t end_ns)
+{
+    uint64_t timeout_ns = point->timeout_ms * TIME_MS, deadline_ns = point->deadline.deadline_ns;
+    if (deadline_ns == TIME_NEVER || deadline_ns < timeout_ns || end_ns < deadline_ns - timeout_ns) {
+        return 0;
+    }
+    return end_ns - (deadline_ns - timeout_ns);
+}
+
+static void point_count_end(const struct comms_p2p *point, enum status result, uint64_t now_ns)
+{
+    const struct p2p_message *message = &point->message;
+    struct comms *comms = point->points->comm->comms;
+    uint64_t end_ns = comms->clock != NULL ? comms->clock() : now_ns;
+    uint64_t elements = message->sends ? message->count_elements : p2p_message_count(message);
+    uint64_t spent_ns = point_spent_ns(point, end_ns);
+    struct op_end end = {.kind = message->sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
+                         .result = result,
+                         .size_bytes = elements * dtype_size_bytes((enum dtype)message->dtype),
+                         .latency_ns = spent_ns,
+                         .run_ns = spent_ns};
+    op_counts_add(&comms->totals.ops, &end);
+}
+
 void comms_p2p_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns)
 {
     struct comms_p2p *point = (struct comms_p2p *)message;
     struct comms_p2ps *points = point->points;
     (void)context;
-    (void)now_ns;
+    point_count_end(point, result->status, now_ns);
     communicator_queue(points->comm);
     trace_message_done(points->comm->comm_id, point->ticket, message->sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
                        message->rank, message->tag, result->status);
@@ -175,6 +201,7 @@ static enum status point_new(struct comms_member *member, struct comms_fences *f
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for a message", comm->name);
     }
     comm->point_count++;
+    comm->comms->totals.messages_pending++;
     point->points = points;
     point->fences = fences;
     point->deadline.index = TIMER_NODE_DISARMED;

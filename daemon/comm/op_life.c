@@ -88,9 +88,47 @@ static void start_next(struct communicator *comm)
     } while (comm->start != NULL && comm->start->running);
 }
 
-static void op_finish(struct communicator_op *op, bool succeeded)
+/* The whole vector's size; of an operation with layouts, of the first local rank's blocks. */
+static uint64_t op_size_bytes(const struct communicator_op *op)
+{
+    const struct communicator *comm = op->comm;
+    const struct comms_buffers *buffers = op->posts[0].buffers;
+    uint64_t elements = op->terms.count_elements;
+    if (op_kind_has_blocks(op->terms.kind)) {
+        elements *= comm->terms.size;
+    }
+    if (op->terms.has_layouts && buffers != NULL) {
+        const uint64_t *layout =
+            buffers->input_layout != NULL ? buffers->input_layout : buffers->output_layout;
+        for (uint32_t i = 0; layout != NULL && i < comm->terms.size; i++) {
+            elements += layout[i];
+        }
+    }
+    return elements * dtype_size_bytes(op->terms.dtype);
+}
+
+static void op_count(const struct communicator_op *op, bool succeeded, uint64_t now_ns)
+{
+    const struct communicator *comm = op->comm;
+    struct comms_totals *totals = &comm->comms->totals;
+    enum status result = succeeded                          ? STATUS_OK
+                         : op->cause != NULL                ? op->cause->status
+                         : comm->state == COMMS_COMM_FAILED ? comm->cause.status
+                                                            : STATUS_INTERNAL;
+    struct op_end end = {.kind = op->terms.kind,
+                         .result = result,
+                         .size_bytes = op_size_bytes(op),
+                         .latency_ns = now_ns > op->first_post_ns ? now_ns - op->first_post_ns : 0,
+                         .run_ns =
+                             op->started_ns != 0 && now_ns > op->started_ns ? now_ns - op->started_ns : 0};
+    op_counts_add(&totals->ops, &end);
+    totals->ops_pending--;
+}
+
+static void op_finish(struct communicator_op *op, bool succeeded, uint64_t now_ns)
 {
     struct communicator *comm = op->comm;
+    op_count(op, succeeded, now_ns);
     if (comm->start == op) {
         start_next(comm);
     }
@@ -121,12 +159,13 @@ void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
     struct communicator *comm = first->comm;
     uint64_t seq = first->seq;
     uint32_t ops = first->terms.bucket_ops;
+    uint64_t end_ns = comm->comms->clock != NULL ? comm->comms->clock() : now_ns;
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *op = comms_op_at(comm, seq + i);
         if (result->status != STATUS_OK && comm->state != COMMS_COMM_FAILED) {
             op_set_cause(op, result);
         }
-        op_finish(op, result->status == STATUS_OK);
+        op_finish(op, result->status == STATUS_OK, end_ns);
     }
     comm->comms->now_ns = now_ns;
     comm->comms->tells_left = COMMS_TICK_TELLS;
@@ -143,18 +182,18 @@ void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_
     if (op->running) {
         exec_cancel(comm->exec, op_bucket_first(op), 1, cause, now_ns);
     } else {
-        op_finish(op, false);
+        op_finish(op, false, now_ns);
         communicator_queue(comm);
     }
 }
 
-void comms_op_fail_waiting(struct communicator *comm)
+void comms_op_fail_waiting(struct communicator *comm, uint64_t now_ns)
 {
     struct communicator_op *op, *next;
     DL_FOREACH_SAFE(comm->pending, op, next)
     {
         if (!op->running) {
-            op_finish(op, false);
+            op_finish(op, false, now_ns);
         }
     }
 }
@@ -362,7 +401,7 @@ static struct op_terms run_terms(const struct communicator_op *first)
 }
 
 /* Hands a bucket to exec. Every local rank has posted it, and all operations before it. */
-static enum status op_start(struct communicator_op *first, struct error *error)
+static enum status op_start(struct communicator_op *first, uint64_t now_ns, struct error *error)
 {
     struct communicator *comm = first->comm;
     uint32_t ops = first->terms.bucket_ops;
@@ -392,7 +431,9 @@ static enum status op_start(struct communicator_op *first, struct error *error)
     };
     status = exec_submit(comm->exec, &call, error);
     for (uint32_t part = 0; part < ops && status == STATUS_OK; part++) {
-        comms_op_at(comm, first->seq + part)->running = true;
+        struct communicator_op *op = comms_op_at(comm, first->seq + part);
+        op->running = true;
+        op->started_ns = now_ns;
         trace_op_matched(comm->comm_id, first->seq + part, first->terms.kind, 0, 0, counts[part]);
     }
 cleanup:
@@ -410,7 +451,7 @@ void comms_op_start_ready(struct communicator *comm, uint64_t now_ns)
         if (bucket_ready(op) != op) {
             return;
         }
-        if (op_start(op, &cause) == STATUS_OK) {
+        if (op_start(op, now_ns, &cause) == STATUS_OK) {
             start_next(comm);
         } else {
             op_fail_comm(comm, &cause, now_ns);

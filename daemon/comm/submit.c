@@ -90,6 +90,7 @@ static struct communicator_op *op_new(struct comms_member *member, const struct 
         op->first_pid = member->client.pid;
         op->first_post_ns = now_ns;
         op->timeout_ms = UINT64_MAX;
+        comm->comms->totals.ops_pending++;
         assert(comm->ops[seq % COMMS_PENDING_OPS_MAX] == NULL);
         comm->ops[seq % COMMS_PENDING_OPS_MAX] = op;
         op_queue(op);

@@ -10,6 +10,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/conf/credential.h"
+#include "daemon/conf/metrics_address.h"
 #include "daemon/conf/nodes.h"
 #include "daemon/conf/source.h"
 #include "daemon/conf/users.h"
@@ -30,6 +31,7 @@ enum setting_type {
     SETTING_GPUS,
     SETTING_IPC_HANDLES,
     SETTING_GROUP,
+    SETTING_METRICS,
     SETTING_NUMBER
 };
 
@@ -66,6 +68,7 @@ static const struct setting schema[] = {
     TEXT(socket_group, SETTING_GROUP, "", false),
     TEXT(admin_socket_path, SETTING_TEXT, "", false),
     TEXT(admin_group, SETTING_GROUP, "", false),
+    TEXT(metrics, SETTING_METRICS, "", false),
     TEXT(log_level, SETTING_LEVEL, "info", true),
     NUMBER(heartbeat_interval_ms, 500, 10, 60000, false),
     NUMBER(heartbeat_timeout_ms, 2500, 50, 600000, false),
@@ -136,6 +139,8 @@ static const char *text_expectation(enum setting_type type, const char *text)
                    : NULL;
     case SETTING_GROUP:
         return *text == '\0' || getgrnam(text) != NULL ? NULL : "the name of a group on this node";
+    case SETTING_METRICS:
+        return conf_metrics_expected(text);
     case SETTING_LEVEL:
         return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
     case SETTING_NUMBER:

@@ -48,6 +48,7 @@ struct conf {
     char *socket_group;
     char *admin_socket_path; /* "": as in proto/admin_socket.h */
     char *admin_group;       /* "": none */
+    char *metrics;           /* "": off; see metrics_address.h */
     char *log_level;
     uint64_t heartbeat_interval_ms;
     uint64_t heartbeat_timeout_ms;

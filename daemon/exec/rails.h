@@ -67,6 +67,13 @@ struct rails_traffic {
 /* All zero for an unknown peer. */
 void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffic *out);
 
+/* The connection of one rail, rail 0 excepted, to one node, as of about RAILS_PUBLISH_NS ago: whether it is
+ * up, and its counters. All zero for an unknown peer or rail. */
+void rails_link_statistics(const struct rails *rails, uint32_t peer, uint32_t rail,
+                           struct net_peer_statistics *out);
+/* How many rails have a network, rail 0 included. */
+uint32_t rails_network_count(const struct rails *rails);
+
 /* Deadline and timer: connections that are needed and not up are dialled again. */
 uint64_t rails_next_deadline_ns(const struct rails *rails);
 void rails_tick(struct rails *rails, uint64_t now_ns);

@@ -9,8 +9,10 @@
 
 /* The state of one rail's connection to one node; the counters include earlier connections. */
 struct rails_link {
-    _Atomic uint64_t sent_bytes, received_bytes, lost_packets; /* set by the rail periodically */
-    uint32_t wanted;                                           /* by this many communicators */
+    /* Set by the rail periodically: */
+    _Atomic uint64_t sent_bytes, received_bytes, sent_packets, received_packets, lost_packets, lost_bytes;
+    _Atomic uint64_t round_trip_ns;
+    uint32_t wanted; /* by this many communicators */
     bool up;
     bool dialling;
     struct backoff dial;

@@ -13,7 +13,11 @@ static bool publish(struct rails_link *link, const struct net_peer_statistics *s
                   seen->sent_bytes;
     is_new |= atomic_exchange_explicit(&link->received_bytes, seen->received_bytes, memory_order_relaxed) !=
               seen->received_bytes;
+    atomic_store_explicit(&link->sent_packets, seen->sent_packets, memory_order_relaxed);
+    atomic_store_explicit(&link->received_packets, seen->received_packets, memory_order_relaxed);
     atomic_store_explicit(&link->lost_packets, seen->lost_packets, memory_order_relaxed);
+    atomic_store_explicit(&link->lost_bytes, seen->lost_bytes, memory_order_relaxed);
+    atomic_store_explicit(&link->round_trip_ns, seen->round_trip_ns, memory_order_relaxed);
     return is_new;
 }
 
@@ -54,4 +58,27 @@ void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffi
                            link->why.text[0] == '\0' ? "" : ": ", link->why.text);
         }
     }
+}
+
+void rails_link_statistics(const struct rails *rails, uint32_t peer, uint32_t rail,
+                           struct net_peer_statistics *out)
+{
+    *out = (struct net_peer_statistics){.up = false};
+    if (peer >= rails->peer_count || rail == 0 || rail >= rails->network_count) {
+        return;
+    }
+    const struct rails_link *link = &rails->peers[peer]->links[rail];
+    out->up = link->up;
+    out->sent_bytes = atomic_load_explicit(&link->sent_bytes, memory_order_relaxed);
+    out->received_bytes = atomic_load_explicit(&link->received_bytes, memory_order_relaxed);
+    out->sent_packets = atomic_load_explicit(&link->sent_packets, memory_order_relaxed);
+    out->received_packets = atomic_load_explicit(&link->received_packets, memory_order_relaxed);
+    out->lost_packets = atomic_load_explicit(&link->lost_packets, memory_order_relaxed);
+    out->lost_bytes = atomic_load_explicit(&link->lost_bytes, memory_order_relaxed);
+    out->round_trip_ns = atomic_load_explicit(&link->round_trip_ns, memory_order_relaxed);
+}
+
+uint32_t rails_network_count(const struct rails *rails)
+{
+    return rails->network_count;
 }

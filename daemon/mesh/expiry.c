@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "proto/types.h"
 
@@ -33,6 +34,9 @@ static void warn_own(const struct expiry_certificate *own, uint64_t now_s)
     if (gmtime_r(&ends, &parts) != NULL) {
         (void)strftime(day, sizeof day, "%Y-%m-%d", &parts);
     }
+    struct history_about about = {
+        .kind = HISTORY_CERTIFICATE, .audience = HISTORY_FOR_ALL, .subject = own->name};
+    history_add(&about, "%s on %s: renew it", own->ends_s <= now_s ? "ended" : "ends", day);
     if (own->ends_s <= now_s) {
         log_warning("the certificate of node %s ended on %s: no new connection can be made; renew it "
                     "(commctl pki renew) and reload",
@@ -70,6 +74,9 @@ static void warn_others(struct expiry_certificate *others, size_t count, size_t 
         used += length > 0 && (size_t)length < sizeof names - used ? (size_t)length : 0;
         named++;
     }
+    struct history_about about = {.kind = HISTORY_CERTIFICATE, .audience = HISTORY_FOR_ALL};
+    history_add(&about, "%zu other nodes' certificates end within %d days: %s%s", soon, EXPIRY_WARN_DAYS,
+                names, soon > named ? ", ..." : "");
     log_warning("the certificates of %zu other nodes, as they showed them when they connected, end within %d "
                 "days: %s%s",
                 soon, EXPIRY_WARN_DAYS, names, soon > named ? ", ..." : "");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/history.h"
 #include "daemon/base/log.h"
 
 struct mesh_peer *mesh_peer_at(const struct mesh *mesh, uint32_t node)
@@ -156,6 +157,9 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     mesh_peer_arm(peer);
     log_info("node %s is up: commd %s, instance %016llx", peer->name, peer->version_text,
              (unsigned long long)peer->instance);
+    struct history_about about = {
+        .kind = HISTORY_NODE_UP, .audience = HISTORY_FOR_ALL, .subject = peer->name};
+    history_add(&about, "commd %s", peer->version_text);
     if (handler->node_up != NULL) {
         handler->node_up(handler->context, peer->index, now_ns);
     }
@@ -213,6 +217,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     }
     if (was_up) {
         struct error copy = *cause;
+        struct history_about about = {
+            .kind = HISTORY_NODE_DOWN, .audience = HISTORY_FOR_ALL, .subject = peer->name};
+        history_add(&about, "%s", cause->text);
         mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
         mesh_link_lost(peer);
         if (handler->node_down != NULL) {
@@ -251,6 +258,9 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
     }
     mesh_peer_arm(peer);
     log_info("node %s is removed: %s", peer->name, cause->text);
+    struct history_about about = {
+        .kind = HISTORY_NODE_REMOVED, .audience = HISTORY_FOR_ALL, .subject = peer->name};
+    history_add(&about, "%s", cause->text);
     net_remove_peer(mesh->net, node, cause);
 }
 

@@ -100,7 +100,10 @@ struct net_peer_statistics {
     uint64_t round_trip_ns; /* smoothed; 0 when unknown */
     uint64_t sent_bytes;
     uint64_t received_bytes;
+    uint64_t sent_packets;
+    uint64_t received_packets;
     uint64_t lost_packets;
+    uint64_t lost_bytes;      /* in lost packets; their data is sent again */
     uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
     bool closed_by_peer;      /* the peer ended the last closed connection and gave the cause */

@@ -250,7 +250,10 @@ void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
         ngtcp2_conn_get_conn_info2(connection->transport, &info);
         connection->peer->past.sent_bytes += info.bytes_sent;
         connection->peer->past.received_bytes += info.bytes_recv;
+        connection->peer->past.sent_packets += info.pkt_sent;
+        connection->peer->past.received_packets += info.pkt_recv;
         connection->peer->past.lost_packets += info.pkt_lost;
+        connection->peer->past.lost_bytes += info.bytes_lost;
     }
     uint64_t linger_ns = connection->forgotten ? 0 : 3 * ngtcp2_conn_get_pto2(connection->transport);
     quic_work_forget_connection(connection);

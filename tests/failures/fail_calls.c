@@ -266,7 +266,8 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 struct event;
 struct timeval;
 int __real_event_add(struct event *event, const struct timeval *limit);
-int __wrap_event_add(struct event *event, const struct timeval *limit);
+/* Visible, because libevent's HTTP library, a shared one, calls event_add, too: that call is not wrapped. */
+__attribute__((visibility("default"))) int __wrap_event_add(struct event *event, const struct timeval *limit);
 int __wrap_event_add(struct event *event, const struct timeval *limit)
 {
     static const struct fail_call call = {"event_add", {ENOMEM, ENOSPC}};

@@ -11,6 +11,7 @@ import unittest
 from cluster import BUILD, StandaloneTest
 
 VERBS = [[], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["users"], ["ping", "-n", "1", "other"], ["algorithms"], ["config", "show"], ["version"],
+         ["health"], ["events"], ["metrics"],
          ["bench", "--max-bytes", "8"]]
 
 
@@ -50,7 +51,7 @@ class Silent(unittest.TestCase):
         other.close()
 
     def test_help_needs_nobody(self):
-        for verb in ("status", "nodes", "ping", "plan", "bench", "gpus", "users", "pki", "config", "help"):
+        for verb in ("health", "events", "metrics", "status", "nodes", "ping", "plan", "bench", "gpus", "users", "pki", "config", "help"):
             done = commctl(self.path, verb, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""), verb)
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
@@ -77,6 +78,10 @@ class Silent(unittest.TestCase):
                 (["ping"], "ping: NODE: expected a node's name"), (["ping", "-n", "0", "b"], "ping: -n 0: expected how often, 1 to 1000000"),
                 (["ping", "-n", "", "b"], 'ping: -n "": expected how often'), (["ping", "b", "c"], "ping: c: expected one node"),
                 (["ping", "-x", "b"], "ping: -x: expected one node"), (["ping", "b", "-n"], "ping: -n: expected one node, and perhaps -n COUNT"),
+                (["health", "a", "b"], "health: b: expected the name of one check at most"), (["--watch", "events"], "events cannot be watched"),
+                (["events", "x"], "events: x: expected options alone"), (["events", "--after", "x"], "events: --after x: expected the sequence number"),
+                (["events", "--after", "-1"], "--after -1: expected the sequence"), (["events", "--bogus"], "unrecognized option '--bogus'"),
+                (["metrics", "x"], "metrics: x: expected no argument, or --open-metrics"), (["metrics", "--open-metrics", "x"], "metrics: x: expected"),
                 (["abort"], "abort: nothing: expected the name of one communicator"), (["abort", "a", "b"], "abort: b: expected the name of one"),
                 (["abort", "a", "--uid", "no such user"], "abort: --uid no such user: expected a user's number or name"),
                 (["disconnect"], "disconnect: nothing: expected the number of one process"),

@@ -119,8 +119,8 @@ __attribute__((constructor)) static void node_start_guard(void)
     (void)guard_start();
 }
 
-/* Makes a node with everything below the socket. */
-static inline struct node *node_new_bare(void)
+/* Makes a node with everything below the socket. net: of the mesh; null for a node that is alone. */
+static inline struct node *node_new_on(struct net *net)
 {
     struct node *node = calloc(1, sizeof *node);
     assert_non_null(node);
@@ -136,13 +136,18 @@ static inline struct node *node_new_bare(void)
     mesh_options.cluster_name = "blue";
     mesh_options.version_text = COMMD_VERSION_TEXT;
     mesh_options.instance = 77;
-    must(mesh_new(NULL, &mesh_options, &node->mesh, error));
+    must(mesh_new(net, &mesh_options, &node->mesh, error));
     must(exec_new(NULL, node_wake, node, &node->exec, error));
     must(p2p_new(NULL, node_wake, node, &node->p2p, error));
     struct comms_options comms_options = {
         .mesh = node->mesh, .exec = node->exec, .p2p = node->p2p, .seed_secure = 5, .slice_bytes = 65536};
     must(comms_new(&comms_options, &node->comms, error));
     return node;
+}
+
+static inline struct node *node_new_bare(void)
+{
+    return node_new_on(NULL);
 }
 
 static inline struct node *node_new(void)

@@ -299,13 +299,42 @@ static void test_what_is_said(void **state)
     budget_release(NULL, BUDGET_SESSIONS, 1);
 }
 
+/* What all accounts hold, and what was refused ever, also to those who are gone. */
+static void test_totals(void **state)
+{
+    (void)state;
+    struct budget *budget = budget_of(ALL);
+    struct budget_account *first = open_group(budget, 1, "a"), *second = open_group(budget, 1, "b");
+    struct budget_account *other = open_group(budget, 2, "");
+    struct budget_totals totals;
+    assert_true(charge(first, 3) && charge(second, 4) && charge(other, 5));
+    refused(other, ALL + 1, "hold"); /* twice */
+    budget_totals(budget, &totals);
+    assert_int_equal(totals.users, 2);
+    assert_int_equal(totals.used[BUDGET_SESSIONS], 12);
+    assert_int_equal(totals.all[BUDGET_SESSIONS], ALL);
+    assert_int_equal(totals.refused[BUDGET_SESSIONS], 2);
+    assert_int_equal(totals.refused[BUDGET_MEMORIES], 0);
+    budget_release(other, BUDGET_SESSIONS, 5);
+    budget_close(other);
+    budget_totals(budget, &totals);
+    assert_int_equal(totals.users, 1);
+    assert_int_equal(totals.used[BUDGET_SESSIONS], 7);
+    assert_int_equal(totals.refused[BUDGET_SESSIONS], 2);
+    budget_release(first, BUDGET_SESSIONS, 3);
+    budget_release(second, BUDGET_SESSIONS, 4);
+    budget_close(first);
+    budget_close(second);
+    budget_free(budget);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shares),       cmocka_unit_test(test_groups),
         cmocka_unit_test(test_ceilings),     cmocka_unit_test(test_large_numbers),
         cmocka_unit_test(test_random_users), cmocka_unit_test(test_place_later),
-        cmocka_unit_test(test_what_is_said),
+        cmocka_unit_test(test_what_is_said), cmocka_unit_test(test_totals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -230,6 +230,52 @@ static void test_bad_signal_is_an_error(void **state)
     assert_non_null(strstr(error.text, "signal 9"));
 }
 
+/* --- lag --- */
+
+static void busy(uint64_t ns)
+{
+    uint64_t until_ns = loop_now_ns() + ns;
+    while (loop_now_ns() < until_ns) {
+    }
+}
+
+static void timer_is_busy(void *context, uint64_t now_ns)
+{
+    (void)now_ns;
+    busy(*(const uint64_t *)context);
+}
+
+/* A timer that comes late because of another one's work, and a turn after long work outside of the loop.
+ * Waiting is no lag. The worst is forgotten after two windows. */
+static void test_lag(void **state)
+{
+    struct fixture *fixture = *state;
+    struct error error;
+    struct loop_timer *first, *second;
+    uint64_t long_ns = 30 * TIME_MS, nothing = 0;
+    assert_int_equal(loop_timer_new(fixture->loop, timer_is_busy, &long_ns, &first, &error), STATUS_OK);
+    assert_int_equal(loop_timer_new(fixture->loop, timer_is_busy, &nothing, &second, &error), STATUS_OK);
+    uint64_t now_ns = loop_now_ns();
+    loop_timer_set(second, now_ns + 20 * TIME_MS);
+    turn(fixture->loop, TURN_MS);
+    assert_true(loop_lag_ns(fixture->loop, loop_now_ns()) < 20 * TIME_MS);
+    now_ns = loop_now_ns();
+    loop_timer_set(first, now_ns + 5 * TIME_MS);
+    loop_timer_set(second, now_ns + 6 * TIME_MS);
+    turn(fixture->loop, TURN_MS);
+    turn(fixture->loop, TURN_MS);
+    assert_true(loop_lag_ns(fixture->loop, loop_now_ns()) >= 25 * TIME_MS);
+    loop_timer_set(second, loop_now_ns() + TIME_MS);
+    busy(60 * TIME_MS);
+    turn(fixture->loop, TURN_MS);
+    now_ns = loop_now_ns();
+    assert_true(loop_lag_ns(fixture->loop, now_ns) >= 55 * TIME_MS);
+    assert_true(loop_lag_ns(fixture->loop, now_ns + LOOP_LAG_WINDOW_NS) >= 55 * TIME_MS);
+    assert_int_equal(loop_lag_ns(fixture->loop, now_ns + 2ull * LOOP_LAG_WINDOW_NS), 0);
+    loop_timer_free(first);
+    loop_timer_free(second);
+}
+
 int main(void)
 {
 #define LOOP_TEST(function) cmocka_unit_test_setup_teardown(function, fixture_make, fixture_free)
@@ -242,6 +288,7 @@ int main(void)
         LOOP_TEST(test_watches_pause_each_other_when_ready),
         LOOP_TEST(test_signals_arrive_on_the_loop),
         LOOP_TEST(test_bad_signal_is_an_error),
+        LOOP_TEST(test_lag),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,6 +93,29 @@ static void test_all_to_all(void **state)
     layouts_stop(&layouts);
 }
 
+/* Where these are counted: by their result, and with the size that the first local rank's blocks have. */
+static void test_counted(void **state)
+{
+    (void)state;
+    struct layouts layouts;
+    layouts_start(&layouts);
+    const struct comms_totals *totals = comms_totals(world.nodes[0].comms);
+    const struct op_counts_cell *cell = &totals->ops.cells[OP_KIND_ALL_TO_ALL][0];
+    layouts_post(&layouts, OP_KIND_ALL_TO_ALL, (uint64_t[]){0, 0});
+    assert_int_equal(cell->results[STATUS_OK], 1);
+    assert_int_equal(cell->bytes, RANKS * BLOCK * sizeof(int32_t));
+    assert_int_equal(histogram_count(&cell->latency_ns), 1);
+    layouts.counts[1][2 * RANKS + 1] = 0;
+    layouts_post(&layouts, OP_KIND_ALL_TO_ALL, (uint64_t[]){0, 0});
+    assert_int_equal(cell->results[STATUS_MISMATCH], 1);
+    assert_int_equal(cell->results[STATUS_OK], 1);
+    assert_int_equal(histogram_count(&cell->latency_ns), 1);
+    assert_int_equal(totals->ops_pending, 0);
+    assert_int_equal(totals->formed, 1);
+    assert_int_equal(totals->communicators[COMMS_COMM_FORMED], 1);
+    layouts_stop(&layouts);
+}
+
 /* The root would read beyond another rank's block. */
 static void test_gather(void **state)
 {
@@ -182,8 +205,8 @@ static void test_fitting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_to_all),  cmocka_unit_test(test_gather),  cmocka_unit_test(test_scatter),
-        cmocka_unit_test(test_found_early), cmocka_unit_test(test_fitting),
+        cmocka_unit_test(test_all_to_all), cmocka_unit_test(test_counted),     cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_scatter),    cmocka_unit_test(test_found_early), cmocka_unit_test(test_fitting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,155 @@
+#ifndef TESTS_UNIT_API_METRICS_NODE_H
+#define TESTS_UNIT_API_METRICS_NODE_H
+
+#include "daemon/api/metrics.h"
+#include "daemon/exec/rails_internal.h"
+#include "tests/unit/api/api_node.h"
+
+/* A node with as many peers, rails and communicators as wanted, for its metrics: nothing travels, and every
+ * counter has many digits. */
+#define MANY UINT64_C(123456789012345)
+#define PEER_NAME_FORMAT "gpu-node-%03u"
+
+static inline enum status fake_add_peer(struct net *net, const char *name, const char *address,
+                                        uint32_t *peer, struct error *error)
+{
+    (void)name;
+    (void)address;
+    (void)error;
+    *peer = net->users_peers++;
+    return STATUS_OK;
+}
+
+static inline enum status fake_connect(struct net *net, uint32_t peer, struct error *error)
+{
+    (void)net;
+    (void)peer;
+    (void)error;
+    return STATUS_OK;
+}
+
+static inline void fake_peer_statistics(const struct net *net, uint32_t peer, struct net_peer_statistics *out)
+{
+    (void)net;
+    *out = (struct net_peer_statistics){.up = true,
+                                        .round_trip_ns = 123456789,
+                                        .sent_bytes = MANY + peer,
+                                        .received_bytes = MANY,
+                                        .sent_packets = MANY,
+                                        .received_packets = MANY,
+                                        .lost_packets = MANY,
+                                        .lost_bytes = MANY,
+                                        .connected_count = 1,
+                                        .certificate_ends_s = 1800000000};
+}
+
+static inline void fake_statistics(const struct net *net, struct net_statistics *out)
+{
+    (void)net;
+    *out = (struct net_statistics){.received_datagrams = MANY, .certificate_ends_s = 1800000000};
+}
+
+static const struct net_operations fake_operations = {.add_peer = fake_add_peer,
+                                                      .connect = fake_connect,
+                                                      .peer_statistics = fake_peer_statistics,
+                                                      .statistics = fake_statistics};
+
+/* The part of the rails that metrics read. */
+static inline struct rails *fake_rails_new(uint32_t peers, uint32_t rails)
+{
+    struct rails *out = calloc(1, sizeof *out);
+    assert_non_null(out);
+    out->network_count = rails;
+    out->peer_count = peers;
+    out->peers = calloc(peers, sizeof *out->peers);
+    assert_non_null(out->peers);
+    for (uint32_t i = 0; i < peers; i++) {
+        out->peers[i] = calloc(1, sizeof *out->peers[i]);
+        assert_non_null(out->peers[i]);
+        for (uint32_t rail = 1; rail < rails; rail++) {
+            struct rails_link *link = &out->peers[i]->links[rail];
+            link->up = true;
+            link->sent_bytes = link->received_bytes = link->sent_packets = MANY;
+            link->received_packets = link->lost_packets = link->lost_bytes = MANY;
+            link->round_trip_ns = 123456789;
+        }
+    }
+    return out;
+}
+
+static inline void fake_rails_free(struct rails *rails)
+{
+    for (uint32_t i = 0; i < rails->peer_count; i++) {
+        free(rails->peers[i]);
+    }
+    free(rails->peers);
+    free(rails);
+}
+
+struct metrics_node {
+    struct net net;
+    struct rails *rails;
+    struct node *node;
+    struct client client;
+};
+
+static inline struct metrics_node *metrics_node_new(uint32_t peers, uint32_t rails, const char *metrics)
+{
+    struct metrics_node *own = calloc(1, sizeof *own);
+    assert_non_null(own);
+    own->net.operations = &fake_operations;
+    own->node = node_new_on(&own->net);
+    for (uint32_t i = 0; i < peers; i++) {
+        char name[32];
+        uint32_t index;
+        snprintf(name, sizeof name, PEER_NAME_FORMAT, i);
+        must(mesh_add_node(own->node->mesh, name, "192.0.2.1:7400", &index, error));
+    }
+    own->rails = fake_rails_new(peers, rails);
+    struct api_options options = node_api_options(own->node);
+    options.standalone = false;
+    options.net = &own->net;
+    options.rails = own->rails;
+    options.metrics = metrics;
+    must(api_new(own->node->loop, &options, loop_now_ns(), &own->node->api, error));
+    return own;
+}
+
+static inline void metrics_node_free(struct metrics_node *own)
+{
+    node_free(own->node);
+    fake_rails_free(own->rails);
+    free(own);
+}
+
+/* Every kind, size and bucket of operations has happened, with three results. */
+static inline void metrics_node_fill_ops(struct metrics_node *own)
+{
+    struct op_counts *counts = (struct op_counts *)(uintptr_t)&comms_totals(own->node->comms)->ops;
+    for (unsigned kind = 0; kind < OP_KIND_COUNT; kind++) {
+        for (unsigned class = 0; class < OP_COUNTS_CLASSES; class ++) {
+            struct op_counts_cell *cell = &counts->cells[kind][class];
+            cell->results[STATUS_OK] = cell->results[STATUS_TIMED_OUT] = cell->results[STATUS_RANK_LOST] =
+                MANY;
+            cell->bytes = MANY;
+            for (size_t i = 0; i <= HISTOGRAM_BUCKETS_MAX; i++) {
+                cell->latency_ns.counts[i] = cell->bandwidth.counts[i] = MANY / 1000;
+            }
+            cell->latency_ns.sum = cell->bandwidth.sum = MANY;
+        }
+    }
+}
+
+/* Communicators of one rank each, of one client. */
+static inline void metrics_node_form(struct metrics_node *own, uint32_t count)
+{
+    own->client = client_new(own->node);
+    for (uint32_t i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "training-%u", (unsigned)i);
+        uint64_t id = client_send_init(&own->client, i + 1, name, 0, 1);
+        event_free(client_expect_reply(&own->client, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
+    }
+}
+
+#endif

@@ -1,9 +1,12 @@
 #include <getopt.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/log_writer.h"
@@ -147,6 +150,33 @@ static enum status begin_trace(struct error *error)
     return trace_begin(areas, error);
 }
 
+/* Root may read every key. Whether the service's user may read this one, root's check cannot tell. */
+static void note_owner_of_key(const struct conf *conf)
+{
+    struct stat file;
+    if (geteuid() == 0 && !conf->standalone && stat(conf->key, &file) == 0) {
+        const struct passwd *owner = getpwuid(file.st_uid);
+        printf("checked as root: %s belongs to %s (uid %u), so commd must run as that user or as root\n",
+               conf->key, owner != NULL ? owner->pw_name : "nobody known", (unsigned)file.st_uid);
+    }
+}
+
+static int check_configuration(const struct conf_options *conf_options)
+{
+    struct configuration configuration;
+    struct error error;
+    if (configuration_prepare(conf_options, NULL, &configuration, &error) != STATUS_OK) {
+        fprintf(stderr, "commd: %s\n", error.text);
+        return EXIT_CONFIG;
+    }
+    const struct conf *conf = configuration.conf;
+    printf("%s: fine: node %s%s, %zu other nodes\n", conf->path[0] != '\0' ? conf->path : "no file",
+           conf->node_name, conf->standalone ? ", standalone" : "", conf->node_count);
+    note_owner_of_key(conf);
+    configuration_free(&configuration);
+    return EXIT_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
     static struct command_line line;
@@ -159,15 +189,7 @@ int main(int argc, char **argv)
     }
     struct error error;
     if (line.check_only) {
-        struct conf *conf;
-        if (configuration_check(&line.daemon.conf, &conf, &error) != STATUS_OK) {
-            fprintf(stderr, "commd: %s\n", error.text);
-            return EXIT_CONFIG;
-        }
-        printf("%s: fine: node %s%s, %zu other nodes\n", conf->path[0] != '\0' ? conf->path : "no file",
-               conf->node_name, conf->standalone ? ", standalone" : "", conf->node_count);
-        conf_free(conf);
-        return EXIT_SUCCESS;
+        return check_configuration(&line.daemon.conf);
     }
     raise_descriptor_limit();
     (void)signal(SIGPIPE, SIG_IGN); /* a closed log or socket must not end the process */

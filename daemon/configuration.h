@@ -4,22 +4,30 @@
 #include "daemon/conf/conf.h"
 #include "daemon/net/quic.h"
 
-/* The steps that the start, a reload and --check-config share. */
-
-/* conf_load, and the checks that need higher layers. The caller frees *out. */
-enum status configuration_load(const struct conf_options *options, struct conf **out,
-                               struct error *error) COMM_MUST_USE;
-
-/* The options of net_quic_new. They point into conf. */
-struct quic_options configuration_quic(const struct conf *conf);
+/*
+ * A configuration that is read and checked completely. The start, a reload and --check-config share this, so
+ * they accept and refuse the same files, in the same words. What is left to the start is to bind sockets.
+ */
+struct configuration {
+    struct conf *conf;
+    struct quic_tls *certificates; /* null: standalone */
+    int family;                    /* of the network's socket: AF_INET or AF_INET6; 0: standalone */
+    uint32_t rail_count;           /* network threads, the main one included */
+    uint32_t thread_count;         /* at least rail_count */
+};
 
 /*
- * configuration_load. If other nodes are configured, it also checks that certificate, key, authority and
- * revocation list can be used. It binds nothing. If systemd keeps the key from this process (in ExecReload=),
- * neither the key nor what belongs to it is checked. The caller frees *out. CONFIG or CERTIFICATE: the text
- * names the file.
+ * conf_load, and the checks that need higher layers: algorithms, paths of sockets, the ports of all rails,
+ * our own address, certificate, key, authority and revocation list. It may ask a name server for our own
+ * address, unless `present` is given: the configuration in force, whose socket stays bound, when it is loaded
+ * again. The caller calls configuration_free. CONFIG or CERTIFICATE: the text says where, which setting, what
+ * was found, and what was expected. UNREACHABLE: our own address has a name that is not known.
  */
-enum status configuration_check(const struct conf_options *options, struct conf **out,
-                                struct error *error) COMM_MUST_USE;
+enum status configuration_prepare(const struct conf_options *options, const struct configuration *present,
+                                  struct configuration *out, struct error *error) COMM_MUST_USE;
+void configuration_free(struct configuration *configuration);
+
+/* The options of net_quic_new. They point into the configuration. */
+struct quic_options configuration_quic(const struct configuration *configuration);
 
 #endif

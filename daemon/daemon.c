@@ -29,13 +29,14 @@
 #include "daemon/net/quic.h"
 #include "daemon/net/stream_parking.h"
 #include "daemon/nodes.h"
+#include "daemon/reload.h"
 #include "daemon/sockets.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
 
 struct daemon {
     const struct daemon_options *options;
-    struct conf *conf;
+    struct configuration configuration;
     struct loop *loop;
     struct fd_reaper *fd_reaper;
     struct unmapper *unmapper;
@@ -47,7 +48,7 @@ struct daemon {
     struct exec *exec;
     struct p2p *p2p;
     struct workers *workers;
-    uint32_t rail_count, thread_count;
+    struct nodes *nodes;
     struct comms *comms;
     struct api *api;
     struct loop_timer *tick;
@@ -65,6 +66,7 @@ struct daemon {
 /* How often a drain checks whether everything is done. */
 #define DRAIN_POLL_NS (20 * TIME_MS)
 #define TURN_MAX_MS 3600000u
+#define OWN_NAME_WAIT_S 60u /* less than TimeoutStartSec= of a unit */
 #define CERTIFICATES_CHECK_NS (3600 * TIME_S)
 #define SPIN_LOOK_NS (20 * TIME_US) /* between checks of descriptors while spinning */
 
@@ -75,6 +77,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(daemon->p2p));
     deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(workers_rails(daemon->workers)));
+    deadline_ns = time_min(deadline_ns, nodes_next_deadline_ns(daemon->nodes));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
     if (daemon->draining) {
         deadline_ns = time_min(deadline_ns, time_after(now_ns, DRAIN_POLL_NS));
@@ -85,6 +88,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 static void daemon_tick(void *context, uint64_t now_ns)
 {
     struct daemon *daemon = context;
+    nodes_tick(daemon->nodes, now_ns);
     mesh_tick(daemon->mesh, now_ns);
     if (now_ns >= daemon->certificates_ns) {
         mesh_check_certificates(daemon->mesh, (uint64_t)time(NULL));
@@ -146,28 +150,13 @@ static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
         return;
     }
     log_info("%s: draining, for at most %llu ms", strsignal(signal_number),
-             (unsigned long long)daemon->conf->drain_timeout_ms);
+             (unsigned long long)daemon->configuration.conf->drain_timeout_ms);
     history_note(HISTORY_DRAIN, HISTORY_FOR_ALL, "%s", strsignal(signal_number));
     sd_notify(0, "STOPPING=1\nSTATUS=Draining");
     daemon->draining = true;
-    daemon->drain_deadline_ns = time_after(now_ns, daemon->conf->drain_timeout_ms * TIME_MS);
+    daemon->drain_deadline_ns = time_after(now_ns, daemon->configuration.conf->drain_timeout_ms * TIME_MS);
     api_drain(daemon->api);
     comms_drain(daemon->comms);
-}
-
-static void daemon_set_log_level(const struct conf *conf)
-{
-    enum log_level level;
-    if (log_level_from_text(conf->log_level, &level)) {
-        log_set_level(level);
-    }
-}
-
-static enum api_ipc_handles ipc_handles(const struct conf *conf)
-{
-    return strcmp(conf->cuda_ipc_handles, "refuse") == 0   ? API_IPC_HANDLES_REFUSE
-           : strcmp(conf->cuda_ipc_handles, "accept") == 0 ? API_IPC_HANDLES_ACCEPT
-                                                           : API_IPC_HANDLES_AUTO;
 }
 
 static void daemon_watchdog(void *context, uint64_t now_ns)
@@ -177,99 +166,59 @@ static void daemon_watchdog(void *context, uint64_t now_ns)
     loop_timer_set(daemon->watchdog, time_after(now_ns, daemon->watchdog_interval_ns));
 }
 
-static void daemon_visit_settings(void *context, api_setting_function *visit, void *visit_context)
+/* --- The configuration --- */
+
+static void daemon_visit_settings(void *context, conf_visit_function *visit, void *visit_context)
 {
     const struct daemon *daemon = context;
-    conf_visit(daemon->conf, visit, visit_context);
+    conf_visit(daemon->configuration.conf, visit, visit_context);
 }
 
-/* Does the steps of a reload that may fail, before any of it takes effect. */
-static enum status daemon_load(const struct daemon *daemon, struct conf **conf,
-                               struct quic_tls **certificates, struct error *error)
+static enum status daemon_reload(void *context, struct conf_changes *changes, uint64_t now_ns,
+                                 struct error *error)
 {
-    enum status status = configuration_load(&daemon->options->conf, conf, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (strcmp((*conf)->node_name, daemon->conf->node_name) != 0) {
-        status =
-            error_set(error, STATUS_CONFIG, "node_name changes from \"%s\" to \"%s\" only with a restart",
-                      daemon->conf->node_name, (*conf)->node_name);
-    } else if ((*conf)->standalone != daemon->conf->standalone) {
-        status = error_set(error, STATUS_CONFIG, "%s: %s only with a restart", (*conf)->path,
-                           (*conf)->standalone ? "nodes: none is listed: a node leaves its cluster"
-                                               : "nodes: a standalone node joins a cluster");
-    } else if (!daemon->conf->standalone) {
-        struct quic_options options = configuration_quic(*conf);
-        status = net_quic_load(&options, certificates, error);
-    }
-    if (status != STATUS_OK) {
-        conf_free(*conf);
-        *conf = NULL;
+    struct daemon *daemon = context;
+    struct reload reload = {.options = &daemon->options->conf,
+                            .configuration = &daemon->configuration,
+                            .net = daemon->net,
+                            .workers = daemon->workers,
+                            .nodes = daemon->nodes,
+                            .comms = daemon->comms,
+                            .api = daemon->api};
+    return reload_run(&reload, changes, now_ns, error);
+}
+
+static void daemon_hang_up(void *context, int signal_number, uint64_t now_ns)
+{
+    struct conf_changes changes = {0};
+    struct error error;
+    (void)signal_number;
+    enum status status = daemon_reload(context, &changes, now_ns, &error);
+    (void)status; /* the log says it */
+    conf_changes_free(&changes);
+}
+
+static enum status daemon_log_level(void *context, const char *level, struct error *error)
+{
+    struct daemon *daemon = context;
+    struct conf *conf = daemon->configuration.conf;
+    enum status status = conf_set_text(conf, "log_level", level, "commctl", error);
+    if (status == STATUS_OK) {
+        reload_set_log_level(conf);
+        log_info("log level %s until the next reload or restart", conf->log_level);
     }
     return status;
 }
 
-static void daemon_use_certificates(struct daemon *daemon, struct quic_tls *certificates)
-{
-    struct error error;
-    if (certificates != NULL) {
-        net_quic_use(daemon->net, certificates);
-        if (workers_use_certificates(daemon->workers, certificates, &error) != STATUS_OK) {
-            log_error("reload: %s", error.text);
-        }
-        net_quic_unload(certificates);
-    }
-}
-
-static void daemon_set_user_limits(struct daemon *daemon, const struct conf *conf)
-{
-    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
-        api_set_user_limit(daemon->api, (enum budget_kind)kind, conf->user_limits[kind]);
-    }
-}
-
-static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
-{
-    (void)signal_number;
-    struct daemon *daemon = context;
-    struct error error;
-    struct conf *conf = NULL;
-    struct quic_tls *certificates = NULL;
-    char notice[96];
-    snprintf(notice, sizeof notice, "RELOADING=1\nMONOTONIC_USEC=%llu",
-             (unsigned long long)(now_ns / TIME_US));
-    sd_notify(0, notice);
-    if (daemon_load(daemon, &conf, &certificates, &error) != STATUS_OK) {
-        log_error("reload: %s; configuration and certificates stay as they were", error.text);
-        history_note(HISTORY_RELOAD_FAILED, HISTORY_FOR_ADMINISTRATORS, "%s", error.text);
-        sd_notify(0, "READY=1");
-        return;
-    }
-    const char *key;
-    if (conf_needs_restart(daemon->conf, conf, &key)) {
-        log_warning("reload: %s changes only with a restart", key);
-    }
-    daemon_set_log_level(conf);
-    api_set_ipc_handles(daemon->api, ipc_handles(conf));
-    daemon_set_user_limits(daemon, conf);
-    nodes_update(daemon->mesh, workers_rails(daemon->workers), conf, now_ns);
-    daemon_use_certificates(daemon, certificates);
-    conf_free(daemon->conf);
-    daemon->conf = conf;
-    comms_recheck_users(daemon->comms, now_ns);
-    log_info("reload: done");
-    history_note(HISTORY_RELOADED, HISTORY_FOR_ALL, "done");
-    sd_notify(0, "READY=1");
-}
+/* --- Construction --- */
 
 static enum status daemon_make_net(struct daemon *daemon, struct error *error)
 {
-    const struct conf *conf = daemon->conf;
+    const struct conf *conf = daemon->configuration.conf;
     if (conf->standalone) {
         return STATUS_OK;
     }
-    struct quic_options options = configuration_quic(conf);
+    struct quic_options options = configuration_quic(&daemon->configuration);
     enum status status = net_quic_new(daemon->loop, &options, &daemon->net, error);
     if (status == STATUS_OK) {
         net_set_parking(daemon->net, &daemon->parking);
@@ -279,7 +228,7 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
 
 static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
 {
-    const struct conf *conf = daemon->conf;
+    const struct conf *conf = daemon->configuration.conf;
     struct mesh_options options;
     mesh_options_default(&options);
     options.node_name = conf->node_name;
@@ -291,6 +240,8 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     options.reconnect_min_ns = conf->reconnect_min_ms * TIME_MS;
     options.reconnect_max_ns = conf->reconnect_max_ms * TIME_MS;
     options.probe_interval_ns = conf->probe_interval_ms * TIME_MS;
+    options.slice_bytes = conf->slice_bytes;
+    options.algorithms = conf->algorithms;
     enum status status = random_secure(&options.instance, sizeof options.instance, error);
     if (status != STATUS_OK) {
         return status;
@@ -300,57 +251,44 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     return mesh_new(daemon->net, &options, &daemon->mesh, error);
 }
 
-/* Several nodes on one loopback address may use neighbouring ports. So there, further rails are used only if
- * the configuration asks for them. */
-static bool is_loopback(const char *address)
-{
-    return strncmp(address, "127.", 4) == 0 || strncmp(address, "[::1]", 5) == 0 ||
-           strncmp(address, "localhost", 9) == 0;
-}
-
-/*
- * Counts the processors that this process may run on: CPUAffinity of a unit, or a container, may limit them.
- */
-static long daemon_processors(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
-}
-
 static enum status daemon_make_workers(struct daemon *daemon, struct error *error)
 {
-    const struct conf *conf = daemon->conf;
-    long processors = daemon_processors();
-    struct quic_options quic = configuration_quic(conf);
-    uint32_t rails = is_loopback(conf->listen) ? 1 : workers_rails_default(processors);
-    uint32_t threads = workers_threads_default(processors);
-    rails = conf->rails != 0 ? (uint32_t)conf->rails : rails;
-    rails = conf->standalone ? 1 : rails;
-    threads = conf->worker_threads != 0 ? (uint32_t)conf->worker_threads : threads;
-    threads = threads < rails ? rails : threads;
+    const struct conf *conf = daemon->configuration.conf;
+    struct quic_options quic = configuration_quic(&daemon->configuration);
     struct workers_options options = {.loop = daemon->loop,
                                       .exec = daemon->exec,
                                       .gpus = daemon->gpus,
                                       .parking = &daemon->parking,
-                                      .thread_count = threads,
-                                      .rail_count = rails,
+                                      .thread_count = daemon->configuration.thread_count,
+                                      .rail_count = daemon->configuration.rail_count,
                                       .quic = conf->standalone ? NULL : &quic,
                                       .node_name = conf->node_name,
                                       .reconnect_min_ns = conf->reconnect_min_ms * TIME_MS,
                                       .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};
-    enum status status = workers_new(&options, &daemon->workers, error);
+    daemon->spin.enabled = workers_processors() > 1;
+    return workers_new(&options, &daemon->workers, error);
+}
+
+static enum status daemon_make_nodes(struct daemon *daemon, struct error *error)
+{
+    const struct conf *conf = daemon->configuration.conf;
+    struct nodes_options options = {.loop = daemon->loop,
+                                    .mesh = daemon->mesh,
+                                    .rails = workers_rails(daemon->workers),
+                                    .family = daemon->configuration.family,
+                                    .retry_min_ns = conf->reconnect_min_ms * TIME_MS,
+                                    .retry_max_ns = conf->reconnect_max_ms * TIME_MS,
+                                    .seed = mesh_own_instance(daemon->mesh)};
+    enum status status = nodes_new(&options, &daemon->nodes, error);
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
-        status = nodes_add(daemon->mesh, workers_rails(daemon->workers), &conf->nodes[i], error);
+        status = nodes_add(daemon->nodes, &conf->nodes[i], error);
     }
-    daemon->spin.enabled = processors > 1;
-    daemon->rail_count = rails;
-    daemon->thread_count = threads;
     return status;
 }
 
 static enum status daemon_make_api(struct daemon *daemon, struct error *error)
 {
-    const struct conf *conf = daemon->conf;
+    const struct conf *conf = daemon->configuration.conf;
     struct daemon_sockets sockets;
     enum status status = daemon_sockets_take(conf, &sockets, error);
     if (status != STATUS_OK) {
@@ -371,7 +309,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .fd_reaper = daemon->fd_reaper,
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
-                                  .ipc_handles = ipc_handles(conf),
+                                  .ipc_handles = reload_ipc_handles(conf),
                                   .unmapper = daemon->unmapper,
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
@@ -379,10 +317,12 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .metrics = conf->metrics,
                                   .started_ns = loop_now_ns(),
                                   .visit_settings = daemon_visit_settings,
+                                  .reload = daemon_reload,
+                                  .set_log_level = daemon_log_level,
                                   .settings_context = daemon};
     status = api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
     if (status == STATUS_OK) {
-        daemon_set_user_limits(daemon, conf);
+        reload_set_user_limits(daemon->api, conf);
     }
     return status;
 }
@@ -395,7 +335,7 @@ static enum status daemon_make_signals(struct daemon *daemon, struct error *erro
         status = loop_signal(daemon->loop, SIGINT, daemon_drain, daemon, error);
     }
     if (status == STATUS_OK) {
-        status = loop_signal(daemon->loop, SIGHUP, daemon_reload, daemon, error);
+        status = loop_signal(daemon->loop, SIGHUP, daemon_hang_up, daemon, error);
     }
     if (status == STATUS_OK) {
         status = loop_timer_new(daemon->loop, daemon_tick, daemon, &daemon->tick, error);
@@ -413,17 +353,36 @@ static enum status daemon_make_signals(struct daemon *daemon, struct error *erro
 static bool daemon_user_may(void *context, uint32_t uid, const char *node)
 {
     const struct daemon *daemon = context;
-    return conf_user_may(daemon->conf, uid, node);
+    return conf_user_may(daemon->configuration.conf, uid, node);
+}
+
+/*
+ * A machine may start before its name server. systemd gives up a service that fails several times in a row,
+ * so commd itself waits for this node's own name.
+ */
+static enum status daemon_configure(struct daemon *daemon, struct error *error)
+{
+    const struct conf_options *options = &daemon->options->conf;
+    struct error why;
+    enum status status = configuration_prepare(options, NULL, &daemon->configuration, &why);
+    for (unsigned second = 0; status == STATUS_UNREACHABLE && second < OWN_NAME_WAIT_S; second++) {
+        if (second == 0) {
+            log_warning("%s; asking again for %u s", why.text, OWN_NAME_WAIT_S);
+        }
+        (void)nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        status = configuration_prepare(options, NULL, &daemon->configuration, &why);
+    }
+    return status == STATUS_OK ? STATUS_OK : error_set(error, status, "%s", why.text);
 }
 
 /* Makes the parts that all others need. The fd_reaper is made before there are threads and GPUs. */
 static enum status daemon_make_base(struct daemon *daemon, struct error *error)
 {
-    enum status status = configuration_load(&daemon->options->conf, &daemon->conf, error);
+    enum status status = daemon_configure(daemon, error);
     if (status != STATUS_OK) {
         return status;
     }
-    daemon_set_log_level(daemon->conf);
+    reload_set_log_level(daemon->configuration.conf);
     (void)guard_start();
     status = loop_new(&daemon->loop, error);
     if (status == STATUS_OK) {
@@ -433,7 +392,7 @@ static enum status daemon_make_base(struct daemon *daemon, struct error *error)
         status = unmapper_new(daemon->loop, &daemon->unmapper, error);
     }
     if (status == STATUS_OK) {
-        daemon_sockets_await_predecessor(daemon->conf);
+        daemon_sockets_await_predecessor(daemon->configuration.conf);
     }
     return status;
 }
@@ -452,7 +411,7 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
         return status;
     }
     p2p_set_clock(daemon->p2p, loop_now_ns);
-    status = gpus_open(daemon->conf, &daemon->gpus, &gpus_absent, error);
+    status = gpus_open(daemon->configuration.conf, &daemon->gpus, &gpus_absent, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -466,15 +425,15 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
 
 static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
 {
-    struct comms_options options = {.rail_count = daemon->rail_count,
+    struct comms_options options = {.rail_count = daemon->configuration.rail_count,
                                     .mesh = daemon->mesh,
                                     .exec = daemon->exec,
                                     .p2p = daemon->p2p,
                                     .user_may = daemon_user_may,
                                     .user_may_context = daemon,
                                     .clock = loop_now_ns,
-                                    .slice_bytes = daemon->conf->slice_bytes,
-                                    .algorithms = daemon->conf->algorithms};
+                                    .slice_bytes = daemon->configuration.conf->slice_bytes,
+                                    .algorithms = daemon->configuration.conf->algorithms};
     enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
     return status != STATUS_OK ? status : comms_new(&options, &daemon->comms, error);
 }
@@ -482,8 +441,8 @@ static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
     static enum status (*const parts[])(struct daemon * daemon, struct error * error) = {
-        daemon_make_base,    daemon_make_net,   daemon_make_mesh,    daemon_make_engines,
-        daemon_make_workers, daemon_make_comms, daemon_make_signals, daemon_make_api};
+        daemon_make_base,  daemon_make_net,   daemon_make_mesh,    daemon_make_engines, daemon_make_workers,
+        daemon_make_nodes, daemon_make_comms, daemon_make_signals, daemon_make_api};
     enum status status = STATUS_OK;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == STATUS_OK; i++) {
         status = parts[i](daemon, error);
@@ -498,12 +457,14 @@ static void daemon_free(struct daemon *daemon)
     }
     if (daemon->comms != NULL) {
         struct error cause;
-        error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", daemon->conf->node_name);
+        error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down",
+                  daemon->configuration.conf->node_name);
         comms_abort_all(daemon->comms, &cause, loop_now_ns());
         exec_await_loans(daemon->exec, loop_now_ns());
     }
     api_free(daemon->api);
     comms_free(daemon->comms);
+    nodes_free(daemon->nodes);
     workers_free(daemon->workers);
     exec_free(daemon->exec);
     p2p_free(daemon->p2p);
@@ -516,7 +477,7 @@ static void daemon_free(struct daemon *daemon)
     loop_timer_free(daemon->tick);
     fd_reaper_free(daemon->fd_reaper);
     loop_free(daemon->loop);
-    conf_free(daemon->conf);
+    configuration_free(&daemon->configuration);
     gpus_unbound_end();
 }
 
@@ -537,12 +498,12 @@ static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *e
 
 static enum status daemon_loop(struct daemon *daemon, struct error *error)
 {
-    const struct conf *conf = daemon->conf;
+    const struct conf *conf = daemon->configuration.conf;
     log_info(
         "commd %s: node %s ready on %s%s%s, %zu other nodes, %u threads, %u of them rails, reductions: %s",
         COMMD_VERSION_TEXT, conf->node_name, conf->socket_path, conf->standalone ? "" : " and udp ",
-        conf->standalone ? "" : conf->listen, conf->node_count, daemon->thread_count, daemon->rail_count,
-        host_reduce_level_text());
+        conf->standalone ? "" : conf->listen, conf->node_count, daemon->configuration.thread_count,
+        daemon->configuration.rail_count, host_reduce_level_text());
     history_note(HISTORY_STARTED, HISTORY_FOR_ALL, "commd %s", COMMD_VERSION_TEXT);
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;

@@ -10,7 +10,7 @@
 
 #define ADMIN_SOCKET_NAME "admin" /* FileDescriptorName= of the administrators' socket */
 
-static bool find_admin_path(const struct conf *conf, char *path, size_t size)
+bool daemon_sockets_admin_path(const struct conf *conf, char *path, size_t size)
 {
     if (conf->admin_socket_path[0] == '\0') {
         return admin_socket_path(conf->socket_path, path, size);
@@ -40,7 +40,7 @@ enum status daemon_sockets_take(const struct conf *conf, struct daemon_sockets *
         free(names[i]);
     }
     free(names);
-    if (status == STATUS_OK && !find_admin_path(conf, out->admin_path, sizeof out->admin_path)) {
+    if (status == STATUS_OK && !daemon_sockets_admin_path(conf, out->admin_path, sizeof out->admin_path)) {
         status = error_set(error, STATUS_CONFIG, "%s: the path of the administrators' socket is too long",
                            conf->admin_socket_path[0] != '\0' ? conf->admin_socket_path : conf->socket_path);
     }
@@ -54,7 +54,7 @@ void daemon_sockets_await_predecessor(const struct conf *conf)
         return;
     }
     api_await_predecessor(conf->socket_path);
-    if (find_admin_path(conf, path, sizeof path)) {
+    if (daemon_sockets_admin_path(conf, path, sizeof path)) {
         api_await_predecessor(path);
     }
 }

@@ -22,6 +22,9 @@ struct daemon_sockets {
 enum status daemon_sockets_take(const struct conf *conf, struct daemon_sockets *out,
                                 struct error *error) COMM_MUST_USE;
 
+/* Writes the path of the administrators' socket. Returns false if it does not fit into `size` bytes. */
+bool daemon_sockets_admin_path(const struct conf *conf, char *path, size_t size);
+
 /* Calls api_await_predecessor for both paths, unless sockets are passed. */
 void daemon_sockets_await_predecessor(const struct conf *conf);
 

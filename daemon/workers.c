@@ -45,6 +45,12 @@ struct workers {
     struct stream_parking *parking;
 };
 
+long workers_processors(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 uint32_t workers_threads_default(long processors)
 {
     long threads = processors <= 4 ? processors : processors / 2;

@@ -45,6 +45,8 @@ bool workers_run(struct workers *workers, uint64_t now_ns);
 /* Call it before the main thread waits. If it returns false, call workers_run first. */
 bool workers_sleep(struct workers *workers);
 
+/* The processors that this process may run on: CPUAffinity of a unit, or a container, may limit them. */
+long workers_processors(void);
 /* The default numbers of threads and rails on a machine with that many processors. */
 uint32_t workers_threads_default(long processors);
 uint32_t workers_rails_default(long processors);

@@ -96,6 +96,7 @@ verb_function verb_plan;                                                   /* pl
 verb_function verb_bench;                                                  /* bench.c */
 verb_function verb_trace;                                                  /* trace.c */
 verb_function verb_abort, verb_disconnect;                                 /* control.c */
+verb_function verb_reload, verb_log_level;                                 /* reload.c */
 verb_function verb_config;                                                 /* config.c */
 verb_function verb_pki;                                                    /* pki.c */
 

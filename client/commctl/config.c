@@ -11,6 +11,20 @@ static void print_settings(const json_t *object)
     static const struct column columns[] = {
         {"key", "KEY", COLUMN_TEXT}, {"value", "VALUE", COLUMN_TEXT}, {"source", "FROM", COLUMN_TEXT}};
     table_print(json_object_get(object, "settings"), columns, sizeof columns / sizeof columns[0]);
+    size_t index;
+    json_t *row;
+    json_array_foreach(json_object_get(object, "settings"), index, row)
+    {
+        const char *source = json_string_value(json_object_get(row, "waiting_source"));
+        if (source != NULL && source[0] != '\0') {
+            printf("%s = %s (%s) waits for a restart\n", json_string_value(json_object_get(row, "key")),
+                   json_string_value(json_object_get(row, "waiting_value")), source);
+        }
+    }
+    long long left_out = json_integer_value(json_object_get(object, "left_out"));
+    if (left_out > 0) {
+        printf("and %lld more nodes and users\n", left_out);
+    }
     long long hidden = json_integer_value(json_object_get(object, "hidden"));
     if (hidden > 0) {
         printf("and %lld more that only administrators see\n", hidden);

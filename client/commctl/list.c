@@ -42,6 +42,13 @@ static void print_certificate(const json_t *status)
     }
 }
 
+static void print_trouble(const json_t *status, const char *key, const char *what)
+{
+    if (number(status, key) > 0) {
+        printf("%-14s%lld %s\n", "", number(status, key), what);
+    }
+}
+
 static void print_status(const json_t *status)
 {
     bool standalone = json_is_true(json_object_get(status, "standalone"));
@@ -53,7 +60,10 @@ static void print_status(const json_t *status)
         print_field(status, "address", "network_address", COLUMN_TEXT);
         printf("%-14s%lld of %lld up\n", "other nodes", number(status, "nodes_up"),
                number(status, "nodes_configured"));
+        print_trouble(status, "nodes_unresolved", "unresolved: their names have no address (commctl nodes)");
+        print_trouble(status, "nodes_differ", "with other settings than this node (commctl nodes)");
     }
+    print_trouble(status, "settings_waiting", "settings wait for a restart (commctl config show)");
     print_certificate(status);
     print_field(status, "version", "version_text", COLUMN_TEXT);
     print_field(status, "pid", "pid", COLUMN_NUMBER);
@@ -104,6 +114,7 @@ enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
         return code;
     }
     bool degraded = number(status, "nodes_up") < number(status, "nodes_configured") ||
+                    number(status, "nodes_differ") > 0 ||
                     json_is_true(json_object_get(status, "draining")) ||
                     certificate_has_ended((uint64_t)number(status, "certificate_ends_s"));
     output_object(commctl, status, print_status);
@@ -221,8 +232,14 @@ enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
     json_array_foreach(rows, index, row)
     {
         const char *state = json_string_value(json_object_get(row, "state"));
-        if (code == EXIT_CODE_OK && (state == NULL || strcmp(state, "up") != 0)) {
+        const char *differs = json_string_value(json_object_get(row, "settings_differ"));
+        bool is_other = differs != NULL && differs[0] != '\0';
+        if (code == EXIT_CODE_OK && (state == NULL || strcmp(state, "up") != 0 || is_other)) {
             code = EXIT_CODE_DEGRADED;
+        }
+        if (is_other && !commctl->json) {
+            printf("node %s: %s: no communicator forms with that node, unless its program sets that itself\n",
+                   json_string_value(json_object_get(row, "name")), differs);
         }
     }
     json_decref(rows);

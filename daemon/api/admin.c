@@ -6,7 +6,6 @@
 #include "daemon/api/session.h"
 #include "daemon/base/log_writer.h"
 #include "daemon/base/process.h"
-#include "daemon/conf/conf.h"
 #include "daemon/host/reduce.h"
 
 /*
@@ -32,6 +31,8 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
     case COMMD__CLIENT__REQUEST__BODY_OPS:
     case COMMD__CLIENT__REQUEST__BODY_PING:
     case COMMD__CLIENT__REQUEST__BODY_CONFIG:
+    case COMMD__CLIENT__REQUEST__BODY_RELOAD:
+    case COMMD__CLIENT__REQUEST__BODY_LOG_LEVEL:
     case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
     case COMMD__CLIENT__REQUEST__BODY_GPUS:
     case COMMD__CLIENT__REQUEST__BODY_USERS:
@@ -93,8 +94,13 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     answer.network_address = api->network_address;
     answer.nodes_configured = mesh_configured_count(api->mesh);
     for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
+        struct mesh_node_info info;
+        mesh_node_info(api->mesh, node, &info);
         answer.nodes_up += mesh_node_is_up(api->mesh, node);
+        answer.nodes_unresolved += info.state == MESH_NODE_UNRESOLVED;
+        answer.nodes_differ += info.state == MESH_NODE_UP && info.differs[0] != '\0';
     }
+    answer.settings_waiting = api_settings_waiting(api);
     answer.clients = HASH_COUNT(api->sessions);
     comms_visit_comms(api->comms, count_comm, &answer);
     comms_visit_ops(api->comms, now_ns, count_op, &answer);
@@ -143,6 +149,8 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->certificate_ends_s = info.net.certificate_ends_s;
     row->rails_needed = 1 + traffic->needed;
     row->rails_connected = info.net.up + traffic->connected;
+    row->settings_differ = (char *)info.differs;
+    row->resolved_address = (char *)info.resolved_address;
     row->last_error = (char *)(traffic->missing[0] != '\0' ? traffic->missing : info.last_error);
 }
 
@@ -411,55 +419,4 @@ void api_admin_ping(struct api_session *session, uint64_t request_id, const Comm
         session->ping_request_id = 0;
     }
     api_session_reply_error(session, request_id, &error);
-}
-
-#define SETTINGS_MAX 256
-
-struct settings {
-    bool shows_private;
-    uint32_t hidden;
-    Commd__Client__ConfigSetting rows[SETTINGS_MAX];
-    Commd__Client__ConfigSetting *pointers[SETTINGS_MAX];
-    size_t count;
-};
-
-static void add_setting(void *context, const char *key, const char *value, const char *source)
-{
-    struct settings *settings = context;
-    if (!settings->shows_private && conf_is_private(key)) {
-        settings->hidden++;
-        return;
-    }
-    if (settings->count == SETTINGS_MAX) {
-        return;
-    }
-    Commd__Client__ConfigSetting *row = &settings->rows[settings->count];
-    commd__client__config_setting__init(row);
-    row->key = strdup(key);
-    row->value = strdup(value);
-    row->source = strdup(source);
-    settings->pointers[settings->count++] = row;
-}
-
-void api_admin_config(struct api_session *session, uint64_t request_id)
-{
-    struct settings *settings = calloc(1, sizeof *settings);
-    if (settings == NULL) {
-        api_session_reply_failure(session, request_id, STATUS_NO_MEMORY, "no memory for the settings");
-        return;
-    }
-    settings->shows_private = session->role == API_ROLE_ADMIN;
-    session->api->visit_settings(session->api->settings_context, add_setting, settings);
-    Commd__Client__ConfigReply answer = COMMD__CLIENT__CONFIG_REPLY__INIT;
-    answer.settings = settings->pointers;
-    answer.n_settings = settings->count;
-    answer.hidden = settings->hidden;
-    Commd__Client__Reply reply = API_REPLY(request_id, CONFIG, config, &answer);
-    api_session_reply(session, &reply);
-    for (size_t i = 0; i < settings->count; i++) {
-        free(settings->rows[i].key);
-        free(settings->rows[i].value);
-        free(settings->rows[i].source);
-    }
-    free(settings);
 }

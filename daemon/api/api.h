@@ -9,6 +9,7 @@
 #include "daemon/base/loop.h"
 #include "daemon/base/time.h"
 #include "daemon/comm/comms.h"
+#include "daemon/conf/changes.h"
 #include "daemon/exec/rails.h"
 
 /*
@@ -37,9 +38,6 @@ struct api;
 #define API_SESSION_FDS 2              /* of one session: its socket, a pidfd; rings need more */
 #define API_ACCEPTS_PER_WAKE 16        /* then other work gets its turn */
 #define API_DISCARDS_MAX 64            /* packets that are read and dropped when a client is refused */
-
-/* One configuration setting, for commctl. */
-typedef void api_setting_function(void *context, const char *key, const char *value, const char *source);
 
 /* Whether GPU memory may be registered by legacy CUDA IPC handles. */
 enum api_ipc_handles {
@@ -76,7 +74,13 @@ struct api_options {
     bool standalone;
     const char *metrics; /* where HTTP serves the metrics (metrics_http.h); null or "": nowhere */
     uint64_t started_ns;
-    void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
+    /* What the configuration's owner does for commctl: each is called with `settings_context`. */
+    void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
+    /* Reads the configuration again. *changes, empty at first, gets what was done, also if it fails. Null:
+     * UNSUPPORTED. */
+    enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
+    /* Until the next reload. INVALID_ARGUMENT. Null: UNSUPPORTED. */
+    enum status (*set_log_level)(void *context, const char *level, struct error *error);
     void *settings_context;
 };
 

@@ -310,6 +310,8 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->standalone = options->standalone;
     api->started_ns = options->started_ns;
     api->visit_settings = options->visit_settings;
+    api->reload = options->reload;
+    api->set_log_level = options->set_log_level;
     api->settings_context = options->settings_context;
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
         api->listeners[role] =

@@ -385,6 +385,8 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(OPS, api_admin_ops(session, id, request->ops->after, now_ns));
         HANDLE(PING, api_admin_ping(session, id, request->ping, now_ns));
         HANDLE(CONFIG, api_admin_config(session, id));
+        HANDLE(RELOAD, api_reload(session, id, now_ns));
+        HANDLE(LOG_LEVEL, api_log_level(session, id, request->log_level));
         HANDLE(COMM_ABORT, api_comm_abort(session, id, request->comm_abort, now_ns));
         HANDLE(DISCONNECT, api_disconnect(session, id, request->disconnect));
         HANDLE(ALGORITHMS, api_algorithms(session, id, request->algorithms));

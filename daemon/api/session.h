@@ -168,7 +168,9 @@ struct api {
     bool standalone;
     bool draining;
     uint64_t started_ns;
-    void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
+    void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
+    enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
+    enum status (*set_log_level)(void *context, const char *level, struct error *error);
     void *settings_context;
     struct api_session *sessions; /* all sessions, by id */
     struct api_session *unheard;  /* sessions without a Hello, oldest first */
@@ -452,6 +454,11 @@ void api_events(struct api_session *session, uint64_t request_id, const Commd__C
 
 /* health.c. name: of one check; "": all. */
 void api_health(struct api_session *session, uint64_t request_id, const char *name, uint64_t now_ns);
+
+/* configuration.c: how many settings wait for a restart; then requests of administrators */
+uint32_t api_settings_waiting(const struct api *api);
+void api_reload(struct api_session *session, uint64_t request_id, uint64_t now_ns);
+void api_log_level(struct api_session *session, uint64_t request_id, const Commd__Client__LogLevel *request);
 
 /* trace_pages.c */
 void api_trace(struct api_session *session, uint64_t request_id, const Commd__Client__TraceQuery *request);

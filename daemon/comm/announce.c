@@ -39,6 +39,19 @@ bool comms_terms_differ(const struct communicator_terms *asked, const struct com
     return false;
 }
 
+/*
+ * Whether two nodes' parts differ only because their configurations do. No rank asked for anything wrong, so
+ * it does not matter which one was first: neither part can form the communicator with the other.
+ */
+static bool settings_differ(const struct communicator_terms *one, const struct communicator_terms *other)
+{
+    bool slices = one->slice_bytes != other->slice_bytes;
+    bool algorithms = strcmp(one->algorithms, other->algorithms) != 0;
+    return one->size == other->size && one->op_timeout_ms == other->op_timeout_ms && (slices || algorithms) &&
+           (!slices || (one->slice_bytes_of_node && other->slice_bytes_of_node)) &&
+           (!algorithms || (one->algorithms_of_node && other->algorithms_of_node));
+}
+
 /* --- Checks --- */
 
 static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
@@ -78,7 +91,9 @@ void comms_terms_from_wire(const Commd__Mesh__CommTerms *from, struct communicat
     *out = (struct communicator_terms){.size = from->size,
                                        .owner_uid = from->owner_uid,
                                        .op_timeout_ms = from->op_timeout_ms,
-                                       .slice_bytes = from->slice_bytes};
+                                       .slice_bytes = from->slice_bytes,
+                                       .slice_bytes_of_node = from->slice_bytes_of_node,
+                                       .algorithms_of_node = from->algorithms_of_node};
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", from->algorithms);
 }
 
@@ -90,6 +105,8 @@ void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms
     out->op_timeout_ms = comm->terms.op_timeout_ms;
     out->slice_bytes = comm->terms.slice_bytes;
     out->algorithms = (char *)comm->terms.algorithms;
+    out->slice_bytes_of_node = comm->terms.slice_bytes_of_node;
+    out->algorithms_of_node = comm->terms.algorithms_of_node;
 }
 
 /* --- Answers --- */
@@ -154,8 +171,9 @@ static bool terms_contradict(const struct communicator *comm, uint32_t node,
     char asks[96];
     char has[96];
     if (comms_terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
-        error_set(error, STATUS_MISMATCH, "communicator \"%s\": node %s asks for %s, node %s has %s",
-                  comm->name, asker, asks, communicator_own_name(comm), has);
+        error_set(error, STATUS_MISMATCH, "communicator \"%s\": node %s asks for %s, node %s has %s%s",
+                  comm->name, asker, asks, communicator_own_name(comm), has,
+                  settings_differ(asked, &comm->terms) ? " (commd.conf of the two nodes differs)" : "");
         return true;
     }
     return false;
@@ -263,8 +281,14 @@ static bool prevails(const struct communicator *comm, const struct comms_claim *
 }
 
 static void contradiction(struct communicator *comm, struct comms_claim *claim,
-                          const Commd__Mesh__Announce *announce, struct error *error, uint64_t now_ns)
+                          const struct communicator_terms *asked, const Commd__Mesh__Announce *announce,
+                          struct error *error, uint64_t now_ns)
 {
+    if (settings_differ(asked, &comm->terms)) {
+        refuse(comm, claim->node, announce, NULL, error);
+        communicator_fail(comm, error, COMMS_TELL_NODES, now_ns);
+        return;
+    }
     if (claim->nonce != announce->nonce) {
         comms_formation_drop_claim(comm, claim, NULL);
     }
@@ -354,7 +378,7 @@ static void announce_to_forming(struct communicator *comm, uint32_t node,
     }
     comms_terms_from_wire(announce->terms, &asked);
     if (terms_contradict(comm, node, &asked, &error)) {
-        contradiction(comm, claim, announce, &error, now_ns);
+        contradiction(comm, claim, &asked, announce, &error, now_ns);
         return;
     }
     if (claim->nonce == announce->nonce && announce->revision < claim->revision) {

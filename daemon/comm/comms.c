@@ -196,9 +196,11 @@ static enum status terms_agreed(const struct comms *comms, const struct comms_cl
         .op_timeout_ms = terms->op_timeout_ms != 0 ? terms->op_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS,
         .slice_bytes = terms->slice_bytes != 0 ? terms->slice_bytes : comms->slice_bytes,
     };
+    out->slice_bytes_of_node = terms->slice_bytes == 0;
     bool said = terms->algorithms != NULL && terms->algorithms[0] != '\0';
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s",
                    said ? terms->algorithms : comms->algorithms);
+    out->algorithms_of_node = !said;
     if (coll_overrides_parse(out->algorithms, &out->overrides, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\": algorithms: %s", terms->name, why.text);
     }

@@ -57,6 +57,8 @@ struct comms_member; /* one local rank of one communicator */
     1024 /* posted and not completed, per member; beyond: STATUS_LIMIT on all ranks */
 #define COMMS_TIMEOUT_DEFAULT_MS 60000ull
 
+#define COMMS_ALGORITHMS_MAX_BYTES 255
+
 struct comms_options {
     struct mesh *mesh;
     struct exec *exec;

@@ -17,7 +17,6 @@
 
 /* What the files of daemon/comm share. Private to daemon/comm. */
 
-#define COMMS_ALGORITHMS_MAX_BYTES 255
 #define COMMS_VERDICTS_MAX                                                                                   \
     512 /* ranges of operations that ended by a verdict; then the oldest is forgotten */
 #define COMMS_VERDICT_TEXTS_MAX 4     /* how many of the last verdicts keep their text */
@@ -52,6 +51,8 @@ struct communicator_terms {
     uid_t owner_uid;
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
+    bool slice_bytes_of_node; /* the node's own setting: the program set none */
+    bool algorithms_of_node;
     char algorithms[COMMS_ALGORITHMS_MAX_BYTES + 1];
     struct coll_overrides overrides; /* algorithms, parsed */
 };

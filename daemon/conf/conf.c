@@ -9,8 +9,11 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/conf/address.h"
+#include "daemon/conf/consistency.h"
 #include "daemon/conf/credential.h"
 #include "daemon/conf/metrics_address.h"
+#include "daemon/conf/node_path.h"
 #include "daemon/conf/nodes.h"
 #include "daemon/conf/source.h"
 #include "daemon/conf/users.h"
@@ -20,10 +23,12 @@
 #ifndef COMMD_SYSCONFDIR
 #define COMMD_SYSCONFDIR "/etc"
 #endif
+#define REVOCATION_LIST_DEFAULT COMMD_SYSCONFDIR "/commd/pki/ca.crl" /* if it is there */
 
 enum setting_type {
     SETTING_TEXT,
-    SETTING_PATH,
+    SETTING_PATH,          /* may hold "%n", the node's name: node_path.h */
+    SETTING_OPTIONAL_PATH, /* likewise, or empty */
     SETTING_NODE_NAME,
     SETTING_ADDRESS,
     SETTING_MODE,
@@ -59,14 +64,14 @@ static const struct setting schema[] = {
     TEXT(node_name, SETTING_NODE_NAME, "", false),
     TEXT(cluster_name, SETTING_TEXT, "", false),
     TEXT(listen, SETTING_ADDRESS, "", false),
-    TEXT(certificate, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/node.crt", true),
-    TEXT(key, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/node.key", true),
+    TEXT(certificate, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/%n.crt", true),
+    TEXT(key, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/%n.key", true),
     TEXT(authority, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/ca.crt", true),
-    TEXT(revocation_list, SETTING_TEXT, "", true),
+    TEXT(revocation_list, SETTING_OPTIONAL_PATH, "", true),
     TEXT(socket_path, SETTING_PATH, CLIENT_SOCKET_DEFAULT, false),
     TEXT(socket_mode, SETTING_MODE, "0666", false),
     TEXT(socket_group, SETTING_GROUP, "", false),
-    TEXT(admin_socket_path, SETTING_TEXT, "", false),
+    TEXT(admin_socket_path, SETTING_OPTIONAL_PATH, "", false),
     TEXT(admin_group, SETTING_GROUP, "", false),
     TEXT(metrics, SETTING_METRICS, "", false),
     TEXT(log_level, SETTING_LEVEL, "info", true),
@@ -122,6 +127,7 @@ static const char *text_expectation(enum setting_type type, const char *text)
     enum log_level level;
     switch (type) {
     case SETTING_TEXT:
+    case SETTING_OPTIONAL_PATH:
         return NULL;
     case SETTING_PATH:
         return *text != '\0' ? NULL : "a file's path";
@@ -351,52 +357,39 @@ static enum status default_node_name(struct conf *conf, struct error *error)
                     error);
 }
 
-static const char *source_of(const struct conf *conf, const char *key)
+const char *conf_source(const struct conf *conf, const char *key)
 {
     size_t index;
-    return find_setting(key, &index) != NULL ? conf->sources[index] : conf->path;
+    bool known = find_setting(key, &index) != NULL;
+    return known && (conf_is_given(conf, key) || conf->path[0] == '\0') ? conf->sources[index] : conf->path;
 }
 
-/* Where an error about two settings is reported: at the one that was set, if only one was. */
-static const char *source_of_two(const struct conf *conf, const char *key, const char *other)
-{
-    const char *source = source_of(conf, key);
-    return strcmp(source, "default") != 0 ? source : source_of(conf, other);
-}
-
-static enum status check_together(const struct conf *conf, struct error *error)
-{
-    if (conf->heartbeat_timeout_ms < 2 * conf->heartbeat_interval_ms) {
-        return error_set(
-            error, STATUS_CONFIG,
-            "%s: heartbeat_timeout_ms = %llu: expected at least twice heartbeat_interval_ms = %llu",
-            source_of_two(conf, "heartbeat_timeout_ms", "heartbeat_interval_ms"),
-            (unsigned long long)conf->heartbeat_timeout_ms, (unsigned long long)conf->heartbeat_interval_ms);
-    }
-    if (conf->reconnect_max_ms < conf->reconnect_min_ms) {
-        return error_set(
-            error, STATUS_CONFIG, "%s: reconnect_max_ms = %llu: expected at least reconnect_min_ms = %llu",
-            source_of_two(conf, "reconnect_max_ms", "reconnect_min_ms"),
-            (unsigned long long)conf->reconnect_max_ms, (unsigned long long)conf->reconnect_min_ms);
-    }
-    if (conf->standalone && conf->node_count > 0) {
-        return error_set(error, STATUS_CONFIG,
-                         "%s: nodes: other nodes are listed, but --standalone was given",
-                         conf->nodes[0].source);
-    }
-    return STATUS_OK;
-}
-
-static enum status expand_credentials(struct conf *conf, struct error *error)
+static enum status expand_paths(struct conf *conf, struct error *error)
 {
     enum status status = STATUS_OK;
     for (size_t i = 0; i < SETTING_COUNT && status == STATUS_OK; i++) {
-        if (conf_is_private(schema[i].key)) {
+        if (schema[i].type == SETTING_PATH || schema[i].type == SETTING_OPTIONAL_PATH) {
+            status = conf_expand_node_path(text_field(conf, &schema[i]), conf->node_name, conf->sources[i],
+                                           schema[i].key, error);
+        }
+        if (status == STATUS_OK && conf_is_private(schema[i].key)) {
             status =
                 conf_expand_credential(text_field(conf, &schema[i]), conf->sources[i], schema[i].key, error);
         }
     }
     return status;
+}
+
+/* With the default authority, its revocation list is used once it is there. */
+static enum status default_revocation_list(struct conf *conf, struct error *error)
+{
+    if (conf->standalone || conf_is_given(conf, "revocation_list") || conf_is_given(conf, "authority") ||
+        (access(REVOCATION_LIST_DEFAULT, F_OK) != 0 && errno == ENOENT)) {
+        return STATUS_OK;
+    }
+    size_t index;
+    const struct setting *setting = find_setting("revocation_list", &index);
+    return set_text(conf, setting, REVOCATION_LIST_DEFAULT, "default", error);
 }
 
 enum status conf_load(const struct conf_options *options, struct conf **out, struct error *error)
@@ -427,13 +420,18 @@ enum status conf_load(const struct conf_options *options, struct conf **out, str
         status = conf_users_check(conf, error);
     }
     if (status == STATUS_OK) {
-        status = conf_nodes_find_own(conf, conf->sources[0], error);
+        size_t listen = 0;
+        (void)find_setting("listen", &listen);
+        status = conf_nodes_find_own(conf, conf->sources[0], &conf->sources[listen], error);
     }
     if (status == STATUS_OK) {
-        status = expand_credentials(conf, error);
+        status = expand_paths(conf, error);
     }
     if (status == STATUS_OK) {
-        status = check_together(conf, error);
+        status = default_revocation_list(conf, error);
+    }
+    if (status == STATUS_OK) {
+        status = conf_check_consistency(conf, error);
     }
     if (status != STATUS_OK) {
         goto failed;
@@ -460,27 +458,42 @@ void conf_free(struct conf *conf)
             free(conf->sources[i]);
         }
     }
+    conf_free(conf->file);
     free(conf->sources);
     free(conf->path);
     free(conf);
 }
 
+/* The value as text, in `number` if it is one. */
+static const char *setting_text(const struct conf *conf, const struct setting *setting, char number[32])
+{
+    if (setting->type != SETTING_NUMBER) {
+        return *text_field(conf, setting);
+    }
+    snprintf(number, 32, "%llu", (unsigned long long)*number_field(conf, setting));
+    return number;
+}
+
 void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context)
 {
     for (size_t i = 0; i < SETTING_COUNT; i++) {
-        char number[32];
-        const char *value = number;
-        if (schema[i].type == SETTING_NUMBER) {
-            snprintf(number, sizeof number, "%llu", (unsigned long long)*number_field(conf, &schema[i]));
-        } else {
-            value = *text_field(conf, &schema[i]);
+        char number[32], file_number[32];
+        struct conf_waiting waiting = {NULL, NULL};
+        const char *value = setting_text(conf, &schema[i], number);
+        if (conf->file != NULL && !schema[i].reloadable) {
+            waiting.value = setting_text(conf->file, &schema[i], file_number);
+            waiting.source = conf->file->sources[i];
         }
-        visit(context, schema[i].key, value, conf->sources[i]);
+        if (waiting.value != NULL && strcmp(waiting.value, value) == 0) {
+            waiting = (struct conf_waiting){NULL, NULL};
+        }
+        visit(context, schema[i].key, value, conf->sources[i], &waiting);
     }
     for (size_t i = 0; i < conf->node_count; i++) {
         char key[NODE_NAME_MAX_BYTES + 16];
         snprintf(key, sizeof key, "nodes.%s", conf->nodes[i].name);
-        visit(context, key, conf->nodes[i].address, conf->nodes[i].source);
+        visit(context, key, conf->nodes[i].address, conf->nodes[i].source,
+              &(struct conf_waiting){NULL, NULL});
     }
     conf_users_visit(conf, visit, context);
 }
@@ -502,16 +515,57 @@ bool conf_is_private(const char *key)
     return strncmp(key, "users.", strlen("users.")) == 0;
 }
 
-bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key)
+void conf_compare(const struct conf *present, const struct conf *next, conf_differs_function *differs,
+                  void *context)
 {
     for (size_t i = 0; i < SETTING_COUNT; i++) {
-        bool same = schema[i].type == SETTING_NUMBER
-                        ? *number_field(old_conf, &schema[i]) == *number_field(new_conf, &schema[i])
-                        : strcmp(*text_field(old_conf, &schema[i]), *text_field(new_conf, &schema[i])) == 0;
-        if (!same && !schema[i].reloadable) {
-            *key = schema[i].key;
-            return true;
+        char present_number[32], next_number[32];
+        const char *value = setting_text(next, &schema[i], next_number);
+        if (strcmp(setting_text(present, &schema[i], present_number), value) != 0) {
+            differs(context, schema[i].key, value, schema[i].reloadable);
         }
     }
-    return false;
+}
+
+static void swap_texts(char **one, char **other)
+{
+    char *kept = *one;
+    *one = *other;
+    *other = kept;
+}
+
+void conf_keep_until_restart(struct conf *next, struct conf *present)
+{
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        if (schema[i].reloadable) {
+            continue;
+        }
+        swap_texts(&next->sources[i], &present->sources[i]);
+        if (schema[i].type == SETTING_NUMBER) {
+            uint64_t kept = *number_field(next, &schema[i]);
+            *number_field(next, &schema[i]) = *number_field(present, &schema[i]);
+            *number_field(present, &schema[i]) = kept;
+        } else {
+            swap_texts(text_field(next, &schema[i]), text_field(present, &schema[i]));
+        }
+    }
+    conf_free(present->file);
+    present->file = NULL;
+    next->file = present;
+}
+
+enum status conf_set_text(struct conf *conf, const char *key, const char *text, const char *source,
+                          struct error *error)
+{
+    size_t index;
+    const struct setting *setting = find_setting(key, &index);
+    if (setting == NULL || setting->type == SETTING_NUMBER) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s is no setting with a text", key);
+    }
+    enum status status = set_text(conf, setting, text, source, error);
+    if (status == STATUS_CONFIG) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s = \"%.64s\": expected %s", key, text,
+                         text_expectation(setting->type, text));
+    }
+    return status == STATUS_OK ? set_source(conf, index, source, error) : status;
 }

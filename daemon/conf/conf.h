@@ -72,7 +72,10 @@ struct conf {
     size_t node_count;
     struct conf_user *users; /* sorted by uid; users not listed may be on every node */
     size_t user_count;
-    char **sources; /* source of each setting of the schema: "file:line", "default", "option" */
+    char **sources; /* source of each setting of the schema: "file:line", "default", "option", "commctl" */
+    /* After conf_keep_until_restart: what the file says of settings that only a restart changes; null: there
+     * was no reload. */
+    struct conf *file;
 };
 
 struct conf_options {
@@ -91,9 +94,20 @@ void conf_free(struct conf *conf);
 /* Whether the user may have ranks on the node. */
 bool conf_user_may(const struct conf *conf, uint32_t uid, const char *node);
 
-/* Visits every setting with its value and its source, nodes included ("nodes.b"), in the schema's order. */
-typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source);
+/*
+ * Visits every setting with its value and its source, nodes included ("nodes.b"), in the schema's order.
+ * waiting: what the file says instead, if only a restart applies it; otherwise both values are null.
+ */
+struct conf_waiting {
+    const char *value;
+    const char *source;
+};
+typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source,
+                                 const struct conf_waiting *waiting);
 void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context);
+
+/* Where a setting comes from, for messages: "file:line", "option", or for a default the file's path. */
+const char *conf_source(const struct conf *conf, const char *key);
 
 /* Whether the file or an option sets it; false for a default. */
 bool conf_is_given(const struct conf *conf, const char *key);
@@ -102,9 +116,21 @@ bool conf_is_given(const struct conf *conf, const char *key);
  * are. */
 bool conf_is_private(const char *key);
 
-/* Whether a setting differs that only a restart can change; *key names the first one. Nodes may be added,
- * removed and moved at run time. */
-bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key);
+/* Calls `differs` for each setting whose value in next is another one, with that value. */
+typedef void conf_differs_function(void *context, const char *key, const char *value, bool reloadable);
+void conf_compare(const struct conf *present, const struct conf *next, conf_differs_function *differs,
+                  void *context);
+
+/*
+ * A reload: next takes the values that only a restart can change from `present`, which is in force. From then
+ * on next says what is in force, and conf_visit names what waits. `present` belongs to next afterwards.
+ */
+void conf_keep_until_restart(struct conf *next, struct conf *present);
+
+/* Sets one text setting of a configuration that is in force. INVALID_ARGUMENT with what was expected;
+ * NO_MEMORY. */
+enum status conf_set_text(struct conf *conf, const char *key, const char *text, const char *source,
+                          struct error *error) COMM_MUST_USE;
 
 /* Whether text can be a node's name: a DNS label of letters, digits and hyphens, at most NODE_NAME_MAX_BYTES.
  */

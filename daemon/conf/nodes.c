@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/conf/address.h"
 #include "proto/types.h"
 
 bool conf_node_name_is_valid(const char *text)
@@ -21,32 +22,9 @@ bool conf_node_name_is_valid(const char *text)
     return true;
 }
 
-static bool address_is_valid(const char *text)
-{
-    const char *colon = strrchr(text, ':');
-    if (colon == NULL || colon == text || colon[1] == '\0' || strlen(colon + 1) > 5) {
-        return false;
-    }
-    bool in_brackets = text[0] == '[' && colon[-1] == ']' && colon - text > 2;
-    if (!in_brackets && strcspn(text, "[]:") != (size_t)(colon - text)) {
-        return false;
-    }
-    for (const char *digit = colon + 1; *digit != '\0'; digit++) {
-        if (!isdigit((unsigned char)*digit)) {
-            return false;
-        }
-    }
-    return atoi(colon + 1) <= 65535;
-}
-
 const char *conf_node_name_expected(const char *text)
 {
     return conf_node_name_is_valid(text) ? NULL : "a node's name: letters, digits and hyphens, at most 63";
-}
-
-const char *conf_address_expected(const char *text)
-{
-    return address_is_valid(text) ? NULL : "an address: \"host:port\" or \"[IPv6]:port\"";
 }
 
 static void describe_place(const char *path, const config_setting_t *setting, char *text, size_t size)
@@ -89,12 +67,6 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
     if (name == NULL || address == NULL) {
         return error_set(error, STATUS_CONFIG, "%s: nodes: a node needs a name and an address", where);
     }
-    for (size_t i = 0; i < conf->node_count; i++) {
-        if (strcmp(conf->nodes[i].name, name) == 0) {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is listed twice, first at %s", where,
-                             name, conf->nodes[i].source);
-        }
-    }
     struct conf_node *node = &conf->nodes[conf->node_count];
     node->name = strdup(name);
     node->address = strdup(address);
@@ -104,6 +76,52 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
         return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
     }
     return STATUS_OK;
+}
+
+static int name_order(const void *a, const void *b)
+{
+    const struct conf_node *one = *(struct conf_node *const *)a, *other = *(struct conf_node *const *)b;
+    int order = strcmp(one->name, other->name);
+    return order != 0 ? order : one < other ? -1 : one > other;
+}
+
+static int address_order(const void *a, const void *b)
+{
+    const struct conf_node *one = *(struct conf_node *const *)a, *other = *(struct conf_node *const *)b;
+    int order = conf_address_order(one->address, other->address);
+    return order != 0 ? order : one < other ? -1 : one > other;
+}
+
+/* Finds two nodes of one name or one address. */
+static enum status check_doubles(const struct conf *conf, struct error *error)
+{
+    enum status status = STATUS_OK;
+    struct conf_node **sorted = calloc(conf->node_count + 1, sizeof *sorted);
+    if (sorted == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    for (size_t i = 0; i < conf->node_count; i++) {
+        sorted[i] = &conf->nodes[i];
+    }
+    qsort(sorted, conf->node_count, sizeof *sorted, name_order);
+    for (size_t i = 1; i < conf->node_count && status == STATUS_OK; i++) {
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
+            status = error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is listed twice, first at %s",
+                               sorted[i]->source, sorted[i]->name, sorted[i - 1]->source);
+        }
+    }
+    qsort(sorted, conf->node_count, sizeof *sorted, address_order);
+    for (size_t i = 1; i < conf->node_count && status == STATUS_OK; i++) {
+        if (conf_address_order(sorted[i - 1]->address, sorted[i]->address) == 0) {
+            status =
+                error_set(error, STATUS_CONFIG,
+                          "%s: nodes: address = \"%s\": node \"%s\" at %s has it already; expected an "
+                          "address of its own for each node",
+                          sorted[i]->source, sorted[i]->address, sorted[i - 1]->name, sorted[i - 1]->source);
+        }
+    }
+    free(sorted);
+    return status;
 }
 
 enum status conf_nodes_read(struct conf *conf, const config_setting_t *list, const char *path,
@@ -128,10 +146,11 @@ enum status conf_nodes_read(struct conf *conf, const config_setting_t *list, con
     for (unsigned i = 0; i < (unsigned)length && status == STATUS_OK; i++) {
         status = read_node(conf, config_setting_get_elem(list, i), path, error);
     }
-    return status;
+    return status == STATUS_OK ? check_doubles(conf, error) : status;
 }
 
-enum status conf_nodes_find_own(struct conf *conf, const char *name_source, struct error *error)
+enum status conf_nodes_find_own(struct conf *conf, const char *name_source, char **listen_source,
+                                struct error *error)
 {
     for (size_t i = 0; i < conf->node_count; i++) {
         if (strcmp(conf->nodes[i].name, conf->node_name) != 0) {
@@ -139,12 +158,14 @@ enum status conf_nodes_find_own(struct conf *conf, const char *name_source, stru
         }
         if (conf->listen[0] == '\0') {
             free(conf->listen);
+            free(*listen_source);
             conf->listen = conf->nodes[i].address;
+            *listen_source = conf->nodes[i].source;
         } else {
             free(conf->nodes[i].address);
+            free(conf->nodes[i].source);
         }
         free(conf->nodes[i].name);
-        free(conf->nodes[i].source);
         memmove(&conf->nodes[i], &conf->nodes[i + 1], (conf->node_count - i - 1) * sizeof *conf->nodes);
         conf->node_count--;
         return STATUS_OK;

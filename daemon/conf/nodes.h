@@ -9,19 +9,18 @@
 
 #define CONF_TEXT_EXPECTED "a text in double quotes"
 
-/* Check that a text is a node's name, or an address. They return null if it is, otherwise what was expected.
- * Only the form of an address is checked: whether the host exists is found out when it is needed. */
+/* Returns null if the text is a node's name, otherwise what was expected. */
 const char *conf_node_name_expected(const char *text);
-const char *conf_address_expected(const char *text);
 
 /* Reads the list into conf->nodes. CONFIG with "file:line: nodes: ..."; NO_MEMORY. */
 enum status conf_nodes_read(struct conf *conf, const config_setting_t *list, const char *path,
                             struct error *error) COMM_MUST_USE;
 /*
  * Removes this node from the list. Its address there is what we listen on, unless `listen` is set.
- * name_source: where our name comes from. CONFIG if this node is not in the list.
+ * name_source: where our name comes from. *listen_source gets the source of `listen` if it comes from the
+ * list. CONFIG if this node is not in the list.
  */
-enum status conf_nodes_find_own(struct conf *conf, const char *name_source,
+enum status conf_nodes_find_own(struct conf *conf, const char *name_source, char **listen_source,
                                 struct error *error) COMM_MUST_USE;
 void conf_nodes_free(struct conf *conf);
 

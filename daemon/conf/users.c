@@ -204,8 +204,26 @@ void conf_users_visit(const struct conf *conf, conf_visit_function *visit, void 
             used += length > 0 ? (size_t)length : 0;
         }
         snprintf(key, sizeof key, "users.%.80s", user->name);
-        visit(context, key, nodes, user->source);
+        visit(context, key, nodes, user->source, &(struct conf_waiting){NULL, NULL});
     }
+}
+
+static bool user_equal(const struct conf_user *one, const struct conf_user *other)
+{
+    bool equal = one->uid == other->uid && one->node_count == other->node_count;
+    for (size_t i = 0; i < one->node_count && equal; i++) {
+        equal = strcmp(one->nodes[i], other->nodes[i]) == 0;
+    }
+    return equal;
+}
+
+bool conf_users_equal(const struct conf *one, const struct conf *other)
+{
+    bool equal = one->user_count == other->user_count;
+    for (size_t i = 0; i < one->user_count && equal; i++) {
+        equal = user_equal(&one->users[i], &other->users[i]);
+    }
+    return equal;
 }
 
 void conf_users_free(struct conf *conf)

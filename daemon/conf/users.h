@@ -14,6 +14,8 @@ enum status conf_users_read(struct conf *conf, const config_setting_t *list, con
  * listed twice. Sorts. */
 enum status conf_users_check(struct conf *conf, struct error *error) COMM_MUST_USE;
 void conf_users_visit(const struct conf *conf, conf_visit_function *visit, void *context);
+/* Whether both allow the same users the same nodes. */
+bool conf_users_equal(const struct conf *one, const struct conf *other);
 void conf_users_free(struct conf *conf);
 
 #endif

@@ -9,6 +9,7 @@ void mesh_options_default(struct mesh_options *options)
     *options = (struct mesh_options){
         .cluster_name = "",
         .version_text = "",
+        .algorithms = "",
         .heartbeat_interval_ns = 500 * TIME_MS,
         .heartbeat_timeout_ns = 2500 * TIME_MS,
         .suspect_timeout_ns = 600 * TIME_MS,
@@ -43,7 +44,10 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
         return status;
     }
     struct mesh *mesh = calloc(1, sizeof *mesh);
-    if (mesh == NULL) {
+    char *algorithms = strdup(options->algorithms != NULL ? options->algorithms : "");
+    if (mesh == NULL || algorithms == NULL) {
+        free(mesh);
+        free(algorithms);
         return error_set(error, STATUS_NO_MEMORY, "no memory for the mesh");
     }
     mesh->net = net;
@@ -55,6 +59,8 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
     mesh->options.node_name = mesh->node_name;
     mesh->options.cluster_name = mesh->cluster_name;
     mesh->options.version_text = mesh->version_text;
+    mesh->algorithms = algorithms;
+    mesh->options.algorithms = algorithms;
     mesh->ping_deadline_ns = TIME_NEVER;
     random_seed(&mesh->random, options->seed);
     struct net_peer_handler peer_handler = {mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed,
@@ -76,9 +82,11 @@ void mesh_free(struct mesh *mesh)
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         frame_decoder_free(&mesh->peers[i]->decoder);
         free(mesh->peers[i]->address);
+        free(mesh->peers[i]->resolved_address);
         free(mesh->peers[i]);
     }
     free(mesh->peers);
+    free(mesh->algorithms);
     timer_heap_free(&mesh->timers);
     free(mesh);
 }
@@ -123,6 +131,7 @@ static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, con
     }
     free(peer->address);
     peer->address = copy;
+    mesh_peer_address_set(peer, NULL);
     peer->removed = false;
     mesh->removed_count--;
     if (peer->state == MESH_NODE_REMOVED) { /* otherwise its old connection is still ending */
@@ -183,6 +192,7 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
     peer->dials = strcmp(mesh->node_name, name) < 0;
     peer->timer.index = TIMER_NODE_DISARMED;
     mesh->peers[mesh->peer_count++] = peer;
+    mesh_peer_address_set(peer, NULL);
     mesh_peer_arm(peer);
     *node = peer->index;
     return STATUS_OK;
@@ -193,6 +203,8 @@ const char *mesh_node_state_text(enum mesh_node_state state)
     switch (state) {
     case MESH_NODE_DOWN:
         return "down";
+    case MESH_NODE_UNRESOLVED:
+        return "unresolved";
     case MESH_NODE_CONNECTING:
         return "connecting";
     case MESH_NODE_GREETING:
@@ -226,11 +238,13 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
     *out = (struct mesh_node_info){
         .name = peer->name,
         .address = peer->address,
-        .state = peer->state,
+        .resolved_address = peer->resolved_address != NULL ? peer->resolved_address : "",
+        .state = peer->state == MESH_NODE_DOWN && peer->unresolved ? MESH_NODE_UNRESOLVED : peer->state,
         .since_ns = peer->since_ns,
         .instance = peer->instance,
         .version_text = peer->version_text,
         .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
+        .differs = peer->differs,
         .last_error = peer->last_error,
     };
     net_peer_statistics(mesh->net, node, &out->net);

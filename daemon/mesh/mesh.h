@@ -31,6 +31,8 @@ struct mesh;
 #define MESH_HOLD_OFF_MAX_NS (60 * TIME_S)
 #define MESH_HOLD_OFF_FORGIVEN_NS (600 * TIME_S) /* after the end of the last hold-off */
 
+#define MESH_CLUSTER_NAME_MAX_BYTES 255
+
 struct mesh_options {
     const char *node_name;
     const char *cluster_name;       /* both sides must agree; "" is a name, too */
@@ -44,6 +46,9 @@ struct mesh_options {
     uint64_t reconnect_max_ns;     /* default 5 s */
     uint64_t probe_interval_ns;    /* between measurements of links; default 0: none */
     uint64_t seed;                 /* for jitter */
+    /* Settings that nodes tell each other: see mesh_node_info.differs. */
+    uint64_t slice_bytes;   /* 0, the default: not told */
+    const char *algorithms; /* default: "" */
 };
 void mesh_options_default(struct mesh_options *options);
 
@@ -82,6 +87,15 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
  */
 enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
                            struct error *error) COMM_MUST_USE;
+
+/*
+ * For a node whose address has a name. mesh_resolve_node says which IP address the name has now: as
+ * mesh_move_node, but the node keeps its address for people. mesh_unresolved says why the name has none. The
+ * node then keeps the IP address that it had.
+ */
+enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
+                              struct error *error) COMM_MUST_USE;
+void mesh_unresolved(struct mesh *mesh, uint32_t node, const struct error *why);
 
 /*
  * mesh_tick dials, probes, and notices silence. mesh_next_deadline_ns says by when it must be called again.
@@ -143,6 +157,8 @@ void mesh_check_certificates(struct mesh *mesh, uint64_t now_s);
 
 enum mesh_node_state {
     MESH_NODE_DOWN,       /* no connection; the next attempt is scheduled (or the peer dials) */
+    MESH_NODE_UNRESOLVED, /* likewise, and the name in its address is not resolved: only mesh_node_info says
+                             so */
     MESH_NODE_CONNECTING, /* the network tries to connect */
     MESH_NODE_GREETING,   /* connected; Hello not yet exchanged */
     MESH_NODE_UP,
@@ -153,11 +169,13 @@ const char *mesh_node_state_text(enum mesh_node_state state);
 struct mesh_node_info {
     const char *name;
     const char *address;
+    const char *resolved_address; /* what mesh_resolve_node said; "" if it was not called */
     enum mesh_node_state state;
     uint64_t since_ns;                /* when the state began */
     uint64_t instance;                /* 0 before the first Hello */
     const char *version_text;         /* the peer's; "" before the first Hello */
     uint64_t heartbeat_round_trip_ns; /* of the last answer; 0 when none */
+    const char *differs;              /* which settings differ from ours, and how; "" if none does */
     const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;
 };

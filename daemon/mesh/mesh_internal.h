@@ -14,7 +14,7 @@
 /* Shared by the parts of the mesh. Used only in daemon/mesh. */
 
 #define MESH_VERSION_TEXT_MAX_BYTES 63
-#define MESH_CLUSTER_NAME_MAX_BYTES 255
+#define MESH_DIFFERS_MAX_BYTES 256
 
 /* The state that decides whether a peer is alive: see heartbeat.c. */
 struct mesh_heartbeat {
@@ -44,6 +44,8 @@ struct mesh_peer {
     uint32_t index; /* the net's */
     char name[NODE_NAME_MAX_BYTES + 1];
     char *address;
+    char *resolved_address; /* null: the address has no name, or it is not resolved */
+    bool unresolved;        /* it cannot be dialled */
     enum mesh_node_state state;
     uint64_t since_ns;
     bool closing;        /* we are disconnecting it: peer_down will follow */
@@ -60,6 +62,7 @@ struct mesh_peer {
     uint64_t instance;
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     char last_error[ERROR_TEXT_MAX_BYTES];
+    char differs[MESH_DIFFERS_MAX_BYTES];
     struct timer_node timer;
     UT_hash_handle hh;
 };
@@ -80,6 +83,7 @@ struct mesh {
     char node_name[NODE_NAME_MAX_BYTES + 1];
     char cluster_name[MESH_CLUSTER_NAME_MAX_BYTES + 1];
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
+    char *algorithms;
     struct mesh_handler handler;
     struct mesh_peer **peers; /* by the net's index */
     uint32_t peer_count;
@@ -105,6 +109,8 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
 void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
 void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
+/* The net has been told an address. */
+void mesh_peer_address_set(struct mesh_peer *peer, char *resolved_address);
 /* Sets the peer's timer after its state changed. */
 void mesh_peer_arm(struct mesh_peer *peer);
 /* Drops the connection; peer_down follows and logs it. Does nothing if that is under way. */

@@ -1,5 +1,6 @@
 #include "daemon/mesh/mesh_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
@@ -26,6 +27,8 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.cluster_name = (char *)options->cluster_name;
     hello.instance = options->instance;
     hello.version_text = (char *)options->version_text;
+    hello.slice_bytes = options->slice_bytes;
+    hello.algorithms = (char *)options->algorithms;
     Commd__Mesh__Message message = MESH_MESSAGE(HELLO, hello, &hello);
     if (mesh_peer_send(peer, &message) != STATUS_OK && !peer->closing) {
         struct error cause;
@@ -62,6 +65,30 @@ static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__
     return STATUS_OK;
 }
 
+/* Which of the settings that nodes must agree on differ. */
+static void note_settings(struct mesh_peer *peer, const Commd__Mesh__Hello *hello)
+{
+    const struct mesh_options *options = &peer->mesh->options;
+    char before[sizeof peer->differs], theirs[64];
+    (void)snprintf(before, sizeof before, "%s", peer->differs);
+    peer->differs[0] = '\0';
+    if (hello->slice_bytes == 0 || options->slice_bytes == 0) {
+        return;
+    }
+    if (hello->slice_bytes != options->slice_bytes) {
+        (void)snprintf(peer->differs, sizeof peer->differs, "slice_bytes is %llu there, %llu here",
+                       (unsigned long long)hello->slice_bytes, (unsigned long long)options->slice_bytes);
+    } else if (strcmp(hello->algorithms, options->algorithms) != 0) {
+        text_copy(hello->algorithms, theirs, sizeof theirs);
+        (void)snprintf(peer->differs, sizeof peer->differs, "algorithms is \"%s\" there, \"%.64s\" here",
+                       theirs, options->algorithms);
+    }
+    if (peer->differs[0] != '\0' && strcmp(before, peer->differs) != 0) {
+        log_warning("node %s: %s: no communicator forms between the two, unless its program sets that itself",
+                    peer->name, peer->differs);
+    }
+}
+
 static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
     const Commd__Mesh__Hello *hello = message->hello;
@@ -77,6 +104,7 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
     }
     peer->instance = hello->instance;
     text_copy(hello->version_text, peer->version_text, sizeof peer->version_text);
+    note_settings(peer, hello);
     mesh_peer_greeted(peer, now_ns);
 }
 

@@ -27,9 +27,10 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
     }
     switch (peer->state) {
     case MESH_NODE_DOWN:
-        return peer->dials ? peer->dial.next_ns : TIME_NEVER;
-    case MESH_NODE_CONNECTING:
-        return TIME_NEVER; /* the net reports the outcome */
+        return peer->dials && !peer->unresolved ? peer->dial.next_ns : TIME_NEVER;
+    case MESH_NODE_CONNECTING: /* the net reports the outcome */
+    case MESH_NODE_UNRESOLVED: /* no peer is in this state: see mesh_node_info */
+        return TIME_NEVER;
     case MESH_NODE_GREETING:
         return peer->greeting_deadline_ns;
     case MESH_NODE_UP:
@@ -247,6 +248,7 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
     mesh->removed_count++;
     switch (peer->state) {
     case MESH_NODE_DOWN:
+    case MESH_NODE_UNRESOLVED:
     case MESH_NODE_CONNECTING: /* the net cancels the attempt without a call */
     case MESH_NODE_REMOVED:
         peer_set_state(peer, MESH_NODE_REMOVED, now_ns);
@@ -262,6 +264,25 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
         .kind = HISTORY_NODE_REMOVED, .audience = HISTORY_FOR_ALL, .subject = peer->name};
     history_add(&about, "%s", cause->text);
     net_remove_peer(mesh->net, node, cause);
+}
+
+void mesh_peer_address_set(struct mesh_peer *peer, char *resolved_address)
+{
+    struct net_peer_statistics statistics;
+    net_peer_statistics(peer->mesh->net, peer->index, &statistics);
+    free(peer->resolved_address);
+    peer->resolved_address = resolved_address;
+    peer->unresolved = statistics.unresolved;
+}
+
+/* The net knows another address now, and has cancelled an attempt that was under way. */
+static void peer_dial_anew(struct mesh_peer *peer, uint64_t now_ns)
+{
+    peer->dial = (struct backoff){.next_ns = now_ns};
+    if (peer->state == MESH_NODE_CONNECTING) {
+        peer_set_state(peer, MESH_NODE_DOWN, now_ns);
+    }
+    mesh_peer_arm(peer);
 }
 
 enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
@@ -280,12 +301,40 @@ enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address
     log_info("node %s moves from %s to %s", peer->name, peer->address, address);
     free(peer->address);
     peer->address = copy;
-    peer->dial = (struct backoff){.next_ns = now_ns};
-    if (peer->state == MESH_NODE_CONNECTING) { /* net_move_peer has cancelled that attempt */
-        peer_set_state(peer, MESH_NODE_DOWN, now_ns);
-    }
-    mesh_peer_arm(peer);
+    mesh_peer_address_set(peer, NULL);
+    peer_dial_anew(peer, now_ns);
     return STATUS_OK;
+}
+
+enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
+                              struct error *error)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    if (peer->resolved_address != NULL && strcmp(peer->resolved_address, address) == 0) {
+        return STATUS_OK;
+    }
+    char *copy = strdup(address);
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the address of node %s", peer->name);
+    }
+    enum status status = net_move_peer(mesh->net, node, address, error);
+    if (status != STATUS_OK) {
+        free(copy);
+        return status;
+    }
+    log_info("node %s: %s is %s%s", peer->name, peer->address, address,
+             peer->resolved_address != NULL ? " now" : "");
+    mesh_peer_address_set(peer, copy);
+    peer_dial_anew(peer, now_ns);
+    return STATUS_OK;
+}
+
+void mesh_unresolved(struct mesh *mesh, uint32_t node, const struct error *why)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    if (peer->unresolved && !peer->removed) {
+        peer_note_error(peer, LOG_LEVEL_WARNING, "is unresolved, and asked for again", why);
+    }
 }
 
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns)
@@ -313,6 +362,7 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
     case MESH_NODE_DOWN:
         peer_dial(peer, now_ns);
         break;
+    case MESH_NODE_UNRESOLVED:
     case MESH_NODE_CONNECTING:
         break;
     case MESH_NODE_GREETING:

@@ -106,6 +106,7 @@ struct net_peer_statistics {
     uint64_t lost_bytes;      /* in lost packets; their data is sent again */
     uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
+    bool unresolved;          /* its address has a name, which is not resolved: it cannot be dialled */
     bool closed_by_peer;      /* the peer ended the last closed connection and gave the cause */
     /* When the peer's certificate for its present or last connection expires, in seconds since 1970; 0: not
      * known. */
@@ -202,8 +203,9 @@ void net_set_parking(struct net *net, struct stream_parking *parking);
 void net_free(struct net *net);
 
 /*
- * Makes a node known, so that it may connect to us and we to it. address: "host:port" or "[v6]:port",
- * resolved by this call. LIMIT beyond NET_PEERS_MAX, ALREADY_EXISTS for a known name, INVALID_ARGUMENT for an
+ * Makes a node known, so that it may connect to us and we to it. address: "host:port" or "[v6]:port". Nothing
+ * is resolved here: if the host is a name, net_connect fails with UNREACHABLE until net_move_peer gives the
+ * node an IP address. LIMIT beyond NET_PEERS_MAX, ALREADY_EXISTS for a known name, INVALID_ARGUMENT for an
  * address that does not parse. A node that was removed gets its index back.
  */
 enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,

@@ -97,7 +97,9 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     endpoint->garbage_limit = (struct log_limit){.burst = 1, .interval_ns = 60 * TIME_S};
     endpoint->reset_limit = (struct log_limit){.burst = 64, .interval_ns = 10 * TIME_MS};
     enum status status = quic_options_copy(endpoint, options, error);
-    if (status == STATUS_OK) {
+    if (status == STATUS_OK && options->certificates != NULL) {
+        endpoint->tls = quic_tls_share(options->certificates);
+    } else if (status == STATUS_OK) {
         status = quic_tls_new(options, &endpoint->tls, error);
     }
     if (status == STATUS_OK) {
@@ -234,6 +236,9 @@ static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error 
 static bool quic_peer_index_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
 {
     struct quic_peer *same = NULL;
+    if (!peer->has_address) {
+        return true;
+    }
     HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, same);
     if (same == NULL) {
         HASH_ADD(by_address, endpoint->peers_by_address, key, sizeof peer->key, peer);
@@ -278,23 +283,39 @@ static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer 
     }
 }
 
+/* Sets the peer's address, if its host is no name. INVALID_ARGUMENT: it stays as it was. */
+static enum status quic_peer_set_address(struct quic_endpoint *endpoint, struct quic_peer *peer,
+                                         const char *address, struct error *error)
+{
+    struct quic_address parsed = {0};
+    struct error why;
+    enum status status = quic_address_parse(address, endpoint->socket.local.base.sa_family, &parsed, &why);
+    if (status != STATUS_OK && status != STATUS_UNREACHABLE) {
+        return error_set(error, status, "%s", why.text);
+    }
+    peer->has_address = status == STATUS_OK;
+    peer->address = parsed;
+    peer->key = (struct quic_address_key){0};
+    if (peer->has_address) {
+        quic_address_key(&peer->address, &peer->key);
+    }
+    return STATUS_OK;
+}
+
 static enum status quic_move_peer(struct net *net, uint32_t index, const char *address, struct error *error)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
     assert(index < endpoint->peer_count);
     struct quic_peer *peer = endpoint->peers[index];
-    struct quic_address resolved;
-    enum status status =
-        quic_address_resolve(address, endpoint->socket.local.base.sa_family, &resolved, error);
+    struct error cause;
+    quic_peer_forget_address(endpoint, peer);
+    enum status status = quic_peer_set_address(endpoint, peer, address, error);
     if (status != STATUS_OK) {
+        (void)quic_peer_index_address(endpoint, peer);
         return error_prefix(error, "peer %s", peer->name);
     }
-    struct error cause;
     error_set(&cause, STATUS_UNREACHABLE, "node %s has moved to %s", peer->name, address);
     quic_dial_call_off(endpoint, peer, &cause);
-    quic_peer_forget_address(endpoint, peer);
-    peer->address = resolved;
-    quic_address_key(&peer->address, &peer->key);
     return quic_peer_index_address(endpoint, peer)
                ? STATUS_OK
                : error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
@@ -331,9 +352,8 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", name);
     }
     memcpy(peer->name, name, strlen(name) + 1);
-    status = quic_address_resolve(address, endpoint->socket.local.base.sa_family, &peer->address, error);
+    status = quic_peer_set_address(endpoint, peer, address, error);
     if (status == STATUS_OK) {
-        quic_address_key(&peer->address, &peer->key);
         status = quic_peer_insert(endpoint, peer, error);
     } else {
         error_prefix(error, "peer %s", name);
@@ -357,6 +377,9 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
     if (peer->removed) {
         return error_set(error, STATUS_PERMISSION, "node %s is no peer of node %s any more", peer->name,
                          endpoint->node_name);
+    }
+    if (!peer->has_address) {
+        return error_set(error, STATUS_UNREACHABLE, "node %s: its name is not resolved yet", peer->name);
     }
     bool connected = peer->up != NULL && !peer->up->failed;
     bool connecting = peer->dial != NULL && !peer->dial->failed;
@@ -423,6 +446,7 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
     out->up = peer->up != NULL && !peer->up->failed;
     out->connected_count = peer->connected_count;
     out->closed_by_peer = peer->closed_by_peer;
+    out->unresolved = !peer->has_address;
     out->certificate_ends_s = peer->certificate_ends_s;
     out->round_trip_ns = 0;
     out->datagram_bytes = 0;

@@ -12,6 +12,9 @@
  * alternative name (DNS) is the name of the peer it dialled. The accepting side looks up the peer by that
  * name, and refuses one it does not know.
  */
+#define QUIC_DATAGRAM_LEAST_BYTES 1200u /* RFC 9000, 14: every path carries that */
+#define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
+
 struct quic_options {
     const char *node_name;         /* ours: must be in our certificate, checked at start */
     const char *bind_address;      /* "host:port", "[v6]:port"; port 0 picks one, see net_quic_port */
@@ -20,6 +23,7 @@ struct quic_options {
     bool key_is_credential;        /* systemd passed it; its access list shows up as group access */
     const char *authority_path;    /* PEM: the cluster's CA certificates */
     const char *revocation_path;   /* PEM CRL, or null */
+    struct quic_tls *certificates; /* loaded before: the files are not read. Shared; null: they are */
     uint32_t datagram_max_bytes;   /* limit of path MTU discovery; 0: 8952 (9000-byte frames), 65000 on
                                         loopback */
     uint32_t socket_buffer_bytes;  /* 0: 4 MiB; if the kernel grants less, that is logged */

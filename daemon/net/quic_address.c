@@ -1,6 +1,8 @@
 #include "daemon/net/quic_address.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
+#include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,17 @@ static bool quic_port_parse(const char *text, char out[6])
         return false;
     }
     memcpy(out, text, length + 1);
+    return true;
+}
+
+/* IP addresses, perhaps with the interface ("fe80::1%eth0"), and names. */
+static bool quic_host_is_valid(const char *host, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        if (!isalnum((unsigned char)host[i]) && strchr("-._:%", host[i]) == NULL) {
+            return false;
+        }
+    }
     return true;
 }
 
@@ -38,7 +51,7 @@ static bool quic_address_split(const char *text, char host[QUIC_HOST_MAX_BYTES +
         return false;
     }
     size_t length = (size_t)(last - first);
-    if (length == 0 || length > QUIC_HOST_MAX_BYTES) {
+    if (length == 0 || length > QUIC_HOST_MAX_BYTES || !quic_host_is_valid(first, length)) {
         return false;
     }
     memcpy(host, first, length);
@@ -46,7 +59,8 @@ static bool quic_address_split(const char *text, char host[QUIC_HOST_MAX_BYTES +
     return true;
 }
 
-enum status quic_address_resolve(const char *text, int family, struct quic_address *out, struct error *error)
+static enum status quic_address_find(const char *text, int family, int flags, struct quic_address *out,
+                                     struct error *error)
 {
     char host[QUIC_HOST_MAX_BYTES + 1];
     char port[6];
@@ -55,14 +69,17 @@ enum status quic_address_resolve(const char *text, int family, struct quic_addre
                          "address \"%s\": expected \"host:port\" or \"[IPv6 address]:port\", port 0 to 65535",
                          text);
     }
-    struct addrinfo hints = {.ai_family = family, .ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICSERV};
+    struct addrinfo hints = {
+        .ai_family = family, .ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICSERV | flags};
     if (family == AF_INET6) {
         hints.ai_flags |= AI_V4MAPPED;
     }
     struct addrinfo *found = NULL;
     int failure = getaddrinfo(host, port, &hints, &found);
     if (failure != 0) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "address \"%s\": %s", text, gai_strerror(failure));
+        const char *why = failure == EAI_SYSTEM ? strerror(errno) : gai_strerror(failure);
+        return error_set(error, STATUS_UNREACHABLE, "address \"%s\": %s", text,
+                         (flags & AI_NUMERICHOST) != 0 ? "its name is not resolved yet" : why);
     }
     bool fits = quic_address_set(out, found->ai_addr, found->ai_addrlen);
     freeaddrinfo(found);
@@ -70,6 +87,16 @@ enum status quic_address_resolve(const char *text, int family, struct quic_addre
         return error_set(error, STATUS_INVALID_ARGUMENT, "address \"%s\" is neither IPv4 nor IPv6", text);
     }
     return STATUS_OK;
+}
+
+enum status quic_address_resolve(const char *text, int family, struct quic_address *out, struct error *error)
+{
+    return quic_address_find(text, family, 0, out, error);
+}
+
+enum status quic_address_parse(const char *text, int family, struct quic_address *out, struct error *error)
+{
+    return quic_address_find(text, family, AI_NUMERICHOST, out, error);
 }
 
 bool quic_address_set(struct quic_address *out, const struct sockaddr *address, socklen_t size)

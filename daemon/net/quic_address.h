@@ -29,10 +29,15 @@ struct quic_address_key {
 /*
  * Resolves "host:port" or "[v6]:port", the port a number. With family AF_INET or AF_INET6, finds an address
  * that a socket of that family can send to (IPv4 becomes IPv6-mapped). AF_UNSPEC takes the first address
- * found. INVALID_ARGUMENT with a text that says what was expected.
+ * found. INVALID_ARGUMENT with a text that says what was expected; UNREACHABLE if the name is not known, or
+ * no name server answers. It may block for many seconds.
  */
 enum status quic_address_resolve(const char *text, int family, struct quic_address *out,
                                  struct error *error) COMM_MUST_USE;
+
+/* As quic_address_resolve, but asks no name server and never blocks. UNREACHABLE if the host is a name. */
+enum status quic_address_parse(const char *text, int family, struct quic_address *out,
+                               struct error *error) COMM_MUST_USE;
 
 /* Returns false, with *out empty, for a family that is neither IPv4 nor IPv6. */
 bool quic_address_set(struct quic_address *out, const struct sockaddr *address, socklen_t size);

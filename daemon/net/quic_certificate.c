@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "daemon/net/quic_tls.h"
 
@@ -30,7 +31,16 @@ static enum status quic_file_open(const char *what, const char *path, FILE **out
     if (path == NULL || path[0] == '\0') {
         return error_set(error, STATUS_CONFIG, "no %s file is configured", what);
     }
+    struct stat file;
     *out = fopen(path, "re");
+    if (*out == NULL && errno == EACCES && stat(path, &file) == 0) {
+        return error_set(
+            error, STATUS_CONFIG,
+            "%s file %s: uid %u may not read it: it belongs to uid %u (mode %04o); expected it to "
+            "belong to uid %u",
+            what, path, (unsigned)geteuid(), (unsigned)file.st_uid, (unsigned)file.st_mode & 07777u,
+            (unsigned)geteuid());
+    }
     if (*out == NULL) {
         error_set_errno(error, errno, "%s file %s", what, path);
         if (error != NULL) {

@@ -73,7 +73,6 @@
 #define QUIC_CLOSE_PACKET_MAX_BYTES 1200u
 #define QUIC_DATAGRAM_BYTES 1452u       /* of an Ethernet frame over IPv6 */
 #define QUIC_DATAGRAM_JUMBO_BYTES 8952u /* of a 9000-byte frame over IPv6 */
-#define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
 #define QUIC_BLACK_HOLE_TIMEOUTS                                                                             \
     3u /* probe timeouts without an answer after which large datagrams are suspected */
 #define QUIC_BLACK_HOLE_MIN_NS (400 * TIME_MS) /* and at least this long: the peer may just be busy */
@@ -242,6 +241,7 @@ struct quic_peer {
     UT_hash_handle by_address;
     uint32_t index;
     char name[NODE_NAME_MAX_BYTES + 1];
+    bool has_address; /* otherwise the next two are empty: the host is a name that is not resolved yet */
     struct quic_address address;
     struct quic_address_key key;
     uint32_t slots;        /* of incoming handshakes from this address and port */

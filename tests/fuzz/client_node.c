@@ -85,10 +85,10 @@ static void on_wake(void *context)
     ((struct fuzz_node *)context)->woken = true;
 }
 
-static void on_settings(void *context, api_setting_function *visit, void *visit_context)
+static void on_settings(void *context, conf_visit_function *visit, void *visit_context)
 {
     (void)context;
-    visit(visit_context, "slice_bytes", "4096", "default");
+    visit(visit_context, "slice_bytes", "4096", "default", &(struct conf_waiting){NULL, NULL});
 }
 
 void fuzz_node_start(struct fuzz_node *node)

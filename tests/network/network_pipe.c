@@ -246,12 +246,17 @@ static void pipe_free(struct net *base)
     free(net);
 }
 
+/* Addresses mean nothing here, except that one like "name:1" is not resolved. */
+static bool is_name(const char *address)
+{
+    return address != NULL && strncmp(address, "name", 4) == 0;
+}
+
 static enum status pipe_add_peer(struct net *base, const char *name, const char *address, uint32_t *index,
                                  struct error *error)
 {
     struct pipe_net *net = (struct pipe_net *)base;
     struct pipe_host *host = pipe_host_intern(net->network, name);
-    (void)address;
     if (host == net->host) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "node %s cannot be its own peer", name);
     }
@@ -263,6 +268,7 @@ static enum status pipe_add_peer(struct net *base, const char *name, const char 
                                  net->host->name, name);
             }
             net->peers[i].removed = false;
+            net->peers[i].unresolved = is_name(address);
             return STATUS_OK;
         }
     }
@@ -274,7 +280,7 @@ static enum status pipe_add_peer(struct net *base, const char *name, const char 
         }
     }
     *index = net->peer_count++;
-    net->peers[*index] = (struct pipe_peer){.host = host};
+    net->peers[*index] = (struct pipe_peer){.host = host, .unresolved = is_name(address)};
     return STATUS_OK;
 }
 
@@ -289,8 +295,8 @@ static enum status pipe_move_peer(struct net *base, uint32_t index, const char *
 {
     const struct pipe_net *net = (const struct pipe_net *)base;
     const struct pipe_end *end = net->peers[index].end;
-    (void)address;
     (void)error;
+    net->peers[index].unresolved = is_name(address);
     if (end != NULL && end->state == PIPE_END_DIALING) {
         struct error cause;
         error_set(&cause, STATUS_UNREACHABLE, "node %s has moved", net->peers[index].host->name);
@@ -311,6 +317,7 @@ static void pipe_peer_statistics(const struct net *base, uint32_t index, struct 
         .datagram_bytes = net->network->conditions.packet_bytes,
         .connected_count = peer->connected_count,
         .closed_by_peer = peer->closed_by_peer,
+        .unresolved = peer->unresolved,
     };
 }
 

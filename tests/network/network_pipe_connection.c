@@ -220,6 +220,10 @@ enum status pipe_connect(struct net *base, uint32_t index, struct error *error)
         return error_set(error, STATUS_PERMISSION, "node %s is no peer of node %s any more", peer->host->name,
                          net->host->name);
     }
+    if (peer->unresolved) {
+        return error_set(error, STATUS_UNREACHABLE, "node %s: its name is not resolved yet",
+                         peer->host->name);
+    }
     if (peer->end == NULL) {
         peer->end = pipe_end_new(net, index, PIPE_END_DIALING);
         peer->end->dialed = true;

@@ -150,6 +150,7 @@ struct pipe_peer {
     uint64_t connected_count;
     bool closed_by_peer; /* see net_peer_statistics */
     bool removed;        /* removed, until it is added again */
+    bool unresolved;     /* its address began with "name" */
 };
 
 struct pipe_net {

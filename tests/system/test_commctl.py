@@ -51,7 +51,7 @@ class Silent(unittest.TestCase):
         other.close()
 
     def test_help_needs_nobody(self):
-        for verb in ("health", "events", "metrics", "status", "nodes", "ping", "plan", "bench", "gpus", "users", "pki", "config", "help"):
+        for verb in ("health", "events", "metrics", "status", "nodes", "ping", "plan", "bench", "gpus", "users", "pki", "config", "reload", "log-level", "help"):
             done = commctl(self.path, verb, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""), verb)
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
@@ -89,6 +89,8 @@ class Silent(unittest.TestCase):
                 (["disconnect", "0"], "PID 0: expected the number"), (["disconnect", "--uid", "0", "1"], "disconnect: --uid 0: expected only PID and --reason"),
                 (["config"], "config: nothing: expected show or check"), (["config", "x"], "config: x: expected show or check"),
                 (["config", "show", "x"], "config: x: expected no argument after show"), (["config", "check", "x", "y"], "config: y: expected one file"),
+                (["reload", "x"], "unexpected argument: x"), (["log-level"], "log-level: nothing: expected one level: error, warning, info or debug"),
+                (["log-level", "debug", "x"], "log-level: x: expected one level"),
                 (["pki"], "pki: nothing: expected init, request, issue, renew, revoke or show"), (["pki", "x"], "pki: x: expected init"),
                 (["pki", "init", "x"], "pki init: x: expected only options"), (["pki", "init", "--days", "x"], "pki init: --days x: expected days, 1 to 36500"),
                 (["pki", "init", "--days", "0"], "--days 0: expected days"), (["pki", "init", "--days", "36501"], "--days 36501: expected days"),

@@ -123,6 +123,52 @@ class Service(unittest.TestCase):
         self.assertRegex(self.journal(), r"commd\.conf:\d+: heart_beat: unknown key")
         self.assertEqual((self.show("ActiveState"), self.commctl(user="alice").returncode), ("active", 0))
 
+    def test_a_reload_says_what_waits(self):
+        self.systemctl("start", "commd")
+        self.configure(self.shipped + 'slice_bytes = 65536;\nlog_level = "debug";\n')
+        self.systemctl("reload", "commd")
+        self.assertIn("waits for a restart: slice_bytes = 65536", self.journal())
+        self.assertRegex(self.commctl("config", "show").stdout, r"slice_bytes +1048576 +default")
+        self.assertEqual(self.commctl("log-level", "info", user="alice").returncode, 1)
+        self.assertEqual(self.commctl("log-level", "info").returncode, 0)
+
+    def test_a_fault_is_not_tried_for_ever(self):
+        """Not even while clients come: the socket gives up, too."""
+        self.systemctl("start", "commd.socket")
+        self.configure(self.shipped + 'heart_beat = 3;\n')
+        deadline = time.monotonic() + 60
+        while self.systemctl("show", "-P", "ActiveState", "commd.socket").stdout.strip() != "failed":
+            self.assertLess(time.monotonic(), deadline, self.journal())
+            self.assertNotEqual(self.commctl("-t", "0.5", user="alice").returncode, 0)
+        self.assertEqual((self.show("ActiveState"), self.show("ExecMainStatus")), ("failed", "78"))
+        starts = self.machine.run("journalctl", "-u", "commd", "--no-pager", "-o", "cat").stdout.count("heart_beat: unknown key")
+        self.assertLess(starts, 100)
+
+    def test_an_own_name_that_is_known_later(self):
+        pki = "/etc/commd/pki"
+        self.commctl("pki", "init", "--dir", "/root/names")
+        self.commctl("pki", "issue", "beta", "--dir", "/root/names")
+        self.machine.run("sh", "-c", f"mkdir -p {pki} && cp /root/names/beta.crt /root/names/beta.key /root/names/ca.crt /root/names/ca.crl {pki} && chown commd {pki}/beta.key")
+        hosts = self.machine.path("/etc/hosts")
+        before = hosts.read_text() if hosts.exists() else ""
+        self.configure('node_name = "beta";\nnodes = ( { name = "beta"; address = "beta.cluster:7400"; } );\n')
+        self.systemctl("start", "--no-block", "commd")
+        deadline = time.monotonic() + 30
+        while 'listen: address "beta.cluster:7400"' not in self.journal():
+            self.assertLess(time.monotonic(), deadline, self.journal())
+            time.sleep(0.2)
+        time.sleep(2)
+        try:
+            hosts.write_text(before + "127.0.0.1 beta.cluster\n")
+            deadline = time.monotonic() + 30
+            while self.show("ActiveState") != "active":
+                self.assertLess(time.monotonic(), deadline, self.journal())
+                time.sleep(0.2)
+            self.assertRegex(self.commctl("nodes").stdout, r"beta +up ")
+        finally:
+            hosts.write_text(before)
+            self.machine.run("rm", "-r", pki)
+
     def test_a_reload_does_not_join_a_cluster(self):
         self.systemctl("start", "commd")
         self.configure('node_name = "solo";\nnodes = ( { name = "solo"; address = "127.0.0.1:7400"; } );\n')
@@ -184,15 +230,15 @@ class Service(unittest.TestCase):
         self.commctl("pki", "request", "alpha", "--dir", pki)
         self.commctl("pki", "issue", "alpha", "--request", f"{pki}/alpha.csr", "--dir", "/root/pki")
         self.machine.run("cp", "/root/pki/alpha.crt", "/root/pki/ca.crt", "/root/pki/ca.crl", pki)
-        settings = ('node_name = "alpha";\ncluster_name = "lab";\nnodes = ( { name = "alpha"; address = "127.0.0.1:7400"; } );\n'
-                    f'certificate = "{pki}/alpha.crt";\nrevocation_list = "{pki}/ca.crl";\n')
-        self.configure(settings + f'key = "{pki}/alpha.key";\n')
+        settings = ('node_name = "alpha";\ncluster_name = "lab";\nnodes = ( { name = "alpha"; address = "127.0.0.1:7400"; } );\n')  # no path: the node's files are found by its name
+        self.configure(settings)
         self.systemctl("start", "commd", check=False)
-        self.assertIn(f"key file {pki}/alpha.key: Permission denied", self.journal())
+        self.assertRegex(self.journal(), f"key: key file {pki}/alpha.key: uid \\d+ may not read it: it belongs to uid 0")
         self.systemctl("stop", "commd.socket", "commd")
         self.machine.run("chown", "commd", f"{pki}/alpha.key")
         self.systemctl("start", "commd")
         self.assertRegex(self.commctl("nodes").stdout, r"alpha +up ")
+        self.assertRegex(self.commctl("config", "show").stdout, f"revocation_list +{pki}/ca.crl +default")
         self.systemctl("stop", "commd.socket", "commd")
         self.machine.run("chown", "root", f"{pki}/alpha.key")
         self.configure(settings + 'key = "$CREDENTIALS_DIRECTORY/node.key";\n')

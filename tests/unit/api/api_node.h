@@ -56,6 +56,7 @@ struct node {
     char last_warning[1024];
     const char *awaited_warning; /* null: none */
     bool warned;                 /* a line had it */
+    unsigned reloads, log_levels;
 };
 
 struct client {
@@ -79,11 +80,31 @@ static inline void node_wake(void *context)
     ((struct node *)context)->woken = true;
 }
 
-static inline void node_settings(void *context, api_setting_function *visit, void *visit_context)
+static inline void node_settings(void *context, conf_visit_function *visit, void *visit_context)
 {
     (void)context;
-    visit(visit_context, "slice_bytes", "4096", "default");
-    visit(visit_context, "key", "/secret/node.key", "commd.conf:7");
+    const struct conf_waiting waiting = {"65536", "commd.conf:3"}, nothing = {NULL, NULL};
+    visit(visit_context, "slice_bytes", "4096", "default", &waiting);
+    visit(visit_context, "key", "/secret/node.key", "commd.conf:7", &nothing);
+}
+
+static inline enum status node_reload(void *context, struct conf_changes *changes, uint64_t now_ns,
+                                      struct error *error)
+{
+    struct node *node = context;
+    (void)now_ns;
+    node->reloads++;
+    conf_changes_add(&changes->applied, "log_level = debug");
+    conf_changes_add(&changes->waiting, "slice_bytes = 65536");
+    return node->reloads == 1 ? STATUS_OK : error_set(error, STATUS_CONFIG, "commd.conf:3: x: unknown key");
+}
+
+static inline enum status node_set_log_level(void *context, const char *level, struct error *error)
+{
+    struct node *node = context;
+    node->log_levels++;
+    return strcmp(level, "debug") == 0 ? STATUS_OK
+                                       : error_set(error, STATUS_INVALID_ARGUMENT, "expected debug");
 }
 
 #define must(call)                                                                                           \
@@ -110,7 +131,10 @@ static inline struct api_options node_api_options(struct node *node)
                                 .network_address = "",
                                 .standalone = true,
                                 .started_ns = loop_now_ns(),
-                                .visit_settings = node_settings};
+                                .visit_settings = node_settings,
+                                .reload = node_reload,
+                                .set_log_level = node_set_log_level,
+                                .settings_context = node};
 }
 
 /* As in the daemon, the guard's descriptor is there from the start. */

@@ -173,6 +173,9 @@ static void test_paths_of_keys(void **state)
         ask(&root, COMMD__CLIENT__REQUEST__BODY_CONFIG, COMMD__CLIENT__REPLY__BODY_CONFIG);
     assert_int_equal(event->reply->config->n_settings, 1);
     assert_string_equal(event->reply->config->settings[0]->key, "slice_bytes");
+    assert_string_equal(event->reply->config->settings[0]->value, "4096"); /* in force */
+    assert_string_equal(event->reply->config->settings[0]->waiting_value, "65536");
+    assert_string_equal(event->reply->config->settings[0]->waiting_source, "commd.conf:3");
     assert_int_equal(event->reply->config->hidden, 1);
     event_free(event);
     event = ask(&admin, COMMD__CLIENT__REQUEST__BODY_CONFIG, COMMD__CLIENT__REPLY__BODY_CONFIG);
@@ -180,6 +183,50 @@ static void test_paths_of_keys(void **state)
     assert_string_equal(event->reply->config->settings[1]->value, "/secret/node.key");
     assert_int_equal(event->reply->config->hidden, 0);
     event_free(event);
+    client_free(&root);
+    client_free(&admin);
+    node_free(node);
+}
+
+static void send_change(struct client *client, bool reload, const char *level,
+                        Commd__Client__Reply__BodyCase answer, const char *text)
+{
+    Commd__Client__Reload body = COMMD__CLIENT__RELOAD__INIT;
+    Commd__Client__LogLevel log_level = COMMD__CLIENT__LOG_LEVEL__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    log_level.level = (char *)(uintptr_t)level;
+    request.body_case = reload ? COMMD__CLIENT__REQUEST__BODY_RELOAD : COMMD__CLIENT__REQUEST__BODY_LOG_LEVEL;
+    if (reload) {
+        request.reload = &body;
+    } else {
+        request.log_level = &log_level;
+    }
+    Commd__Client__Event *event = client_expect_reply(client, client_send(client, &request, -1), answer);
+    if (answer == COMMD__CLIENT__REPLY__BODY_ERROR) {
+        assert_non_null(strstr(event->reply->error->text, text));
+    } else if (answer == COMMD__CLIENT__REPLY__BODY_RELOAD) {
+        assert_int_equal(event->reply->reload->n_applied, 1);
+        assert_string_equal(event->reply->reload->applied[0], "log_level = debug");
+        assert_int_equal(event->reply->reload->n_waiting, 1);
+        assert_string_equal(event->reply->reload->waiting[0], text);
+    }
+    event_free(event);
+}
+
+/* Only administrators change what is in force, and they get the result. */
+static void test_reload_and_log_level(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client root = client_new_as(node, 0), admin = admin_new(node);
+    send_change(&root, true, NULL, COMMD__CLIENT__REPLY__BODY_ERROR, "only administrators reload");
+    send_change(&root, false, "debug", COMMD__CLIENT__REPLY__BODY_ERROR,
+                "only administrators set the log level");
+    assert_int_equal(node->reloads + node->log_levels, 0);
+    send_change(&admin, true, NULL, COMMD__CLIENT__REPLY__BODY_RELOAD, "slice_bytes = 65536");
+    send_change(&admin, true, NULL, COMMD__CLIENT__REPLY__BODY_ERROR, "commd.conf:3: x: unknown key");
+    send_change(&admin, false, "debug", COMMD__CLIENT__REPLY__BODY_DONE, NULL);
+    send_change(&admin, false, "loud", COMMD__CLIENT__REPLY__BODY_ERROR, "expected debug");
     client_free(&root);
     client_free(&admin);
     node_free(node);
@@ -418,6 +465,7 @@ int main(void)
         cmocka_unit_test(test_what_users_hold),
         cmocka_unit_test(test_pages_of_accounts),
         cmocka_unit_test(test_paths_of_keys),
+        cmocka_unit_test(test_reload_and_log_level),
         cmocka_unit_test(test_an_administrator_holds_nothing),
         cmocka_unit_test(test_administrators_max),
         cmocka_unit_test(test_admin_socket_file),

@@ -31,6 +31,9 @@
 #define MEMBERS_MAX 64
 #define OPS_MAX 64
 
+/* The nodes' settings, for the next world_start; 0: the default. */
+static uint64_t slice_bytes_settings[NODES_MAX];
+
 struct world;
 
 struct node {
@@ -158,6 +161,7 @@ static inline void node_start(struct world *world, unsigned index)
     assert_int_equal(exec_new(node->net, on_wake, node, &node->exec, &error), STATUS_OK);
     assert_int_equal(p2p_new(node->net, on_wake, node, &node->p2p, &error), STATUS_OK);
     struct comms_options comms_options = {.mesh = node->mesh,
+                                          .slice_bytes = slice_bytes_settings[index],
                                           .exec = node->exec,
                                           .p2p = node->p2p,
                                           .user_may = on_user_may,

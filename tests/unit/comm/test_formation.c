@@ -324,6 +324,38 @@ static void test_both_at_once_with_other_terms(void **state)
     world_stop(&world);
 }
 
+/*
+ * The configurations of two nodes differ, and no program asks for anything: whoever comes first, both are
+ * told at once, not one alone. A program that sets the value itself is not concerned.
+ */
+static void test_nodes_with_other_settings(void **state)
+{
+    (void)state;
+    static const char text[] = "asks for slice_bytes ", why[] = "(commd.conf of the two nodes differs)";
+    slice_bytes_settings[1] = 65536;
+    for (unsigned order = 0; order < 3; order++) {
+        world_start(&world, 3, 2 + order, NULL);
+        connect_all(&world);
+        struct member *first = join(&world, order == 1, "differ", order == 1, 3);
+        run(&world, order == 2 ? 0 : 10 * TIME_MS);
+        struct member *second = join(&world, order != 1, "differ", order != 1, 3);
+        run(&world, 10 * TIME_MS);
+        assert_int_equal(first->formed_count + second->formed_count, 2);
+        assert_error(&first->formed, STATUS_MISMATCH, text);
+        assert_error(&second->formed, STATUS_MISMATCH, text);
+        assert_error(&first->formed, STATUS_MISMATCH, why);
+        struct comms_terms terms = {.name = "agreed", .rank = 0, .size = 2, .slice_bytes = 8192};
+        struct member *zero = join_as(&world, 0, &terms, 1000);
+        terms.rank = 1;
+        struct member *one = join_as(&world, 1, &terms, 1000);
+        run(&world, 10 * TIME_MS);
+        assert_formed(zero);
+        assert_formed(one);
+        world_stop(&world);
+    }
+    slice_bytes_settings[1] = 0;
+}
+
 /* All ranks come twice, at once. A complete set forms. Two sets may form if their nodes did not hear of each
  * other in time. Every member gets a result. No member stays in a set that is not complete. */
 static void test_a_crowd(void **state)
@@ -538,6 +570,7 @@ int main(void)
         cmocka_unit_test(test_refused_by_another_node),
         cmocka_unit_test(test_one_rank_of_two_is_refused),
         cmocka_unit_test(test_both_at_once_with_other_terms),
+        cmocka_unit_test(test_nodes_with_other_settings),
         cmocka_unit_test(test_a_crowd),
         cmocka_unit_test(test_the_deadline_names_missing_ranks),
         cmocka_unit_test(test_a_node_that_gives_up_is_named),

@@ -107,15 +107,19 @@ struct visited {
     char keys[SETTINGS_MAX][96];
     char values[SETTINGS_MAX][160];
     char sources[SETTINGS_MAX][160];
+    char waiting[SETTINGS_MAX][160]; /* "": nothing waits */
 };
 
-static inline void visit(void *context, const char *key, const char *value, const char *source)
+static inline void visit(void *context, const char *key, const char *value, const char *source,
+                         const struct conf_waiting *waiting)
 {
     struct visited *visited = context;
     assert_true(visited->count < SETTINGS_MAX);
     snprintf(visited->keys[visited->count], sizeof visited->keys[0], "%s", key);
     snprintf(visited->values[visited->count], sizeof visited->values[0], "%s", value);
     snprintf(visited->sources[visited->count], sizeof visited->sources[0], "%s", source);
+    snprintf(visited->waiting[visited->count], sizeof visited->waiting[0], "%s",
+             waiting->value != NULL ? waiting->value : "");
     visited->count++;
 }
 

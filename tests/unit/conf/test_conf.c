@@ -1,7 +1,7 @@
 #include "tests/unit/conf/conf_file.h"
 
+#include "daemon/conf/changes.h"
 #include "daemon/conf/credential.h"
-
 #include "proto/types.h"
 #include "proto/version.h"
 
@@ -20,8 +20,11 @@ static void test_standalone_defaults(void **state)
     assert_string_equal(conf->node_name, host);
     assert_string_equal(conf->cluster_name, "");
     assert_string_equal(conf->listen, "");
-    assert_contains(conf->certificate, "/commd/pki/node.crt");
-    assert_contains(conf->key, "/commd/pki/node.key");
+    char file[300];
+    snprintf(file, sizeof file, "/commd/pki/%s.crt", host); /* the node's own, in every node's file */
+    assert_contains(conf->certificate, file);
+    snprintf(file, sizeof file, "/commd/pki/%s.key", host);
+    assert_contains(conf->key, file);
     assert_contains(conf->authority, "/commd/pki/ca.crt");
     assert_string_equal(conf->revocation_list, "");
     assert_string_equal(conf->socket_path, CLIENT_SOCKET_DEFAULT);
@@ -89,6 +92,24 @@ static void test_whole_file(void **state)
     assert_visited(&visited, "log_level", "info", "default");
     assert_int_equal(find_visited(&visited, "nodes.b"), SIZE_MAX);
     conf_free(conf);
+}
+
+static void test_paths_with_the_name_of_the_node(void **state)
+{
+    (void)state;
+    struct conf *conf =
+        load_text(OWN "certificate = \"/pki/%n.crt\"; key = \"/pki/%n/%n.key\"; authority = \"/100%%.crt\";\n"
+                      "socket_path = \"/run/%n\"; admin_socket_path = \"/run/%%n\";");
+    assert_string_equal(conf->certificate, "/pki/a.crt");
+    assert_string_equal(conf->key, "/pki/a/a.key");
+    assert_string_equal(conf->authority, "/100%.crt");
+    assert_string_equal(conf->socket_path, "/run/a");
+    assert_string_equal(conf->admin_socket_path, "/run/%n");
+    assert_string_equal(conf->revocation_list, ""); /* another authority's list would be no use */
+    conf_free(conf);
+    assert_refused(OWN "certificate = \"/pki/%h.crt\";", 3,
+                   "certificate = \"/pki/%h.crt\": expected %n (the node's name) or %%");
+    assert_refused(OWN "revocation_list = \"/pki/%\";", 3, "revocation_list = \"/pki/%\": expected %n");
 }
 
 static void test_listen_wins_over_own_address(void **state)
@@ -173,21 +194,68 @@ static void test_needs_restart(void **state)
 {
     (void)state;
     struct conf *old_conf = load_text(OWN);
-    const char *key = NULL;
+    struct conf_changes changes = {0};
     struct conf *new_conf =
         load_text(OWN "log_level = \"debug\"; drain_timeout_ms = 5; cuda_ipc_handles = \"refuse\";");
-    assert_false(conf_needs_restart(old_conf, new_conf, &key));
-    assert_null(key);
+    conf_changes_of_settings(&changes, old_conf, new_conf);
+    assert_int_equal(changes.waiting.count, 0);
+    assert_int_equal(changes.applied.count, 3);
+    assert_string_equal(changes.applied.texts[0], "log_level = debug");
+    conf_changes_free(&changes);
     conf_free(new_conf);
     new_conf = load_text("node_name = \"a\"; nodes = ( { name = \"a\"; address = \"127.0.0.1:7400\"; }, "
                          "{ name = \"b\"; address = \"h:1\"; } );");
-    assert_false(conf_needs_restart(old_conf, new_conf, &key));
+    conf_changes_of_settings(&changes, old_conf, new_conf);
+    assert_int_equal(changes.waiting.count + changes.applied.count, 0);
     conf_free(new_conf);
-    new_conf = load_text(OWN "slice_bytes = 8192; socket_mode = \"0600\";");
-    assert_true(conf_needs_restart(old_conf, new_conf, &key));
-    assert_string_equal(key, "socket_mode"); /* the first in the schema's order */
+    new_conf = load_text(
+        OWN "slice_bytes = 8192; socket_mode = \"0600\"; users = ( { name = \"0\"; nodes = [ ]; } );");
+    conf_changes_of_settings(&changes, old_conf, new_conf);
+    assert_int_equal(changes.waiting.count, 2);
+    assert_string_equal(changes.waiting.texts[0], "socket_mode = 0600"); /* in the schema's order */
+    assert_string_equal(changes.waiting.texts[1], "slice_bytes = 8192");
+    assert_int_equal(changes.applied.count, 1);
+    assert_string_equal(changes.applied.texts[0], "users: 1 listed");
+    conf_changes_free(&changes);
     conf_free(new_conf);
     conf_free(old_conf);
+}
+
+static void assert_in_force(const struct conf *conf, const char *key, const char *value, const char *waiting)
+{
+    struct visited visited = {0};
+    conf_visit(conf, visit, &visited);
+    size_t i = find_visited(&visited, key);
+    assert_int_not_equal(i, SIZE_MAX);
+    assert_string_equal(visited.values[i], value);
+    assert_string_equal(visited.waiting[i], waiting);
+}
+
+/* After reloads, the configuration says what is in force, and what waits for a restart. */
+static void test_reloads_keep_what_needs_a_restart(void **state)
+{
+    (void)state;
+    struct error error;
+    struct conf *conf = load_text(OWN "slice_bytes = 8192; log_level = \"error\";");
+    struct conf *next =
+        load_text("\n" OWN "slice_bytes = 16384; socket_mode = \"0600\"; log_level = \"debug\";");
+    conf_keep_until_restart(next, conf);
+    assert_in_force(next, "slice_bytes", "8192", "16384");
+    assert_in_force(next, "socket_mode", "0666", "0600");
+    assert_in_force(next, "log_level", "debug", "");
+    assert_int_equal(next->slice_bytes, 8192);
+    conf = next;
+    next = load_text(OWN "slice_bytes = 8192;"); /* taken back */
+    conf_keep_until_restart(next, conf);
+    assert_in_force(next, "slice_bytes", "8192", "");
+    assert_in_force(next, "socket_mode", "0666", "");
+    assert_in_force(next, "log_level", "info", "");
+    assert_int_equal(conf_set_text(next, "log_level", "debug", "commctl", &error), STATUS_OK);
+    assert_in_force(next, "log_level", "debug", "");
+    assert_int_equal(conf_set_text(next, "log_level", "loud", "commctl", &error), STATUS_INVALID_ARGUMENT);
+    assert_contains(error.text, "log_level = \"loud\": expected error, warning, info or debug");
+    assert_in_force(next, "log_level", "debug", "");
+    conf_free(next);
 }
 
 static void test_node_names(void **state)
@@ -256,10 +324,16 @@ static void test_no_nodes_is_standalone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_standalone_defaults), cmocka_unit_test(test_no_nodes_is_standalone),
-        cmocka_unit_test(test_whole_file),          cmocka_unit_test(test_listen_wins_over_own_address),
-        cmocka_unit_test(test_credentials),         cmocka_unit_test(test_overrides),
-        cmocka_unit_test(test_needs_restart),       cmocka_unit_test(test_node_names),
+        cmocka_unit_test(test_standalone_defaults),
+        cmocka_unit_test(test_no_nodes_is_standalone),
+        cmocka_unit_test(test_whole_file),
+        cmocka_unit_test(test_listen_wins_over_own_address),
+        cmocka_unit_test(test_paths_with_the_name_of_the_node),
+        cmocka_unit_test(test_credentials),
+        cmocka_unit_test(test_overrides),
+        cmocka_unit_test(test_needs_restart),
+        cmocka_unit_test(test_reloads_keep_what_needs_a_restart),
+        cmocka_unit_test(test_node_names),
         cmocka_unit_test(test_users_of_nodes),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -61,8 +61,8 @@ static void test_manual_page(void **state)
     struct visited visited = {0};
     conf_visit(conf, visit, &visited);
     conf_free(conf);
-    visit(&visited, "nodes", "", "");
-    visit(&visited, "users", "", "");
+    visit(&visited, "nodes", "", "", &(struct conf_waiting){NULL, NULL});
+    visit(&visited, "users", "", "", &(struct conf_waiting){NULL, NULL});
     bool described[SETTINGS_MAX] = {false};
     FILE *page = fopen("config/commd.conf.5.scd", "re");
     if (page == NULL) {

@@ -96,6 +96,13 @@ static const struct {
     {"listen = \"[::1:7400\";", "expected an address"},
     {"listen = \"[]:7400\";", "expected an address"},
     {"listen = \"::1]:7400\";", "expected an address"},
+    {"listen = \"host:0\";", "the port from 1 to 65535"},
+    {"listen = \"300.1.1.1:7400\";", "the host an IP address or a name"},
+    {"listen = \"192.0.2:7400\";", "the host an IP address or a name"},
+    {"listen = \"a host:7400\";", "the host an IP address or a name"},
+    {"listen = \"-x:7400\";", "the host an IP address or a name"},
+    {"listen = \"[::g]:7400\";", "the host an IP address or a name"},
+    {"listen = \"[192.0.2.1]:7400\";", "the host an IP address or a name"},
     /* Permissions. */
     {"socket_mode = \"\";", "socket_mode = \"\": expected file permissions in octal, as \"0660\""},
     {"socket_mode = \"0888\";", "expected file permissions"},
@@ -206,6 +213,11 @@ static void test_nodes_refused(void **state)
         {"node_name = \"a\"; nodes = ( { name = \"a\"; address = \"h:1\"; },\n"
          "{ name = \"a\"; address = \"h:1\"; } );",
          2, "nodes: \"a\" is listed twice, first at "},
+        {"node_name = \"a\"; nodes = ( { name = \"a\"; address = \"h:1\"; },\n{ name = \"c\"; address = "
+         "\"h:2\"; },\n"
+         "{ name = \"b\"; address = \"H:01\"; } );",
+         3, "nodes: address = \"H:01\": node \"a\" at "},
+        {"nodes = ( { name = \"a\"; address = \"[::1%\"; } );", 1, "expected an address"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_refused(cases[i].text, cases[i].line, cases[i].part);

@@ -36,6 +36,10 @@ struct world {
     unsigned count;
 };
 
+/* Of nodes that are started next. */
+static uint64_t settings_slice_bytes;
+static const char *settings_algorithms = "";
+
 static const struct network_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
 
 static inline void on_up(void *context, uint32_t peer, uint64_t now_ns)
@@ -84,6 +88,8 @@ static inline void node_start(struct world *world, unsigned index, const char *n
     options.version_text = "9.9";
     options.instance = instance;
     options.seed = instance;
+    options.slice_bytes = settings_slice_bytes;
+    options.algorithms = settings_algorithms;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
     mesh_set_handler(node->mesh, &(struct mesh_handler){node, on_up, on_down, on_message});
 }

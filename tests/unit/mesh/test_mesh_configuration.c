@@ -99,13 +99,132 @@ static void test_moved(void **state)
     world_stop(&world);
 }
 
+static void assert_node(const struct world *world, unsigned from, enum mesh_node_state state,
+                        const char *resolved, const char *error)
+{
+    struct mesh_node_info info;
+    mesh_node_info(world->nodes[from].mesh, 0, &info);
+    assert_string_equal(mesh_node_state_text(info.state), mesh_node_state_text(state));
+    assert_string_equal(info.resolved_address, resolved);
+    assert_non_null(strstr(info.last_error, error));
+}
+
+/* a dials b, whose name is not resolved: nothing is dialled, and nothing fails, until it is. */
+static void test_a_name_that_is_resolved_later(void **state)
+{
+    (void)state;
+    struct world world;
+    struct error why;
+    uint32_t peer;
+    memset(&world, 0, sizeof world);
+    world.network = network_new_pipes(50, &calm);
+    world.count = 2;
+    node_start(&world, 0, "a", "test", 1);
+    node_start(&world, 1, "b", "test", 2);
+    struct mesh *mesh = world.nodes[0].mesh;
+    assert_int_equal(mesh_add_node(mesh, "b", "name:1", &peer, &why), STATUS_OK);
+    (void)knows(&world.nodes[1], "a");
+    assert_node(&world, 0, MESH_NODE_UNRESOLVED, "", "");
+    assert_true(mesh_next_deadline_ns(mesh) == TIME_NEVER);
+    run(&world, 10 * TIME_S);
+    error_set(&why, STATUS_UNREACHABLE, "address \"name:1\": nobody knows it");
+    mesh_unresolved(mesh, 0, &why);
+    assert_node(&world, 0, MESH_NODE_UNRESOLVED, "", "nobody knows it");
+    assert_int_equal(mesh_resolve_node(mesh, 0, "127.0.0.1:1", world.now_ns, &why), STATUS_OK);
+    run(&world, 10 * TIME_MS);
+    assert_true(is_up(&world, 0, 1));
+    assert_node(&world, 0, MESH_NODE_UP, "127.0.0.1:1", "");
+    /* Another address, and none: what is up stays up. */
+    assert_int_equal(mesh_resolve_node(mesh, 0, "127.0.0.2:1", world.now_ns, &why), STATUS_OK);
+    mesh_unresolved(mesh, 0, &why);
+    run(&world, 5 * TIME_S);
+    assert_node(&world, 0, MESH_NODE_UP, "127.0.0.2:1", "nobody knows it");
+    assert_int_equal(world.nodes[0].downs[0], 0);
+    /* The configuration gives it another name. */
+    assert_int_equal(mesh_move_node(mesh, 0, "name:2", world.now_ns, &why), STATUS_OK);
+    node_stop(&world.nodes[1]);
+    run(&world, 10 * TIME_S);
+    assert_node(&world, 0, MESH_NODE_UNRESOLVED, "", "");
+    world_stop(&world);
+}
+
+/* b is the side that is dialled: it needs no address of a to come up. */
+static void test_a_name_that_is_never_resolved(void **state)
+{
+    (void)state;
+    struct world world;
+    struct error error;
+    uint32_t peer;
+    memset(&world, 0, sizeof world);
+    world.network = network_new_pipes(51, &calm);
+    world.count = 2;
+    node_start(&world, 0, "a", "test", 1);
+    node_start(&world, 1, "b", "test", 2);
+    assert_int_equal(mesh_add_node(world.nodes[1].mesh, "a", "name:1", &peer, &error), STATUS_OK);
+    assert_node(&world, 1, MESH_NODE_UNRESOLVED, "", "");
+    (void)knows(&world.nodes[0], "b");
+    run(&world, TIME_S);
+    assert_true(is_up(&world, 0, 1));
+    assert_true(is_up(&world, 1, 0));
+    world_stop(&world);
+}
+
+static void assert_differs(const struct world *world, unsigned from, const char *text)
+{
+    struct mesh_node_info info;
+    mesh_node_info(world->nodes[from].mesh, 0, &info);
+    assert_string_equal(info.differs, text);
+}
+
+/* Settings that must be the same are compared in the greeting; a node that says none has none to compare. */
+static void test_settings_that_differ(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t slice_bytes[2];
+        const char *algorithms[2];
+        const char *differs[2];
+    } cases[] = {
+        {{4096, 4096}, {"", ""}, {"", ""}},
+        {{4096, 8192},
+         {"", "x"},
+         {"slice_bytes is 8192 there, 4096 here", "slice_bytes is 4096 there, 8192 here"}},
+        {{4096, 4096},
+         {"", "x"},
+         {"algorithms is \"x\" there, \"\" here", "algorithms is \"\" there, \"x\" here"}},
+        {{4096, 0}, {"y", ""}, {"", ""}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct world world;
+        memset(&world, 0, sizeof world);
+        world.network = network_new_pipes(60 + i, &calm);
+        world.count = 2;
+        for (unsigned node = 0; node < 2; node++) {
+            settings_slice_bytes = cases[i].slice_bytes[node];
+            settings_algorithms = cases[i].algorithms[node];
+            node_start(&world, node, names[node], "test", node + 1);
+            (void)knows(&world.nodes[node], names[1 - node]);
+        }
+        run(&world, TIME_S);
+        assert_true(is_up(&world, 0, 1));
+        assert_differs(&world, 0, cases[i].differs[0]);
+        assert_differs(&world, 1, cases[i].differs[1]);
+        world_stop(&world);
+    }
+    settings_slice_bytes = 0;
+    settings_algorithms = "";
+}
+
 int main(void)
 {
-    log_set_level(LOG_LEVEL_WARNING);
+    log_set_level(LOG_LEVEL_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_removed_and_named_again),
         cmocka_unit_test(test_named_again_at_once),
         cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_a_name_that_is_resolved_later),
+        cmocka_unit_test(test_a_name_that_is_never_resolved),
+        cmocka_unit_test(test_settings_that_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -287,6 +287,27 @@ static void wrong_peers_are_refused_by_name(void **state)
     assert_int_equal(net_add_peer(a->net, "", "127.0.0.1:4242", &peer, &error), STATUS_INVALID_ARGUMENT);
 }
 
+/* A name is no address yet: the peer cannot be dialled, but may connect. Nothing is resolved here. */
+static void a_peer_with_a_name_waits_for_its_address(void **state)
+{
+    (void)state;
+    struct error error;
+    struct net_peer_statistics statistics;
+    uint32_t peer;
+    assert_int_equal(net_add_peer(a->net, "x", "no-such-host.invalid:4242", &peer, &error), STATUS_OK);
+    net_peer_statistics(a->net, peer, &statistics);
+    assert_true(statistics.unresolved);
+    assert_int_equal(net_connect(a->net, peer, &error), STATUS_UNREACHABLE);
+    assert_text(error.text, "node x: its name is not resolved yet");
+    assert_int_equal(net_move_peer(a->net, peer, "127.0.0.1:4242", &error), STATUS_OK);
+    net_peer_statistics(a->net, peer, &statistics);
+    assert_false(statistics.unresolved);
+    assert_int_equal(net_connect(a->net, peer, &error), STATUS_OK);
+    assert_int_equal(net_move_peer(a->net, peer, "other.invalid:4242", &error), STATUS_OK);
+    net_peer_statistics(a->net, peer, &statistics);
+    assert_true(statistics.unresolved);
+}
+
 static void a_port_in_use_is_an_error(void **state)
 {
     (void)state;
@@ -382,6 +403,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup_nodes,
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(wrong_peers_are_refused_by_name, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_peer_with_a_name_waits_for_its_address, setup_nodes,
+                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(a_port_in_use_is_an_error, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(every_kind_of_address_can_be_bound, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(datagrams_grow_to_what_the_path_carries, setup_nodes, teardown_nodes),

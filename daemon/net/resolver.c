@@ -1,0 +1,265 @@
+#include "daemon/net/resolver.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "daemon/base/thread.h"
+
+struct question {
+    struct question *next;
+    uint32_t id;
+    bool found;
+    char address[QUIC_ADDRESS_TEXT_MAX_BYTES];
+    struct error why;
+    char text[];
+};
+
+struct question_queue {
+    struct question *first;
+    struct question **last;
+};
+
+/* Shared with the threads, of which each holds a reference: a lookup cannot be interrupted. */
+struct desk {
+    pthread_mutex_t mutex;
+    pthread_cond_t more;
+    int family;
+    resolver_lookup *lookup;
+    int done_fd;
+    /* Protected by the mutex. */
+    unsigned references;
+    bool stopping;
+    unsigned threads, idle_threads;
+    uint32_t count; /* of questions that have no answer yet */
+    struct question_queue waiting, done;
+};
+
+struct resolver {
+    struct desk *desk;
+    struct loop_watch *watch;
+    resolver_function *done;
+    void *context;
+};
+
+static void queue_put(struct question_queue *queue, struct question *question)
+{
+    question->next = NULL;
+    *queue->last = question;
+    queue->last = &question->next;
+}
+
+static struct question *queue_take_all(struct question_queue *queue)
+{
+    struct question *first = queue->first;
+    queue->first = NULL;
+    queue->last = &queue->first;
+    return first;
+}
+
+static struct question *queue_take(struct question_queue *queue)
+{
+    struct question *first = queue->first;
+    if (first != NULL) {
+        queue->first = first->next;
+        queue->last = queue->first == NULL ? &queue->first : queue->last;
+    }
+    return first;
+}
+
+static void queue_free(struct question_queue *queue)
+{
+    for (struct question *next, *each = queue_take_all(queue); each != NULL; each = next) {
+        next = each->next;
+        free(each);
+    }
+}
+
+static enum status look_up(const char *text, int family, char out[QUIC_ADDRESS_TEXT_MAX_BYTES],
+                           struct error *error)
+{
+    struct quic_address address;
+    enum status status = quic_address_resolve(text, family, &address, error);
+    if (status == STATUS_OK) {
+        (void)quic_address_text(&address, out);
+    }
+    return status;
+}
+
+/* --- The threads --- */
+
+/* Call it with the mutex held, which it releases. */
+static void desk_leave(struct desk *desk)
+{
+    bool last = --desk->references == 0;
+    pthread_mutex_unlock(&desk->mutex);
+    if (last) {
+        queue_free(&desk->waiting);
+        queue_free(&desk->done);
+        if (desk->done_fd >= 0) {
+            (void)close(desk->done_fd);
+        }
+        (void)pthread_cond_destroy(&desk->more);
+        (void)pthread_mutex_destroy(&desk->mutex);
+        free(desk);
+    }
+}
+
+static void *resolver_main(void *context)
+{
+    struct desk *desk = context;
+    uint64_t one = 1;
+    pthread_mutex_lock(&desk->mutex);
+    while (!desk->stopping) {
+        struct question *question = queue_take(&desk->waiting);
+        if (question == NULL) {
+            desk->idle_threads++;
+            pthread_cond_wait(&desk->more, &desk->mutex);
+            desk->idle_threads--;
+            continue;
+        }
+        pthread_mutex_unlock(&desk->mutex);
+        question->found =
+            desk->lookup(question->text, desk->family, question->address, &question->why) == STATUS_OK;
+        pthread_mutex_lock(&desk->mutex);
+        queue_put(&desk->done, question);
+        (void)!write(desk->done_fd, &one, sizeof one);
+    }
+    desk_leave(desk);
+    return NULL;
+}
+
+/* Call it with the mutex held. */
+static enum status start_thread(struct desk *desk, struct error *error)
+{
+    pthread_t thread;
+    int failed = thread_start(&thread, NULL, resolver_main, desk);
+    if (failed != 0) {
+        return error_set(error, STATUS_SYSTEM, "a thread cannot be started: %s", strerror(failed));
+    }
+    (void)pthread_setname_np(thread, "commd-resolve");
+    (void)pthread_detach(thread);
+    desk->threads++;
+    desk->references++;
+    return STATUS_OK;
+}
+
+/* --- The loop's thread --- */
+
+static void on_done(void *context, unsigned events, uint64_t now_ns)
+{
+    struct resolver *resolver = context;
+    struct desk *desk = resolver->desk;
+    uint64_t count;
+    (void)events;
+    (void)!read(desk->done_fd, &count, sizeof count);
+    pthread_mutex_lock(&desk->mutex);
+    struct question *next, *done = queue_take_all(&desk->done);
+    for (const struct question *each = done; each != NULL; each = each->next) {
+        desk->count--;
+    }
+    pthread_mutex_unlock(&desk->mutex);
+    for (; done != NULL; done = next) {
+        next = done->next;
+        resolver->done(resolver->context, done->id, done->text, done->found ? done->address : NULL,
+                       &done->why, now_ns);
+        free(done);
+    }
+}
+
+static struct desk *desk_new(const struct resolver_options *options)
+{
+    struct desk *desk = calloc(1, sizeof *desk);
+    if (desk != NULL) {
+        desk->family = options->family;
+        desk->lookup = options->lookup != NULL ? options->lookup : look_up;
+        desk->references = 1;
+        (void)queue_take_all(&desk->waiting);
+        (void)queue_take_all(&desk->done);
+        (void)pthread_mutex_init(&desk->mutex, NULL);
+        (void)pthread_cond_init(&desk->more, NULL);
+        desk->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    }
+    return desk;
+}
+
+enum status resolver_new(const struct resolver_options *options, struct resolver **out, struct error *error)
+{
+    struct resolver *resolver = calloc(1, sizeof *resolver);
+    struct desk *desk = desk_new(options);
+    enum status status = STATUS_OK;
+    if (resolver == NULL || desk == NULL) {
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for finding addresses");
+    } else if (desk->done_fd < 0) {
+        status = error_set_errno(error, errno, "eventfd");
+    } else {
+        resolver->done = options->done;
+        resolver->context = options->context;
+        status = loop_watch_new(options->loop, desk->done_fd, LOOP_READ, on_done, resolver, &resolver->watch,
+                                error);
+    }
+    if (status != STATUS_OK) {
+        free(resolver);
+        if (desk != NULL) {
+            pthread_mutex_lock(&desk->mutex);
+            desk_leave(desk);
+        }
+        return status;
+    }
+    resolver->desk = desk;
+    *out = resolver;
+    return STATUS_OK;
+}
+
+void resolver_free(struct resolver *resolver)
+{
+    if (resolver == NULL) {
+        return;
+    }
+    struct desk *desk = resolver->desk;
+    loop_watch_free(resolver->watch);
+    pthread_mutex_lock(&desk->mutex);
+    desk->stopping = true;
+    pthread_cond_broadcast(&desk->more);
+    desk_leave(desk);
+    free(resolver);
+}
+
+enum status resolver_ask(struct resolver *resolver, uint32_t id, const char *text, struct error *error)
+{
+    struct desk *desk = resolver->desk;
+    size_t size = strlen(text) + 1;
+    struct question *question = calloc(1, sizeof *question + size);
+    if (question == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for finding the address \"%s\"", text);
+    }
+    question->id = id;
+    memcpy(question->text, text, size);
+    enum status status = STATUS_OK;
+    pthread_mutex_lock(&desk->mutex);
+    if (desk->count >= RESOLVER_QUESTIONS_MAX) {
+        status =
+            error_set(error, STATUS_LIMIT, "%u names are being resolved, which is the limit", desk->count);
+    } else if (desk->idle_threads == 0 && desk->threads < RESOLVER_THREADS_MAX) {
+        struct error why;
+        status = start_thread(desk, &why);
+        if (status != STATUS_OK && desk->threads == 0) {
+            error_set(error, status, "%s", why.text);
+        } else {
+            status = STATUS_OK; /* an earlier thread answers */
+        }
+    }
+    if (status == STATUS_OK) {
+        desk->count++;
+        queue_put(&desk->waiting, question);
+        pthread_cond_signal(&desk->more);
+    }
+    pthread_mutex_unlock(&desk->mutex);
+    if (status != STATUS_OK) {
+        free(question);
+    }
+    return status;
+}

@@ -114,8 +114,7 @@ enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
         return code;
     }
     bool degraded = number(status, "nodes_up") < number(status, "nodes_configured") ||
-                    number(status, "nodes_differ") > 0 ||
-                    json_is_true(json_object_get(status, "draining")) ||
+                    number(status, "nodes_differ") > 0 || json_is_true(json_object_get(status, "draining")) ||
                     certificate_has_ended((uint64_t)number(status, "certificate_ends_s"));
     output_object(commctl, status, print_status);
     return degraded ? EXIT_CODE_DEGRADED : EXIT_CODE_OK;

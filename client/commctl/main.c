@@ -56,8 +56,8 @@ static const struct verb verbs[] = {
      false},
     {"config", "show | check [FILE]", "shows the settings and their sources, or checks a file", verb_config,
      false},
-    {"pki", "init | request NAME | issue NAME", "makes the cluster's authority and the nodes' certificates",
-     verb_pki, false},
+    {"pki", "init | admit | join AUTHORITY | ...",
+     "makes the cluster's authority and the nodes' certificates", verb_pki, false},
     {"version", "", "versions of commctl and of the commd that runs", verb_version, false},
     {"help", "[VERB]", "this text, or the arguments of a verb", verb_help, false},
 };

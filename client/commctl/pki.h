@@ -30,13 +30,28 @@
  */
 #define PKI_NODE_DAYS 825
 
+#define PKI_NODE_FOLDER COMMD_SYSCONFDIR "/commd/pki" /* where commd looks for its files by default */
+#define PKI_SECRETS_MAX 16                            /* codes that were agreed in advance */
+
+/* The user who reads a node's key. */
+struct pki_owner {
+    uid_t uid;
+    gid_t gid;
+};
+
 struct pki {
     const struct commctl *commctl;
-    const char *folder;
-    const char *name; /* a name, a serial number, or a file */
+    const char *folder; /* null until the options are read: the command's default */
+    const char *name;   /* a name, a serial number, or a file */
     const char *request_path;
-    long days; /* 0: the default */
+    const char *owner_name; /* null: commd */
+    const char *address;    /* where admit listens; where join connects to */
+    char *secrets[PKI_SECRETS_MAX];
+    size_t secret_count;
+    long days;       /* 0: the default */
+    long node_count; /* how many nodes admit admits; 0: until a signal ends it */
     bool new_key;
+    bool renew;
     time_t now_s;
     char path[PATH_MAX];
 };
@@ -51,17 +66,32 @@ struct pki_bytes {
 /* Reads a regular file of at most PKI_FILE_MAX_BYTES. */
 bool pki_read(const char *path, struct pki_bytes *out);
 
+#define PKI_TEMPORARY_BYTES (PATH_MAX + 32)
+/*
+ * Writes and syncs a temporary file in the folder of `path`, with that mode. owner: null for this process's
+ * user, or for the owner of the file at `path` if `replaces` is set.
+ */
+bool pki_stage(const char *path, mode_t mode, const struct pki_owner *owner, bool replaces,
+               const struct pki_bytes *content, char temporary[PKI_TEMPORARY_BYTES]);
+void pki_folder_of(const char *path, char out[PATH_MAX]);
+void pki_sync_folder(const char *folder);
+
 enum pki_write_mode { PKI_WRITE_NEW, PKI_WRITE_REPLACE };
 /*
- * Writes the whole file or nothing: writes a temporary file in the same folder, then moves it to the path.
- * NEW fails if the file exists. REPLACE keeps the old file's owner. A symbolic link is replaced, never
- * followed.
+ * Writes the whole file or nothing: stages it, then moves it to the path. NEW fails if the file exists.
+ * REPLACE keeps the old file's owner unless one is given. A symbolic link is replaced, never followed.
  */
-bool pki_write(const char *path, mode_t mode, enum pki_write_mode how, const char *bytes, size_t size);
-bool pki_write_key(const char *path, enum pki_write_mode how, EVP_PKEY *key);
-bool pki_write_certificate(const char *path, enum pki_write_mode how, X509 *certificate);
-bool pki_write_request(const char *path, X509_REQ *request);
-bool pki_write_revocations(const char *path, X509_CRL *list);
+bool pki_write(const char *path, mode_t mode, const struct pki_owner *owner, enum pki_write_mode how,
+               const struct pki_bytes *content);
+bool pki_write_key(const char *path, enum pki_write_mode how, const struct pki_owner *owner,
+                   const EVP_PKEY *key);
+bool pki_write_certificate(const char *path, enum pki_write_mode how, const X509 *certificate);
+bool pki_write_request(const char *path, const X509_REQ *request);
+bool pki_write_revocations(const char *path, const X509_CRL *list);
+/* Texts in PEM; return false if OpenSSL fails or memory is short. */
+bool pki_pem_of_certificate(const X509 *certificate, struct pki_bytes *out);
+bool pki_pem_of_request(const X509_REQ *request, struct pki_bytes *out);
+bool pki_pem_of_revocations(const X509_CRL *list, struct pki_bytes *out);
 
 /* "FOLDER/NAME.EXTENSION", in pki->path until the next call. */
 const char *pki_path(struct pki *pki, const char *name, const char *extension);
@@ -127,10 +157,71 @@ void pki_authority_free(struct pki_authority *authority);
 enum exit_code pki_fail_openssl(const char *what);
 bool pki_add_authority_identifier(X509_CRL *list, X509 *authority);
 
+/* Issues a certificate for pki->name and key, records it, and writes it to the folder. Also writes
+ * private_key, unless it is null. The folder must be locked. */
+enum exit_code pki_issue_to(struct pki *pki, const struct pki_authority *authority, EVP_PKEY *key,
+                            EVP_PKEY *private_key, enum pki_write_mode how);
+
 enum exit_code pki_init(struct pki *pki);
-enum exit_code pki_request(struct pki *pki);
 enum exit_code pki_issue(struct pki *pki);
 enum exit_code pki_renew(struct pki *pki);
+
+/* --- pki_request.c: a node's key and its request. --- */
+
+/* Makes a request for the name. Returns null if OpenSSL fails. */
+X509_REQ *pki_request_new(EVP_PKEY *key, const char *name);
+/* Gets the public key of a request for that name. Its signature proves that the sender has the key. Returns
+ * null, and prints why; `where` is the file or address that it comes from. */
+EVP_PKEY *pki_request_key(const char *where, const char *bytes, size_t size, const char *name);
+bool pki_set_name(X509_NAME *name, const char *common_name);
+/* Reads the key FOLDER/NAME.key, or makes and writes it. Returns null, and prints why. */
+EVP_PKEY *pki_own_key(struct pki *pki, const struct pki_owner *owner);
+
+enum exit_code pki_request(struct pki *pki);
+
+/* --- pki_owner.c: whose the key of a node is. --- */
+
+/*
+ * Who gets the key that this command writes: the user of --owner; else commd, if root runs commctl and there
+ * is such a user. *out is null if the file stays this process's user's. Returns false if --owner names
+ * nobody.
+ */
+bool pki_owner_find(const struct pki *pki, struct pki_owner *storage, const struct pki_owner **out);
+/* Makes a node's folder, which the owner of its key must be able to enter. */
+bool pki_make_node_folder(const char *folder);
+/* Prints the commands that are missing until commd can read the key. */
+void pki_owner_advise(const struct pki *pki, const struct pki_owner *owner, const char *key_path);
+
+/* --- pki_install.c: several files, all or none. --- */
+
+struct pki_file {
+    char path[PATH_MAX];
+    struct pki_bytes content; /* borrowed */
+    mode_t mode;
+    const struct pki_owner *owner;
+    /* For pki_install() alone: */
+    bool staged, existed, exchanged, placed;
+    char temporary[PKI_TEMPORARY_BYTES];
+};
+/* Writes all files, or leaves everything as it was. Prints what failed. */
+bool pki_install(struct pki_file *files, size_t count);
+
+/* --- pki_admission.c: whether a request gets a certificate. --- */
+
+enum pki_admission {
+    PKI_ADMISSION_ISSUE,
+    PKI_ADMISSION_SEND_AGAIN, /* this key has a valid certificate of this name: that one */
+    PKI_ADMISSION_TAKEN,      /* another key has one, and pki->renew is not set */
+    PKI_ADMISSION_REVOKED,    /* the certificate of this key was revoked */
+    PKI_ADMISSION_UNKNOWN,    /* the record cannot be read; that was printed */
+};
+/* Decides about pki->name and the key of its request. */
+enum pki_admission pki_admission_find(struct pki *pki, EVP_PKEY *key);
+
+/* --- pki_admit.c, pki_join.c: pki_join.h says what these two do. --- */
+
+enum exit_code pki_admit(struct pki *pki);
+enum exit_code pki_join(struct pki *pki);
 
 /* --- pki_revoke.c --- */
 

@@ -109,7 +109,7 @@ static bool write_all(int fd, const char *bytes, size_t size)
     return fsync(fd) == 0;
 }
 
-static void sync_folder(const char *folder)
+void pki_sync_folder(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) {
@@ -128,74 +128,134 @@ static bool take_owner(int fd, const char *path)
     return (old.st_uid == geteuid() && old.st_gid == getegid()) || fchown(fd, old.st_uid, old.st_gid) == 0;
 }
 
-bool pki_write(const char *path, mode_t mode, enum pki_write_mode how, const char *bytes, size_t size)
+void pki_folder_of(const char *path, char out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    int length = slash == NULL ? 1 : (int)(slash - path) + 1;
+    snprintf(out, PATH_MAX, "%.*s", length, slash == NULL ? "." : path);
+}
+
+bool pki_stage(const char *path, mode_t mode, const struct pki_owner *owner, bool replaces,
+               const struct pki_bytes *content, char temporary[PKI_TEMPORARY_BYTES])
 {
     char folder[PATH_MAX];
-    char temporary[PATH_MAX + 32];
-    const char *slash = strrchr(path, '/');
-    int length = slash == NULL ? 0 : (int)(slash - path);
-    snprintf(folder, sizeof folder, "%.*s", slash == NULL ? 1 : length + 1, slash == NULL ? "." : path);
-    snprintf(temporary, sizeof temporary, "%s/.commctl-XXXXXX", folder);
+    pki_folder_of(path, folder);
+    snprintf(temporary, PKI_TEMPORARY_BYTES, "%s/.commctl-XXXXXX", folder);
     int fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
         return fail(path, strerror(errno));
     }
-    bool written =
-        (how == PKI_WRITE_NEW || take_owner(fd, path)) && write_all(fd, bytes, size) && fchmod(fd, mode) == 0;
-    if (written && how == PKI_WRITE_NEW) {
-        written = link(temporary, path) == 0;
-        int failure = errno;
-        unlink(temporary);
-        errno = failure;
-    } else if (written) {
-        written = rename(temporary, path) == 0;
-    }
+    /* The descriptor is of a new file, so nobody can make this give away another file. */
+    bool owned = owner != NULL ? fchown(fd, owner->uid, owner->gid) == 0 : !replaces || take_owner(fd, path);
+    bool written = owned && write_all(fd, content->bytes, content->size) && fchmod(fd, mode) == 0;
     int failure = errno;
     close(fd);
     if (!written) {
         unlink(temporary);
         return fail(path, strerror(failure));
     }
-    sync_folder(folder);
+    return true;
+}
+
+bool pki_write(const char *path, mode_t mode, const struct pki_owner *owner, enum pki_write_mode how,
+               const struct pki_bytes *content)
+{
+    char temporary[PKI_TEMPORARY_BYTES];
+    char folder[PATH_MAX];
+    if (!pki_stage(path, mode, owner, how == PKI_WRITE_REPLACE, content, temporary)) {
+        return false;
+    }
+    bool moved = how == PKI_WRITE_NEW ? link(temporary, path) == 0 : rename(temporary, path) == 0;
+    int failure = errno;
+    if (how == PKI_WRITE_NEW || !moved) {
+        unlink(temporary);
+    }
+    if (!moved) {
+        return fail(path, strerror(failure));
+    }
+    pki_folder_of(path, folder);
+    pki_sync_folder(folder);
     printf("wrote %s\n", path);
     return true;
 }
 
-/* Writes to the file what OpenSSL has written to memory. */
-static bool write_memory(BIO *memory, bool filled, const char *path, mode_t mode, enum pki_write_mode how)
+/* Takes what OpenSSL has written to memory. */
+static bool take_memory(BIO *memory, bool filled, struct pki_bytes *out)
 {
     char *bytes = NULL;
-    long size = memory == NULL ? 0 : BIO_get_mem_data(memory, &bytes);
-    bool written = filled && size > 0 ? pki_write(path, mode, how, bytes, (size_t)size)
-                                      : fail(path, "it cannot be put into PEM");
+    long size = memory == NULL || !filled ? 0 : BIO_get_mem_data(memory, &bytes);
+    *out = (struct pki_bytes){.bytes = size > 0 ? malloc((size_t)size + 1) : NULL};
+    if (out->bytes != NULL) {
+        out->size = (size_t)size;
+        memcpy(out->bytes, bytes, out->size);
+        out->bytes[out->size] = '\0';
+    }
     BIO_free(memory);
-    return written;
+    return out->bytes != NULL;
 }
 
-bool pki_write_key(const char *path, enum pki_write_mode how, EVP_PKEY *key)
-{
-    BIO *memory = BIO_new(BIO_s_secmem());
-    bool filled = memory != NULL && PEM_write_bio_PrivateKey(memory, key, NULL, NULL, 0, NULL, NULL) == 1;
-    return write_memory(memory, filled, path, 0600, how);
-}
-
-bool pki_write_certificate(const char *path, enum pki_write_mode how, X509 *certificate)
+bool pki_pem_of_certificate(const X509 *certificate, struct pki_bytes *out)
 {
     BIO *memory = BIO_new(BIO_s_mem());
     bool filled = memory != NULL && PEM_write_bio_X509(memory, certificate) == 1;
-    return write_memory(memory, filled, path, 0644, how);
+    return take_memory(memory, filled, out);
 }
 
-bool pki_write_request(const char *path, X509_REQ *request)
+bool pki_pem_of_request(const X509_REQ *request, struct pki_bytes *out)
 {
     BIO *memory = BIO_new(BIO_s_mem());
     bool filled = memory != NULL && PEM_write_bio_X509_REQ(memory, request) == 1;
-    return write_memory(memory, filled, path, 0644, PKI_WRITE_NEW);
+    return take_memory(memory, filled, out);
 }
 
-bool pki_write_revocations(const char *path, X509_CRL *list)
+bool pki_pem_of_revocations(const X509_CRL *list, struct pki_bytes *out)
 {
     BIO *memory = BIO_new(BIO_s_mem());
     bool filled = memory != NULL && PEM_write_bio_X509_CRL(memory, list) == 1;
-    return write_memory(memory, filled, path, 0644, PKI_WRITE_REPLACE);
+    return take_memory(memory, filled, out);
+}
+
+static bool pem_of_key(const EVP_PKEY *key, struct pki_bytes *out)
+{
+    BIO *memory = BIO_new(BIO_s_secmem());
+    bool filled = memory != NULL && PEM_write_bio_PrivateKey(memory, key, NULL, NULL, 0, NULL, NULL) == 1;
+    return take_memory(memory, filled, out);
+}
+
+/* Writes the text, and frees it. */
+static bool write_pem(bool made, struct pki_bytes *content, const char *path, mode_t mode,
+                      const struct pki_owner *owner, enum pki_write_mode how)
+{
+    bool written =
+        made ? pki_write(path, mode, owner, how, content) : fail(path, "it cannot be put into PEM");
+    if (made) {
+        explicit_bzero(content->bytes, content->size);
+    }
+    free(content->bytes);
+    return written;
+}
+
+bool pki_write_key(const char *path, enum pki_write_mode how, const struct pki_owner *owner,
+                   const EVP_PKEY *key)
+{
+    struct pki_bytes content;
+    return write_pem(pem_of_key(key, &content), &content, path, 0600, owner, how);
+}
+
+bool pki_write_certificate(const char *path, enum pki_write_mode how, const X509 *certificate)
+{
+    struct pki_bytes content;
+    return write_pem(pki_pem_of_certificate(certificate, &content), &content, path, 0644, NULL, how);
+}
+
+bool pki_write_request(const char *path, const X509_REQ *request)
+{
+    struct pki_bytes content;
+    return write_pem(pki_pem_of_request(request, &content), &content, path, 0644, NULL, PKI_WRITE_NEW);
+}
+
+bool pki_write_revocations(const char *path, const X509_CRL *list)
+{
+    struct pki_bytes content;
+    return write_pem(pki_pem_of_revocations(list, &content), &content, path, 0644, NULL, PKI_WRITE_REPLACE);
 }

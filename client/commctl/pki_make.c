@@ -10,7 +10,6 @@
 #include "client/commctl/pki.h"
 
 #define CLOCK_SKEW_S 300 /* certificates begin this long ago, because clocks of nodes differ */
-#define KEY_BITS_MIN 112 /* of security: RSA of 2,048 bits, any usual curve */
 
 enum exit_code pki_fail_openssl(const char *what)
 {
@@ -49,12 +48,6 @@ bool pki_add_authority_identifier(X509_CRL *list, X509 *authority)
     return added;
 }
 
-static bool set_name(X509_NAME *name, const char *common_name)
-{
-    return X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_UTF8, (const unsigned char *)common_name, -1, -1,
-                                      0) == 1;
-}
-
 static bool set_random_serial(X509 *certificate)
 {
     BIGNUM *number = BN_new();
@@ -81,7 +74,7 @@ static X509 *new_certificate(EVP_PKEY *key, long days, time_t now_s)
 
 static bool complete_authority(X509 *certificate, EVP_PKEY *key)
 {
-    return set_name(X509_get_subject_name(certificate), "commd cluster authority") &&
+    return pki_set_name(X509_get_subject_name(certificate), "commd cluster authority") &&
            X509_set_issuer_name(certificate, X509_get_subject_name(certificate)) == 1 &&
            add_extension(certificate, certificate, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") &&
            add_extension(certificate, certificate, NID_key_usage, "critical,keyCertSign,cRLSign") &&
@@ -94,7 +87,7 @@ static bool complete_node(X509 *certificate, const char *name, const struct pki_
     X509 *issuer = authority->certificate;
     char alternative[NODE_NAME_MAX_BYTES + 8];
     snprintf(alternative, sizeof alternative, "DNS:%s", name);
-    return set_name(X509_get_subject_name(certificate), name) &&
+    return pki_set_name(X509_get_subject_name(certificate), name) &&
            X509_set_issuer_name(certificate, X509_get_subject_name(issuer)) == 1 &&
            add_extension(certificate, issuer, NID_basic_constraints, "critical,CA:FALSE") &&
            add_extension(certificate, issuer, NID_key_usage, "critical,digitalSignature") &&
@@ -171,7 +164,7 @@ enum exit_code pki_init(struct pki *pki)
     }
     if (authority.certificate == NULL || !complete_authority(authority.certificate, authority.key)) {
         code = pki_fail_openssl("the authority's certificate cannot be made");
-    } else if (pki_write_key(pki_path(pki, "ca", "key"), PKI_WRITE_NEW, authority.key) &&
+    } else if (pki_write_key(pki_path(pki, "ca", "key"), PKI_WRITE_NEW, NULL, authority.key) &&
                pki_write_certificate(pki_path(pki, "ca", "crt"), PKI_WRITE_NEW, authority.certificate) &&
                pki_revocations_store(pki, &authority, &none)) {
         code = EXIT_CODE_OK;
@@ -182,61 +175,14 @@ cleanup:
     return code;
 }
 
-/* --- Requests --- */
-
-enum exit_code pki_request(struct pki *pki)
-{
-    enum exit_code code = EXIT_CODE_FAILURE;
-    EVP_PKEY *key = EVP_EC_gen("P-256");
-    X509_REQ *request = X509_REQ_new();
-    if (!pki_make_folder(pki->folder)) {
-        goto cleanup;
-    }
-    if (key == NULL || request == NULL || !set_name(X509_REQ_get_subject_name(request), pki->name) ||
-        X509_REQ_set_pubkey(request, key) != 1 || X509_REQ_sign(request, key, EVP_sha256()) <= 0) {
-        code = pki_fail_openssl("the request cannot be made");
-    } else if (pki_write_key(pki_path(pki, pki->name, "key"), PKI_WRITE_NEW, key) &&
-               pki_write_request(pki_path(pki, pki->name, "csr"), request)) {
-        code = EXIT_CODE_OK;
-    }
-cleanup:
-    X509_REQ_free(request);
-    EVP_PKEY_free(key);
-    return code;
-}
-
-/* Gets the public key of a request for that name. Its signature proves that the sender has the key. */
 static EVP_PKEY *key_of_request(const char *path, const char *name)
 {
     struct pki_bytes file;
-    char found[NODE_NAME_MAX_BYTES + 1];
     if (!pki_read(path, &file)) {
         return NULL;
     }
-    X509_REQ *request = pki_parse_request(file.bytes, file.size);
-    EVP_PKEY *key = request == NULL ? NULL : X509_REQ_get_pubkey(request);
+    EVP_PKEY *key = pki_request_key(path, file.bytes, file.size, name);
     free(file.bytes);
-    bool good = false;
-    if (request == NULL) {
-        (void)fail(path, "no certificate request in PEM");
-    } else if (key == NULL || X509_REQ_verify(request, key) != 1) {
-        (void)fail(path, "the request's signature is wrong");
-    } else if (EVP_PKEY_get_security_bits(key) < KEY_BITS_MIN) {
-        (void)fail(path, "the request's key is too weak (expected a usual curve, or RSA of 2048 bits)");
-    } else if (!pki_name_of_request(request, found)) {
-        fprintf(stderr, "commctl pki: %s: the request does not name one node (expected only \"CN=%s\")\n",
-                path, name);
-    } else if (strcmp(found, name) != 0) {
-        fprintf(stderr, "commctl pki: %s: the request is for \"%s\", not for \"%s\"\n", path, found, name);
-    } else {
-        good = true;
-    }
-    ERR_clear_error();
-    X509_REQ_free(request);
-    if (!good) {
-        EVP_PKEY_free(key);
-        return NULL;
-    }
     return key;
 }
 
@@ -259,8 +205,7 @@ static bool record_certificate(struct pki *pki, const X509 *certificate)
     return recorded;
 }
 
-/* Issues a certificate for pki->name. Also writes private_key, unless it is null. */
-static enum exit_code issue(struct pki *pki, const struct pki_authority *authority, EVP_PKEY *key,
+enum exit_code pki_issue_to(struct pki *pki, const struct pki_authority *authority, EVP_PKEY *key,
                             EVP_PKEY *private_key, enum pki_write_mode how)
 {
     enum exit_code code = EXIT_CODE_FAILURE;
@@ -268,7 +213,8 @@ static enum exit_code issue(struct pki *pki, const struct pki_authority *authori
     if (certificate == NULL || !complete_node(certificate, pki->name, authority)) {
         code = pki_fail_openssl("the certificate cannot be made");
     } else if (record_certificate(pki, certificate) &&
-               (private_key == NULL || pki_write_key(pki_path(pki, pki->name, "key"), how, private_key)) &&
+               (private_key == NULL ||
+                pki_write_key(pki_path(pki, pki->name, "key"), how, NULL, private_key)) &&
                pki_write_certificate(pki_path(pki, pki->name, "crt"), how, certificate)) {
         code = EXIT_CODE_OK;
     }
@@ -294,7 +240,7 @@ enum exit_code pki_issue(struct pki *pki)
     }
     key = key_made_here ? EVP_EC_gen("P-256") : key_of_request(pki->request_path, pki->name);
     if (key != NULL) {
-        code = issue(pki, &authority, key, key_made_here ? key : NULL, PKI_WRITE_NEW);
+        code = pki_issue_to(pki, &authority, key, key_made_here ? key : NULL, PKI_WRITE_NEW);
     } else if (key_made_here) {
         code = pki_fail_openssl("no key can be made");
     }
@@ -361,7 +307,7 @@ enum exit_code pki_renew(struct pki *pki)
         key = key_of_certificate(pki, &authority);
     }
     if (key != NULL) {
-        code = issue(pki, &authority, key, pki->new_key ? key : NULL, PKI_WRITE_REPLACE);
+        code = pki_issue_to(pki, &authority, key, pki->new_key ? key : NULL, PKI_WRITE_REPLACE);
     }
 cleanup:
     EVP_PKEY_free(key);

@@ -180,8 +180,8 @@ bool pki_record_store(struct pki *pki, const struct pki_record *record)
     }
     written = (memory != NULL && fclose(memory) == 0) && written;
     if (written) {
-        written =
-            pki_write(pki_path(pki, RECORD_NAME, RECORD_EXTENSION), 0644, PKI_WRITE_REPLACE, text, size);
+        written = pki_write(pki_path(pki, RECORD_NAME, RECORD_EXTENSION), 0644, NULL, PKI_WRITE_REPLACE,
+                            &(struct pki_bytes){text, size});
     } else {
         fputs("commctl pki: no memory for the record\n", stderr);
     }

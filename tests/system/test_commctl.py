@@ -91,7 +91,7 @@ class Silent(unittest.TestCase):
                 (["config", "show", "x"], "config: x: expected no argument after show"), (["config", "check", "x", "y"], "config: y: expected one file"),
                 (["reload", "x"], "unexpected argument: x"), (["log-level"], "log-level: nothing: expected one level: error, warning, info or debug"),
                 (["log-level", "debug", "x"], "log-level: x: expected one level"),
-                (["pki"], "pki: nothing: expected init, request, issue, renew, revoke or show"), (["pki", "x"], "pki: x: expected init"),
+                (["pki"], "pki: nothing: expected init, request, issue, renew, revoke, show, admit or join"), (["pki", "x"], "pki: x: expected init"),
                 (["pki", "init", "x"], "pki init: x: expected only options"), (["pki", "init", "--days", "x"], "pki init: --days x: expected days, 1 to 36500"),
                 (["pki", "init", "--days", "0"], "--days 0: expected days"), (["pki", "init", "--days", "36501"], "--days 36501: expected days"),
                 (["pki", "init", "--dir"], "pki init: --dir: expected an option of this command, with its argument"),

@@ -224,10 +224,27 @@ class Service(unittest.TestCase):
             self.systemctl("stop", "commd")
             self.assertTrue(self.machine.path(ADMIN).is_socket(), "systemd keeps it")
 
+    def test_a_node_that_joins(self):
+        """Two commands; then commd can read what it needs, and the node is up."""
+        pki, code = "/etc/commd/pki", "agreed in advance by both sides"
+        self.machine.run("sh", "-c", "umask 077; commctl pki init --dir /root/joined && {"
+                         f" timeout 60 commctl pki admit --dir /root/joined --once --yes-code '{code}' </dev/null &"
+                         f" for turn in $(seq 100); do commctl pki join 127.0.0.1 alpha --code '{code}' && break; sleep 0.1; done; wait $!; }}")
+        for name, owner in (("alpha.key", "commd:commd 600"), ("alpha.crt", "root:root 644"), ("ca.crt", "root:root 644"), ("ca.crl", "root:root 644")):
+            self.assertEqual(self.owner(f"{pki}/{name}"), owner, name)
+        self.configure('node_name = "alpha";\ncluster_name = "lab";\nnodes = ( { name = "alpha"; address = "127.0.0.1:7400"; } );\n'
+                       f'certificate = "{pki}/alpha.crt";\nkey = "{pki}/alpha.key";\nauthority = "{pki}/ca.crt";\nrevocation_list = "{pki}/ca.crl";\n')
+        self.systemctl("start", "commd")
+        self.assertRegex(self.commctl("nodes").stdout, r"alpha +up ")
+        self.systemctl("stop", "commd.socket", "commd")
+        self.machine.run("rm", "-r", pki, "/root/joined")
+
     def test_a_cluster_with_the_key_of_root(self):
         pki = "/etc/commd/pki"
         self.commctl("pki", "init", "--dir", "/root/pki")
         self.commctl("pki", "request", "alpha", "--dir", pki)
+        self.assertEqual(self.owner(f"{pki}/alpha.key"), "commd:commd 600")
+        self.machine.run("chown", "root", f"{pki}/alpha.key")  # as somebody may have made it
         self.commctl("pki", "issue", "alpha", "--request", f"{pki}/alpha.csr", "--dir", "/root/pki")
         self.machine.run("cp", "/root/pki/alpha.crt", "/root/pki/ca.crt", "/root/pki/ca.crl", pki)
         settings = ('node_name = "alpha";\ncluster_name = "lab";\nnodes = ( { name = "alpha"; address = "127.0.0.1:7400"; } );\n')  # no path: the node's files are found by its name

@@ -20,6 +20,7 @@
 #include "daemon/base/unmapper.h"
 #include "daemon/comm/comms.h"
 #include "daemon/configuration.h"
+#include "daemon/drain.h"
 #include "daemon/exec/exec.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpus.h"
@@ -30,6 +31,7 @@
 #include "daemon/net/stream_parking.h"
 #include "daemon/nodes.h"
 #include "daemon/reload.h"
+#include "daemon/service.h"
 #include "daemon/sockets.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
@@ -57,14 +59,11 @@ struct daemon {
     bool exec_woken;
     bool p2p_woken;
     struct spin spin;
-    bool draining;
+    struct drain drain;
     bool stopping;
-    uint64_t drain_deadline_ns;
     uint64_t certificates_ns; /* when certificates are checked next */
 };
 
-/* How often a drain checks whether everything is done. */
-#define DRAIN_POLL_NS (20 * TIME_MS)
 #define TURN_MAX_MS 3600000u
 #define OWN_NAME_WAIT_S 60u /* less than TimeoutStartSec= of a unit */
 #define CERTIFICATES_CHECK_NS (3600 * TIME_S)
@@ -79,9 +78,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(workers_rails(daemon->workers)));
     deadline_ns = time_min(deadline_ns, nodes_next_deadline_ns(daemon->nodes));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
-    if (daemon->draining) {
-        deadline_ns = time_min(deadline_ns, time_after(now_ns, DRAIN_POLL_NS));
-    }
+    deadline_ns = time_min(deadline_ns, drain_next_deadline_ns(&daemon->drain, now_ns));
     loop_timer_set(daemon->tick, deadline_ns);
 }
 
@@ -98,9 +95,7 @@ static void daemon_tick(void *context, uint64_t now_ns)
     p2p_tick(daemon->p2p, now_ns);
     rails_tick(workers_rails(daemon->workers), now_ns);
     comms_tick(daemon->comms, now_ns);
-    if (daemon->draining && (comms_idle(daemon->comms) || now_ns >= daemon->drain_deadline_ns)) {
-        daemon->stopping = true;
-    }
+    daemon->stopping = daemon->stopping || drain_tick(&daemon->drain, now_ns);
 }
 
 static void daemon_wake_exec(void *context)
@@ -144,7 +139,7 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
 static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
 {
     struct daemon *daemon = context;
-    if (daemon->draining) {
+    if (daemon->drain.stops) {
         log_info("%s again: stopping at once", strsignal(signal_number));
         daemon->stopping = true;
         return;
@@ -153,10 +148,8 @@ static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
              (unsigned long long)daemon->configuration.conf->drain_timeout_ms);
     history_note(HISTORY_DRAIN, HISTORY_FOR_ALL, "%s", strsignal(signal_number));
     sd_notify(0, "STOPPING=1\nSTATUS=Draining");
-    daemon->draining = true;
-    daemon->drain_deadline_ns = time_after(now_ns, daemon->configuration.conf->drain_timeout_ms * TIME_MS);
-    api_drain(daemon->api);
-    comms_drain(daemon->comms);
+    drain_stop(&daemon->drain, service_is_restarting() ? "restarting" : "stopping",
+               daemon->configuration.conf->drain_timeout_ms * TIME_MS, now_ns);
 }
 
 static void daemon_watchdog(void *context, uint64_t now_ns)
@@ -319,9 +312,15 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .visit_settings = daemon_visit_settings,
                                   .reload = daemon_reload,
                                   .set_log_level = daemon_log_level,
-                                  .settings_context = daemon};
+                                  .settings_context = daemon,
+                                  .ask_drain = drain_ask,
+                                  .ask_context = &daemon->drain};
     status = api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
     if (status == STATUS_OK) {
+        daemon->drain = (struct drain){.comms = daemon->comms,
+                                       .api = daemon->api,
+                                       .node_name = mesh_own_name(daemon->mesh),
+                                       .deadline_ns = TIME_NEVER};
         reload_set_user_limits(daemon->api, conf);
     }
     return status;
@@ -459,8 +458,12 @@ static void daemon_free(struct daemon *daemon)
         struct error cause;
         error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down",
                   daemon->configuration.conf->node_name);
+        if (daemon->drain.stops) {
+            error_set(&cause, STATUS_SHUTTING_DOWN, "%s", daemon->drain.why);
+        }
         comms_abort_all(daemon->comms, &cause, loop_now_ns());
         exec_await_loans(daemon->exec, loop_now_ns());
+        api_say_goodbye(daemon->api, cause.text);
     }
     api_free(daemon->api);
     comms_free(daemon->comms);

@@ -18,6 +18,7 @@
 #define ADMIN_SOCKET_DEFAULT "/run/commd-admin/admin.sock"
 #define ADMIN_SOCKET_ENVIRONMENT "COMMD_ADMIN_SOCKET"
 #define ADMIN_SOCKET_SUFFIX ".admin" /* appended to a clients' socket path that is not the default */
+#define CLIENT_WAIT_ENVIRONMENT "COMMD_WAIT_MS" /* how long comm_client_open waits for commd */
 #define CLIENT_ALGORITHMS_ENVIRONMENT "COMMD_ALGORITHMS"
 
 #define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "off": no rings */

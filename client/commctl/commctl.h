@@ -28,7 +28,7 @@ struct commctl {
     const char *socket_path;       /* the clients' */
     const char *admin_socket_path; /* tried first; null: it is not */
     const char *path;              /* of the two, the one in use */
-    FILE *messages; /* where connection.c prints failures: standard error, or top's last line */
+    FILE *messages; /* where connection.c prints failures: standard error, or top's last line; null: nowhere */
     uint32_t timeout_ms;
     bool timeout_given;
     bool json;
@@ -81,6 +81,9 @@ extern const char usage_global_options[];
 /* Returns the name of an option of getopt_long: "--slice", "-n". */
 const char *usage_option_name(const struct option *options, int option, char text[32]);
 
+/* help.c: the options of a verb, a line for each; "" if it has none. */
+const char *help_options(const char *verb);
+
 /* Verbs: argv[0] is the verb. */
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
 verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
@@ -95,6 +98,8 @@ verb_function verb_algorithms;                                             /* al
 verb_function verb_plan;                                                   /* plan.c */
 verb_function verb_bench;                                                  /* bench.c */
 verb_function verb_trace;                                                  /* trace.c */
+verb_function verb_drain, verb_undrain, verb_wait;                         /* drain.c */
+verb_function verb_run;                                                    /* run.c */
 verb_function verb_abort, verb_disconnect;                                 /* control.c */
 verb_function verb_reload, verb_log_level;                                 /* reload.c */
 verb_function verb_config;                                                 /* config.c */

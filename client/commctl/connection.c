@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -20,6 +21,8 @@ static enum exit_code exit_code_of(enum status status)
         return EXIT_CODE_NOT_FOUND;
     case STATUS_TIMED_OUT:
         return EXIT_CODE_TIMED_OUT;
+    case STATUS_DAEMON_LOST:
+        return EXIT_CODE_NOT_RUNNING;
     case STATUS_IN_PROGRESS:
     case STATUS_INVALID_ARGUMENT:
     case STATUS_UNSUPPORTED:
@@ -30,7 +33,6 @@ static enum exit_code exit_code_of(enum status status)
     case STATUS_NO_MEMORY:
     case STATUS_PROTOCOL:
     case STATUS_VERSION:
-    case STATUS_DAEMON_LOST:
     case STATUS_NODE_LOST:
     case STATUS_RANK_LOST:
     case STATUS_ABORTED:
@@ -47,6 +49,18 @@ static enum exit_code exit_code_of(enum status status)
     return EXIT_CODE_FAILURE;
 }
 
+/* Prints a failure, unless the caller expects it. */
+__attribute__((format(printf, 2, 3))) static void complain(const struct commctl *commctl, const char *format,
+                                                           ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (commctl->messages != NULL) {
+        vfprintf(commctl->messages, format, arguments);
+    }
+    va_end(arguments);
+}
+
 /* Sends a request and waits for the reply, which may be an error. Unless OK is returned, *event is null. */
 static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *request,
                                Commd__Client__Event **event)
@@ -55,13 +69,13 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     size_t size = commd__client__request__get_packed_size(request);
     *event = NULL;
     if (size > sizeof packet) {
-        fprintf(commctl->messages, "commctl: the request is too large\n");
+        complain(commctl, "commctl: the request is too large\n");
         return EXIT_CODE_USAGE;
     }
     commd__client__request__pack(request, packet);
     /* A refused client may get the reason before it sends a request. */
     if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0 && errno != EPIPE) {
-        fprintf(commctl->messages, "commctl: %s: %s\n", commctl->path, strerror(errno));
+        complain(commctl, "commctl: %s: %s\n", commctl->path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
     }
     struct pollfd ready = {.fd = commctl->fd, .events = POLLIN};
@@ -70,19 +84,17 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
         count = poll(&ready, 1, (int)commctl->timeout_ms);
     } while (count < 0 && errno == EINTR);
     if (count == 0) {
-        fprintf(commctl->messages, "commctl: %s: no answer within %u ms\n", commctl->path,
-                commctl->timeout_ms);
+        complain(commctl, "commctl: %s: no answer within %u ms\n", commctl->path, commctl->timeout_ms);
         return EXIT_CODE_TIMED_OUT;
     }
     ssize_t received = recv(commctl->fd, packet, sizeof packet, 0);
     if (received <= 0) {
-        fprintf(commctl->messages, "commctl: %s: commd closed the connection\n", commctl->path);
+        complain(commctl, "commctl: %s: commd closed the connection\n", commctl->path);
         return EXIT_CODE_NOT_RUNNING;
     }
     *event = commd__client__event__unpack(NULL, (size_t)received, packet);
     if (*event == NULL || (*event)->body_case != COMMD__CLIENT__EVENT__BODY_REPLY) {
-        fprintf(commctl->messages, "commctl: %s: the answer cannot be understood; is this a commd?\n",
-                commctl->path);
+        complain(commctl, "commctl: %s: the answer cannot be understood; is this a commd?\n", commctl->path);
         commd__client__event__free_unpacked(*event, NULL);
         *event = NULL;
         return EXIT_CODE_FAILURE;
@@ -102,7 +114,7 @@ static enum exit_code fail_with_reply(const struct commctl *commctl, Commd__Clie
 {
     enum status status = reply_status(*event);
     const char *text = (*event)->reply->error->text;
-    fprintf(commctl->messages, "commctl: %s\n", text[0] != '\0' ? text : status_text(status));
+    complain(commctl, "commctl: %s\n", text[0] != '\0' ? text : status_text(status));
     commd__client__event__free_unpacked(*event, NULL);
     *event = NULL;
     return exit_code_of(status);
@@ -111,17 +123,17 @@ static enum exit_code fail_with_reply(const struct commctl *commctl, Commd__Clie
 static enum exit_code connect_failure(const struct commctl *commctl, int reason)
 {
     if (reason == EAGAIN) {
-        fprintf(commctl->messages, "commctl: %s: commd did not accept the connection within %u ms\n",
-                commctl->path, commctl->timeout_ms);
+        complain(commctl, "commctl: %s: commd did not accept the connection within %u ms\n", commctl->path,
+                 commctl->timeout_ms);
         return EXIT_CODE_TIMED_OUT;
     }
     if (reason == ENAMETOOLONG) {
-        fprintf(commctl->messages, "commctl: %s: too long for a socket's path\n", commctl->path);
+        complain(commctl, "commctl: %s: too long for a socket's path\n", commctl->path);
         return EXIT_CODE_USAGE;
     }
-    fprintf(commctl->messages, "commctl: %s: %s%s\n", commctl->path, strerror(reason),
-            reason == ENOENT || reason == ECONNREFUSED ? " (is commd running? set COMMD_SOCKET or --socket)"
-                                                       : "");
+    complain(commctl, "commctl: %s: %s%s\n", commctl->path, strerror(reason),
+             reason == ENOENT || reason == ECONNREFUSED ? " (is commd running? set COMMD_SOCKET or --socket)"
+                                                        : "");
     return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
 }
 

@@ -49,12 +49,27 @@ static void print_trouble(const json_t *status, const char *key, const char *wha
     }
 }
 
+static void print_drain(const json_t *status)
+{
+    const char *reason = json_string_value(json_object_get(status, "drain_reason"));
+    long long left_ms = number(status, "drain_left_ms");
+    char left[32];
+    if (!json_is_true(json_object_get(status, "draining"))) {
+        return;
+    }
+    table_format(json_object_get(status, "drain_left_ms"), COLUMN_MS, left, sizeof left);
+    printf("%-14s%s%s%s%s\n", "draining", reason != NULL && reason[0] != '\0' ? reason : "no reason given",
+           left_ms > 0 ? "; what runs is ended in " : "", left_ms > 0 ? left : "",
+           left_ms > 0 ? "" : "; what runs may go on, or has been ended");
+}
+
 static void print_status(const json_t *status)
 {
     bool standalone = json_is_true(json_object_get(status, "standalone"));
     printf("%-14s%s%s%s\n", "node", json_string_value(json_object_get(status, "node_name")),
            standalone ? " (standalone)" : "",
            json_is_true(json_object_get(status, "draining")) ? " (draining)" : "");
+    print_drain(status);
     if (!standalone) {
         print_field(status, "cluster", "cluster_name", COLUMN_TEXT);
         print_field(status, "address", "network_address", COLUMN_TEXT);

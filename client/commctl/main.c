@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
@@ -37,17 +38,24 @@ static const struct verb verbs[] = {
      false},
     {"metrics", "[--open-metrics]", "all metrics as text, by user and communicator too (administrators)",
      verb_metrics, false},
-    {"abort", "COMMUNICATOR [--uid USER] ...", "ends a communicator: its ranks get ABORTED, who and why",
-     verb_abort, false},
+    {"abort", "COMMUNICATOR [--uid USER] [--reason TEXT]",
+     "ends a communicator: its ranks get ABORTED, who and why", verb_abort, false},
     {"disconnect", "PID [--reason TEXT]", "ends a process's sessions: its communicators get RANK_LOST",
      verb_disconnect, false},
+    {"drain", "[--timeout S] [--reason TEXT]", "takes no new communicators; ends the rest at the deadline",
+     verb_drain, false},
+    {"undrain", "", "takes new communicators again", verb_undrain, false},
+    {"wait", "nodes | idle [--timeout S]",
+     "until all nodes are up, or no communicator is left; 124: timed out", verb_wait, false},
     {"ping", "[-n COUNT] NODE", "round trip to another node, from daemon to daemon", verb_ping, false},
     {"algorithms", "[OPERATION] [-s SIZE] [-n NODES]",
      "which algorithm commd picks for an operation, and why", verb_algorithms, false},
-    {"plan", "[OPERATION] [-s SIZE] [-n NODES] ...", "predicts time, bytes and memory for any cluster",
+    {"plan", "[OPERATION] [OPTION...]", "predicts time, bytes and memory for any cluster",
      verb_plan, false},
-    {"bench", "[--ranks N] [--operation NAME] ...", "measures collectives, and checks their results",
+    {"bench", "[OPTION...]", "measures collectives, and checks their results",
      verb_bench, false},
+    {"run", "-n N | --hosts HOST[:N],... [--] PROGRAM ...",
+     "starts the ranks of a job, here or on several hosts", verb_run, false},
     {"trace", "[--seconds S] [-o FILE] [FILE...]",
      "what operations did in the last seconds, for Perfetto or Chrome", verb_trace, false},
     {"reload", "", "commd reads its configuration and certificates again; says what that changed",
@@ -82,8 +90,10 @@ static const char *verb_usage(const struct verb *verb)
 
 static void print_verb(const struct verb *verb)
 {
-    printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) explains it.\n", verb->name,
-           verb_usage(verb), verb->name, verb->help);
+    const char *options = help_options(verb->name);
+    printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) explains it.\n%s%s\n"
+           "'commctl help' has the options before the verb.\n",
+           verb->name, verb_usage(verb), verb->name, verb->help, options[0] != '\0' ? "\n" : "", options);
 }
 
 /* For shells. */
@@ -230,9 +240,10 @@ static void find_admin_socket(struct commctl *commctl)
     }
 }
 
-static bool asks_for_help(int argc, char **argv)
+/* What follows the first argument of run is the program's. */
+static bool asks_for_help(const struct verb *verb, int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
+    for (int i = 1; i < argc && (i == 1 || verb->function != verb_run); i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             return true;
         }
@@ -242,7 +253,7 @@ static bool asks_for_help(int argc, char **argv)
 
 static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb, int argc, char **argv)
 {
-    if (asks_for_help(argc, argv)) {
+    if (asks_for_help(verb, argc, argv)) {
         print_verb(verb);
         return EXIT_CODE_OK;
     }
@@ -259,8 +270,7 @@ static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb,
             fputs("\033[H\033[2J", stdout);
         }
         enum exit_code code = verb->function(commctl, argc, argv);
-        fflush(stdout);
-        if (commctl->watch_s <= 0 || code == EXIT_CODE_USAGE) {
+        if (commctl->watch_s <= 0 || code == EXIT_CODE_USAGE || fflush(stdout) != 0) {
             return code;
         }
         nanosleep(&(struct timespec){.tv_sec = (time_t)commctl->watch_s,
@@ -268,6 +278,17 @@ static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb,
                                          (long)((commctl->watch_s - (double)(time_t)commctl->watch_s) * 1e9)},
                   NULL);
     }
+}
+
+/* Output that was lost, as on a full disk, is a failure, too. */
+static int finish(int exit_code)
+{
+    bool failed = ferror(stdout) != 0;
+    if (fflush(stdout) == 0 && !failed) {
+        return exit_code;
+    }
+    fprintf(stderr, "commctl: the output cannot be written: %s\n", strerror(errno));
+    return exit_code == EXIT_CODE_OK || exit_code == EXIT_CODE_DEGRADED ? EXIT_CODE_FAILURE : exit_code;
 }
 
 int main(int argc, char **argv)
@@ -283,7 +304,7 @@ int main(int argc, char **argv)
         .fd = -1};
     int exit_code = parse_options(argc, argv, &commctl);
     if (exit_code >= 0) {
-        return exit_code;
+        return finish(exit_code);
     }
     find_admin_socket(&commctl);
     char *default_verb[] = {(char *)"status", NULL};
@@ -298,5 +319,5 @@ int main(int argc, char **argv)
     }
     exit_code = (int)run_verb(&commctl, verb, count, arguments);
     connection_close(&commctl);
-    return exit_code;
+    return finish(exit_code);
 }

@@ -7,7 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What the examples share: options --name NAME --rank R --size N, and an exit with a message on failure. */
+/*
+ * What the examples share: options, and an exit with a message on failure. Rank and size come from the
+ * launcher (commctl run -n 4 -- kmeans), or from the options --name NAME --rank R --size N.
+ */
 
 struct example {
     comm_client_t *client;
@@ -67,12 +70,21 @@ static inline struct example example_begin_on(int argc, char **argv, const char 
             fine = 0;
         }
     }
-    if (!fine || optind != argc || example.rank >= example.size) {
-        fprintf(stderr, "usage: %s [--name NAME] --rank R --size N%s\n", usual_name,
+    if (!fine || optind != argc || (example.size > 0 && example.rank >= example.size)) {
+        fprintf(stderr, "usage: %s [--name NAME] [--rank R --size N]%s\n", usual_name,
                 device != NULL ? " [--device N]" : "");
         exit(2);
     }
     example_check(comm_client_open(NULL, &example.client), "connection");
+    if (example.size == 0) {
+        comm_env_options_t environment = COMM_ENV_OPTIONS_INIT;
+        environment.name = name;
+        environment.device = device != NULL ? *device : host;
+        example_check(comm_init_env(example.client, &environment, &example.comm), name);
+        example.rank = comm_rank(example.comm);
+        example.size = comm_size(example.comm);
+        return example;
+    }
     example_check(comm_init(example.client, name, example.rank, example.size, device != NULL ? *device : host,
                             NULL, &example.comm),
                   name);

@@ -3,7 +3,7 @@
  * each letter. The points are divided among the ranks, which sum each cluster's points with a group of
  * all-reduces. Rank 0 then does the same alone: the clusters must be the same.
  *
- *   kmeans [--name NAME] --rank R --size N
+ *   kmeans [--name NAME] [--rank R --size N]
  */
 #include <ctype.h>
 #include <dirent.h>

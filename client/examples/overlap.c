@@ -3,7 +3,7 @@
  * seven steps; while one bucket is reduced, the next one is computed. On a GPU the host does not wait before
  * the end. Without a GPU the same calls run one after the other.
  *
- *   overlap [--name NAME] --rank R --size N [--device N]
+ *   overlap [--name NAME] [--rank R --size N] [--device N]
  */
 #include <string.h>
 

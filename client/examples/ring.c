@@ -2,7 +2,7 @@
  * Passes blocks around a ring until every rank has seen the blocks of all ranks, and adds them up. Sends and
  * receives overlap.
  *
- *   ring [--name NAME] --rank R --size N
+ *   ring [--name NAME] [--rank R --size N]
  */
 #include "client/examples/example.h"
 

@@ -3,7 +3,7 @@
  * From the samples all ranks compute the same borders. Every number goes to the rank between whose borders it
  * lies, and is sorted there.
  *
- *   sort [--name NAME] --rank R --size N
+ *   sort [--name NAME] [--rank R --size N]
  */
 #include "client/examples/example.h"
 

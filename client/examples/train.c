@@ -4,7 +4,7 @@
  * have the same bits on all ranks. Rank 0 also checks that a single process, with the whole batches, gets the
  * same loss.
  *
- *   train --name NAME --rank R --size N [--text FILE] [--steps N] [--no-check] [--bucketed |
+ *   train [--name NAME] [--rank R --size N] [--text FILE] [--steps N] [--no-check] [--bucketed |
  * --compressed=KIND]
  *
  * --bucketed sums the layers' gradients one by one, in a group that runs as one. --compressed sends them as
@@ -332,7 +332,7 @@ static struct arguments parse(int argc, char **argv)
                                             {"compressed", required_argument, NULL, 'C'},
                                             {NULL, 0, NULL, 0}};
     struct arguments arguments = {
-        "train", "/usr/share/common-licenses/GPL-3", 0, 1, 400, true, false, COMM_COMPRESSION_NONE};
+        "train", "/usr/share/common-licenses/GPL-3", 0, 0, 400, true, false, COMM_COMPRESSION_NONE};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char *end = NULL;
         switch (option) {
@@ -369,13 +369,30 @@ static struct arguments parse(int argc, char **argv)
             break;
         }
     }
-    if (optind != argc || arguments.size == 0 || arguments.rank >= arguments.size || arguments.steps == 0) {
+    bool outside = arguments.size > 0 && arguments.rank >= arguments.size;
+    if (optind != argc || outside || arguments.steps == 0) {
         fprintf(stderr,
-                "usage: train [--name NAME] --rank R --size N [--text FILE] [--steps N] [--no-check]\n"
+                "usage: train [--name NAME] [--rank R --size N] [--text FILE] [--steps N] [--no-check]\n"
                 "             [--bucketed | --compressed=bf16|f8|top_k]\n");
         exit(2);
     }
     return arguments;
+}
+
+/* Without --size, the launcher has set rank and size. */
+static comm_result_t join(comm_client_t *client, struct arguments *arguments, comm_t **comm)
+{
+    comm_env_options_t options = COMM_ENV_OPTIONS_INIT;
+    options.name = arguments->name;
+    comm_result_t result = arguments->size > 0
+                               ? comm_init(client, arguments->name, (uint32_t)arguments->rank,
+                                           (uint32_t)arguments->size, COMM_DEVICE_HOST, NULL, comm)
+                               : comm_init_env(client, &options, comm);
+    if (result == COMM_OK) {
+        arguments->rank = comm_rank(*comm);
+        arguments->size = comm_size(*comm);
+    }
+    return result;
 }
 
 int main(int argc, char **argv)
@@ -389,8 +406,7 @@ int main(int argc, char **argv)
     if (result != COMM_OK) {
         die("connection", result);
     }
-    result = comm_init(client, arguments.name, (uint32_t)arguments.rank, (uint32_t)arguments.size,
-                       COMM_DEVICE_HOST, NULL, &comm);
+    result = join(client, &arguments, &comm);
     if (result != COMM_OK) {
         die(arguments.name, result);
     }

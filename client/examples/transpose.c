@@ -2,7 +2,7 @@
  * Transposes a matrix whose rows are spread over the ranks as evenly as possible. Afterwards the rows of the
  * transpose are spread in the same way. One all_to_all_v moves every element once.
  *
- *   transpose [--name NAME] --rank R --size N
+ *   transpose [--name NAME] [--rank R --size N]
  */
 #include "client/examples/example.h"
 

@@ -144,15 +144,25 @@ typedef struct comm_open_options {
     size_t struct_size;      /* sizeof(struct comm_open_options); COMM_OPEN_OPTIONS_INIT sets it */
     const char *socket_path; /* null: $COMMD_SOCKET if set, else /run/commd/commd.sock */
     uint32_t timeout_ms;     /* for connecting and the handshake; 0: 10,000 */
+    uint32_t wait_ms;        /* how long to wait for a commd that does not run, or is being restarted;
+                                0: $COMMD_WAIT_MS if set, else not at all */
 } comm_open_options_t;
 #define COMM_OPEN_OPTIONS_INIT                                                                               \
     {                                                                                                        \
-        sizeof(struct comm_open_options), NULL, 0                                                            \
+        sizeof(struct comm_open_options), NULL, 0, 0                                                         \
     }
 
 /*
  * Connects to this node's commd. options may be null. Errors: COMM_DAEMON_LOST (no commd listens),
- * COMM_PERMISSION, COMM_VERSION (library and commd have incompatible versions), COMM_TIMED_OUT.
+ * COMM_PERMISSION, COMM_VERSION (library and commd have incompatible versions), COMM_TIMED_OUT,
+ * COMM_INVALID_ARGUMENT (the environment).
+ *
+ * With wait_ms, the call tries again while the socket, or its folder, does not exist, nobody listens at it,
+ * or commd ends. Other failures are returned at once.
+ *
+ * Before commd ends in order, it says so to its clients. Their calls then fail with COMM_DAEMON_LOST, and the
+ * message says "restarting" or "stopping", with the reason that its administrator gave. Close such a client,
+ * and open another one with wait_ms.
  */
 COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *options,
                                                    comm_client_t **client);
@@ -212,6 +222,38 @@ typedef struct comm_init_options {
 COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank,
                                             uint32_t size, int device, const comm_init_options_t *options,
                                             comm_t **comm);
+
+#define COMM_DEVICE_LOCAL_RANK (-2)
+
+typedef struct comm_env_options {
+    size_t struct_size; /* COMM_ENV_OPTIONS_INIT sets it */
+    int device;         /* as in comm_init, or COMM_DEVICE_LOCAL_RANK: the GPU whose number is the
+                           local rank, or the only GPU that this process sees */
+    const char *name;   /* what the program calls this communicator; null: "world" */
+    const comm_init_options_t *init; /* may be null */
+} comm_env_options_t;
+#define COMM_ENV_OPTIONS_INIT                                                                                \
+    {                                                                                                        \
+        sizeof(struct comm_env_options), COMM_DEVICE_HOST, NULL, NULL                                        \
+    }
+
+/*
+ * Joins the communicator of all processes of this job. Rank, size and job come from the environment, as the
+ * launcher has set it: torchrun, commctl run, PALS, Open MPI, PMI (MPICH, Intel MPI), Slurm, or RANK,
+ * WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. If variables of several launchers are set, the first
+ * in this list counts, because it usually runs inside the others. COMMD_LAUNCHER=torchrun, commctl, pals,
+ * openmpi, pmi, slurm or env names one.
+ *
+ * The communicator's name holds the launcher, the job, its step and restart count, and options->name. So a
+ * job that is started again never meets the processes of its last run. COMMD_JOB replaces the job in the
+ * name; it must be the same on all ranks. A program that makes several communicators gives each a name of its
+ * own.
+ *
+ * options: may be null. Errors: COMM_NOT_FOUND (no launcher), COMM_INVALID_ARGUMENT (the message names the
+ * variable that is missing, or the two that contradict each other), and those of comm_init.
+ */
+COMM_API COMM_CHECK comm_result_t comm_init_env(comm_client_t *client, const comm_env_options_t *options,
+                                                comm_t **comm);
 
 /*
  * Leaves the communicator and frees it. Null is accepted. Pending operations get at most one second to

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/lib/internal.h"
@@ -85,6 +86,8 @@ static comm_result_t take_hello(struct comm_client *client, const Commd__Client_
     if (reply->pending_ops_max == 0) {
         return error_report(COMM_PROTOCOL, "%s: commd allows no operation at all", client->path);
     }
+    DEBUG("%s: connected to commd %s of node %s, version %u of the protocol", client->path,
+          reply->version_text, reply->node_name, reply->protocol_version);
     client->pending_ops_max =
         reply->pending_ops_max < OPS_IN_FLIGHT_MAX ? reply->pending_ops_max : OPS_IN_FLIGHT_MAX;
     return COMM_OK;
@@ -266,31 +269,14 @@ static void client_free(struct comm_client *client)
     free(client);
 }
 
-comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t **out)
+static comm_result_t try_open(const char *path, uint32_t timeout_ms, comm_client_t **out)
 {
-    comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
-    if (out == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_client_open: the argument for the client is a null pointer");
-    }
-    *out = NULL;
-    comm_result_t result =
-        options_copy(&given, sizeof given, options, "comm_client_open", "COMM_OPEN_OPTIONS_INIT");
-    if (result != COMM_OK) {
-        return result;
-    }
-    const char *environment = getenv(CLIENT_SOCKET_ENVIRONMENT);
-    const char *path = given.socket_path;
-    if (path == NULL) {
-        path = environment != NULL && environment[0] != '\0' ? environment : CLIENT_SOCKET_DEFAULT;
-    }
-    uint32_t timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : OPEN_TIMEOUT_DEFAULT_MS;
     uint64_t deadline_ns = clock_after_ms(timeout_ms);
     struct comm_client *client = client_new(path);
     if (client == NULL) {
         return error_report(COMM_NO_MEMORY, "%s: no memory for a connection", path);
     }
-    result = open_socket(path, timeout_ms, &client->fd);
+    comm_result_t result = open_socket(path, timeout_ms, &client->fd);
     if (result == COMM_OK) {
         pthread_mutex_lock(&client->lock);
         result = greet(client, deadline_ns);
@@ -304,6 +290,79 @@ comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t
     return COMM_OK;
 }
 
+#define WAIT_MAX_MS 86400000u
+#define WAIT_FIRST_TRY_MS 10u
+#define WAIT_LONGEST_TRY_MS 200u
+
+static comm_result_t wait_from_environment(uint32_t *out)
+{
+    const char *text = getenv(CLIENT_WAIT_ENVIRONMENT);
+    uint64_t number = 0;
+    *out = 0;
+    for (const char *digit = text; digit != NULL && *digit != '\0'; digit++) {
+        number = *digit >= '0' && *digit <= '9' && number <= WAIT_MAX_MS
+                     ? number * 10 + (uint64_t)(*digit - '0')
+                     : UINT64_MAX / 16;
+    }
+    if (number > WAIT_MAX_MS) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s=%.40s: expected milliseconds, 0 to %u",
+                            CLIENT_WAIT_ENVIRONMENT, text, WAIT_MAX_MS);
+    }
+    *out = (uint32_t)number;
+    return COMM_OK;
+}
+
+/* While commd is restarted, the connection may be refused, closed again, or accepted by nobody. */
+static bool may_come(comm_result_t result)
+{
+    return result == COMM_DAEMON_LOST || result == COMM_SHUTTING_DOWN || result == COMM_TIMED_OUT;
+}
+
+static comm_result_t open_and_wait(const char *path, const comm_open_options_t *given, comm_client_t **out)
+{
+    uint32_t timeout_ms = given->timeout_ms != 0 ? given->timeout_ms : OPEN_TIMEOUT_DEFAULT_MS;
+    uint64_t deadline_ns = clock_after_ms(given->wait_ms);
+    uint32_t pause_ms = WAIT_FIRST_TRY_MS;
+    for (;;) {
+        comm_result_t result = try_open(path, timeout_ms, out);
+        uint64_t now_ns = clock_ns();
+        if (given->wait_ms == 0 || !may_come(result)) {
+            return result;
+        }
+        if (now_ns >= deadline_ns) {
+            return error_within(result, "waited %u ms for commd", given->wait_ms);
+        }
+        uint64_t left_ms = (deadline_ns - now_ns) / 1000000u + 1;
+        uint64_t sleep_ms = pause_ms < left_ms ? pause_ms : left_ms;
+        nanosleep(&(struct timespec){.tv_nsec = (long)(sleep_ms * 1000000u)}, NULL);
+        pause_ms = pause_ms * 2 < WAIT_LONGEST_TRY_MS ? pause_ms * 2 : WAIT_LONGEST_TRY_MS;
+    }
+}
+
+comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t **out)
+{
+    comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
+    if (out == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_client_open: no place for the client: a null pointer");
+    }
+    *out = NULL;
+    comm_result_t result =
+        options_copy(&given, sizeof given, options, "comm_client_open", "COMM_OPEN_OPTIONS_INIT");
+    if (result == COMM_OK && given.wait_ms == 0) {
+        result = wait_from_environment(&given.wait_ms);
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    const char *environment = getenv(CLIENT_SOCKET_ENVIRONMENT);
+    const char *path = given.socket_path;
+    if (path == NULL) {
+        path = environment != NULL && environment[0] != '\0' ? environment : CLIENT_SOCKET_DEFAULT;
+    }
+    return open_and_wait(path, &given, out);
+}
+
 void comm_client_close(comm_client_t *client)
 {
     if (client == NULL) {
@@ -314,6 +373,7 @@ void comm_client_close(comm_client_t *client)
         return;
     }
     pthread_mutex_lock(&client->lock);
+    DEBUG("%s: closing the connection", client->path);
     uint64_t deadline_ns = clock_after_ms(FINISH_TIMEOUT_MS);
     while (client->comms != NULL) {
         member_drop(client->comms, deadline_ns);

@@ -66,6 +66,7 @@ void member_fail(struct comm_comm *comm, comm_result_t failure, const char *form
     vsnprintf(comm->failure_text, sizeof comm->failure_text, format, arguments);
     va_end(arguments);
     comm->failure = failure;
+    DEBUG("communicator \"%s\", rank %u: failed: %s", comm->name, comm->rank, comm->failure_text);
 }
 
 /* --- Joining --- */
@@ -277,6 +278,9 @@ static comm_result_t member_join(struct comm_comm *comm, const comm_init_options
     }
     if (result != COMM_OK) {
         member_free(comm);
+    } else {
+        DEBUG("communicator \"%s\": rank %u of %u, local rank %u of %u, %u nodes", comm->name, comm->rank,
+              comm->size, comm->local_rank, comm->local_size, comm->node_count);
     }
     return result;
 }
@@ -353,6 +357,7 @@ void comm_destroy(comm_t *comm)
         return;
     }
     struct comm_client *client = comm->client;
+    DEBUG("communicator \"%s\": rank %u leaves", comm->name, comm->rank);
     member_drop(comm, clock_after_ms(FINISH_TIMEOUT_MS));
     client_leave(client);
 }

@@ -56,6 +56,7 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
     vsnprintf(client->lost_text, sizeof client->lost_text, format, arguments);
     va_end(arguments);
     client->lost = result;
+    DEBUG("lost: %s", client->lost_text);
     shutdown(client->fd, SHUT_RDWR); /* wakes the thread that waits at it */
     for (struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
         member_fail(comm, result, "%s", client->lost_text);
@@ -78,6 +79,9 @@ static bool hand_out_reply(struct comm_client *client, Commd__Client__Event *eve
         }
     }
     if (reply->id == 0 && reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
+        /* commd says goodbye: its process ends, but has not ended yet. */
+        client->frozen = client->frozen || (client->heart.page != NULL &&
+                                            failure_from_wire(reply->error->status) == COMM_DAEMON_LOST);
         client_lose(client, failure_from_wire(reply->error->status), "%s: commd says: %s", client->path,
                     reply->error->text);
     } else if (reply->id == 0 || reply->id > client->last_request_id) {
@@ -193,6 +197,7 @@ static ssize_t receive_packet(struct comm_client *client)
 /* Handles all packets in the ring and the socket. */
 static void drain(struct comm_client *client)
 {
+    bool reset = false;
     drain_ring(client);
     while (client->lost == COMM_OK) {
         ssize_t size = receive_packet(client);
@@ -211,6 +216,8 @@ static void drain(struct comm_client *client)
                 client_lose_frozen(client);
             }
             return;
+        } else if (errno == ECONNRESET && !reset) {
+            reset = true; /* commd closed without reading our last packet; its own last packets come next */
         } else if (errno != EINTR) {
             client_lose(client, COMM_DAEMON_LOST, "%s: the connection to commd is lost: %s", client->path,
                         strerror(errno));

@@ -9,6 +9,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+#include "client/lib/debug.h"
 #include "client/lib/fence.h"
 #include "client/lib/gpu/devices.h"
 #include "client/lib/held.h"
@@ -177,7 +178,7 @@ struct comm_client {
     struct client_rings *rings; /* null: only the socket is used */
     struct client_heart heart;
     struct heart_watch heart_watch;
-    bool frozen;    /* lost because commd stood still: its process may still live and run again */
+    bool frozen;    /* lost because commd stood still, or says that it ends: its process may still live */
     uint32_t looks; /* at the ring, without waiting */
     char *path;
     bool reading;       /* a thread waits at the socket: only this thread takes events */

@@ -23,6 +23,7 @@ comm_result_t error_report(comm_result_t result, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(last_error, sizeof last_error, format, arguments);
     va_end(arguments);
+    DEBUG("%s: %s", comm_result_text(result), last_error);
     return result;
 }
 

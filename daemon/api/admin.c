@@ -42,6 +42,8 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
     case COMMD__CLIENT__REQUEST__BODY_HEALTH:
     case COMMD__CLIENT__REQUEST__BODY_COMM_ABORT:
     case COMMD__CLIENT__REQUEST__BODY_DISCONNECT:
+    case COMMD__CLIENT__REQUEST__BODY_DRAIN:
+    case COMMD__CLIENT__REQUEST__BODY_UNDRAIN:
         return true;
     case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
     case COMMD__CLIENT__REQUEST__BODY_COMM_TABLE:
@@ -90,7 +92,11 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     answer.uptime_ms = (now_ns - api->started_ns) / TIME_MS;
     answer.pid = (uint32_t)getpid();
     answer.standalone = api->standalone;
-    answer.draining = api->draining;
+    answer.draining = api->drain.draining;
+    answer.drain_reason = (char *)api->drain.reason;
+    answer.drain_left_ms = api->drain.deadline_ns != TIME_NEVER && api->drain.deadline_ns > now_ns
+                               ? (api->drain.deadline_ns - now_ns) / TIME_MS
+                               : 0;
     answer.network_address = api->network_address;
     answer.nodes_configured = mesh_configured_count(api->mesh);
     for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
@@ -136,7 +142,9 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->name = (char *)info.name;
     row->address = (char *)info.address;
     row->state = (char *)mesh_node_state_text(info.state);
-    row->since_ms = now_ns > info.since_ns ? (now_ns - info.since_ns) / TIME_MS : 0;
+    /* A node that was never reached is down since the start. */
+    uint64_t since_ns = info.since_ns > api->started_ns ? info.since_ns : api->started_ns;
+    row->since_ms = now_ns > since_ns ? (now_ns - since_ns) / TIME_MS : 0;
     row->instance = info.instance;
     row->version_text = (char *)info.version_text;
     row->heartbeat_round_trip_ns = info.heartbeat_round_trip_ns;

@@ -46,6 +46,15 @@ enum api_ipc_handles {
     API_IPC_HANDLES_REFUSE
 };
 
+/* How a node ends its work; also what commctl asks for. */
+#define API_DRAIN_REASON_MAX_BYTES 160
+struct api_drain {
+    bool draining;        /* new communicators are refused */
+    bool stops;           /* new clients, too */
+    uint64_t deadline_ns; /* TIME_NEVER: none */
+    char reason[API_DRAIN_REASON_MAX_BYTES + 1];
+};
+
 struct api_options {
     const char *socket_path; /* the socket to bind, unless listen_fd is given */
     int listen_fd;           /* from socket activation; the api takes ownership; -1: none */
@@ -82,6 +91,10 @@ struct api_options {
     /* Until the next reload. INVALID_ARGUMENT. Null: UNSUPPORTED. */
     enum status (*set_log_level)(void *context, const char *level, struct error *error);
     void *settings_context;
+    /* An administrator asks for a drain, or (draining false) for its end. Null: refused. */
+    enum status (*ask_drain)(void *context, const struct api_drain *asked, uint64_t now_ns,
+                             struct error *error);
+    void *ask_context;
 };
 
 #define API_PREDECESSOR_WAIT_MS 1000
@@ -120,7 +133,10 @@ void api_set_user_limit(struct api *api, enum budget_kind kind, uint64_t limit);
 /* Sets whether GPU memory may be registered by legacy IPC handle from now on. Registered memory stays. */
 void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles);
 
-/* From now on no new session is accepted, and the status says "draining". */
-void api_drain(struct api *api);
+/* What the status shows from now on. If it stops, no new client is accepted. Copied. */
+void api_set_drain(struct api *api, const struct api_drain *drain);
+/* Tells all clients that commd ends, as the last message before api_free: they get DAEMON_LOST with the text.
+ */
+void api_say_goodbye(struct api *api, const char *text);
 
 #endif

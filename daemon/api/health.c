@@ -19,8 +19,8 @@ static bool check_drain(const struct api *api, uint64_t now_ns, char text[CHECK_
 {
     (void)now_ns;
     (void)snprintf(text, CHECK_TEXT_MAX_BYTES,
-                   api->draining ? "commd drains: it takes no new clients" : "takes new clients");
-    return !api->draining;
+                   api->drain.draining ? "commd drains: it takes no new communicators" : "takes new communicators");
+    return !api->drain.draining;
 }
 
 static bool check_loop(const struct api *api, uint64_t now_ns, char text[CHECK_TEXT_MAX_BYTES])

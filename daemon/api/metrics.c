@@ -54,7 +54,7 @@ static void write_process(const struct api *api, struct metrics_text *text, uint
     metrics_begin(text, &build);
     metrics_put(text, versions, 3, 1);
     put_one_ns(text, &uptime, now_ns > api->started_ns ? now_ns - api->started_ns : 0);
-    metrics_put_one(text, &draining, api->draining);
+    metrics_put_one(text, &draining, api->drain.draining);
     put_one_ns(text, &lag, loop_lag_ns(api->loop, now_ns));
     put_one_ns(text, &cpu, process_cpu_ns());
     metrics_put_one(text, &resident, process_resident_bytes());

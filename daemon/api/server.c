@@ -73,8 +73,8 @@ static enum status server_admit(const struct api_listener *listener, int fd, str
 
 static void listener_watch(struct api_listener *listener)
 {
-    bool drains =
-        listener->api->draining && listener->role == API_ROLE_CLIENT; /* administrators may still connect */
+    bool drains = listener->api->drain.stops &&
+                  listener->role == API_ROLE_CLIENT; /* administrators may still connect */
     bool accepts = !listener->rests && !listener->pauses && !drains;
     loop_watch_set(listener->watch, accepts ? LOOP_READ : 0);
 }
@@ -313,6 +313,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->reload = options->reload;
     api->set_log_level = options->set_log_level;
     api->settings_context = options->settings_context;
+    api->ask_drain = options->ask_drain;
+    api->ask_context = options->ask_context;
+    api->drain.deadline_ns = TIME_NEVER;
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
         api->listeners[role] =
             (struct api_listener){.api = api,
@@ -384,14 +387,14 @@ void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles)
 void api_accept_again(struct api *api)
 {
     struct api_listener *listener = &api->listeners[API_ROLE_CLIENT];
-    if (listener->rests && !api->draining && fd_reaper_takes_sockets(api->fd_reaper)) {
+    if (listener->rests && !api->drain.stops && fd_reaper_takes_sockets(api->fd_reaper)) {
         listener->rests = false;
         listener_watch(listener);
     }
 }
 
-void api_drain(struct api *api)
+void api_set_drain(struct api *api, const struct api_drain *drain)
 {
-    api->draining = true;
+    api->drain = *drain;
     listener_watch(&api->listeners[API_ROLE_CLIENT]);
 }

@@ -389,6 +389,8 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(LOG_LEVEL, api_log_level(session, id, request->log_level));
         HANDLE(COMM_ABORT, api_comm_abort(session, id, request->comm_abort, now_ns));
         HANDLE(DISCONNECT, api_disconnect(session, id, request->disconnect));
+        HANDLE(DRAIN, api_drain(session, id, request->drain, now_ns));
+        HANDLE(UNDRAIN, api_undrain(session, id, now_ns));
         HANDLE(ALGORITHMS, api_algorithms(session, id, request->algorithms));
     case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
     case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:

@@ -166,12 +166,15 @@ struct api {
     char *cluster_name;
     char *network_address;
     bool standalone;
-    bool draining;
+    struct api_drain drain;
     uint64_t started_ns;
     void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
     enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
     enum status (*set_log_level)(void *context, const char *level, struct error *error);
     void *settings_context;
+    enum status (*ask_drain)(void *context, const struct api_drain *asked, uint64_t now_ns,
+                             struct error *error);
+    void *ask_context;
     struct api_session *sessions; /* all sessions, by id */
     struct api_session *unheard;  /* sessions without a Hello, oldest first */
     struct loop_timer *crowd;     /* when to look whether other nodes have read */
@@ -323,6 +326,11 @@ void api_session_happened(const struct api_session *session, enum history_kind k
 bool api_session_is_visitor(const struct api_session *session);
 void api_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
                uint64_t now_ns);
+
+/* drain.c */
+void api_drain(struct api_session *session, uint64_t request_id, const Commd__Client__Drain *request,
+               uint64_t now_ns);
+void api_undrain(struct api_session *session, uint64_t request_id, uint64_t now_ns);
 
 /* session_turn.c */
 #define API_LIST_PIECE 8 /* submissions of one packet per turn */

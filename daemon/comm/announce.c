@@ -414,6 +414,7 @@ void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mes
     struct communicator *comm = communicator_find(comms, announce->owner_uid, announce->name);
     if (comm == NULL) {
         acknowledge(comms, node, announce);
+        comms_drain_answer(comms, node, announce, now_ns);
         return;
     }
     switch (comm->state) {

@@ -55,6 +55,7 @@ void comms_free(struct comms *comms)
         communicator_free(comm);
     }
     comms_names_free(comms);
+    comms_drain_free(comms);
     timer_heap_free(&comms->timers);
     free(comms);
 }
@@ -155,8 +156,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
 
 /* --- Joining --- */
 
-static enum status terms_check(const struct comms *comms, const struct comms_terms *terms,
-                               struct error *error)
+static enum status terms_check(const struct comms_terms *terms, struct error *error)
 {
     if (terms->name == NULL || !comms_text_is_name(terms->name, COMM_NAME_MAX_BYTES)) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
@@ -177,10 +177,6 @@ static enum status terms_check(const struct comms *comms, const struct comms_ter
             error, STATUS_INVALID_ARGUMENT,
             "communicator \"%s\": algorithms have at most %d printable ASCII characters without space",
             terms->name, COMMS_ALGORITHMS_MAX_BYTES);
-    }
-    if (comms->draining) {
-        return error_set(error, STATUS_SHUTTING_DOWN, "communicator \"%s\": node %s is shutting down",
-                         terms->name, mesh_own_name(comms->mesh));
     }
     return STATUS_OK;
 }
@@ -287,7 +283,7 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
 {
     struct communicator_terms asked;
     struct communicator *comm = NULL;
-    enum status status = terms_check(comms, terms, error);
+    enum status status = terms_check(terms, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -299,6 +295,10 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
         return error_set(error, STATUS_PERMISSION,
                          "communicator \"%s\": uid %u may have no ranks on node %s (users in commd.conf)",
                          terms->name, (unsigned)client->uid, mesh_own_name(comms->mesh));
+    }
+    status = comms_drain_check(comms, client->uid, terms->name, now_ns, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     comm = communicator_find(comms, client->uid, terms->name);
     if (comm != NULL && comm->state == COMMS_COMM_FORMED && terms->rank < comm->terms.size &&
@@ -502,9 +502,4 @@ bool comms_idle(const struct comms *comms)
         }
     }
     return true;
-}
-
-void comms_drain(struct comms *comms)
-{
-    comms->draining = true;
 }

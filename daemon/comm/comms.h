@@ -236,8 +236,18 @@ void comms_abort_all(struct comms *comms, const struct error *cause, uint64_t no
 
 /* Returns whether no communicator has an operation pending (for a drain). */
 bool comms_idle(const struct comms *comms);
-/* From now on new members are refused with SHUTTING_DOWN. */
-void comms_drain(struct comms *comms);
+/*
+ * From now on new members are refused with SHUTTING_DOWN and `why`, such as "node a is draining: new kernel".
+ * Communicators that are forming end with it, on all nodes. For COMMS_REFUSED_NS after a refusal, other
+ * nodes' ranks of that communicator are told the same, so that they need not wait.
+ */
+void comms_drain(struct comms *comms, const char *why, uint64_t now_ns);
+void comms_undrain(struct comms *comms);
+/* Ends all communicators with SHUTTING_DOWN and `why`, on all nodes. */
+void comms_drain_end(struct comms *comms, const char *why, uint64_t now_ns);
+#define COMMS_DRAIN_TEXT_MAX_BYTES 320
+#define COMMS_REFUSED_NS (10 * TIME_S)
+#define COMMS_REFUSED_MAX 256 /* names; a further one replaces the oldest */
 
 /* For commctl: visits snapshots in a stable order. A callback returns false to stop. Texts are valid during
  * the callback. */

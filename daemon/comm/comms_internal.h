@@ -285,7 +285,7 @@ struct comms {
     struct random random;
     uint64_t slice_bytes;
     char algorithms[COMMS_ALGORITHMS_MAX_BYTES + 1];
-    bool draining;
+    struct comms_drain *drain; /* null: it does not drain; drain.c */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
     struct log_limit node_limit;    /* for statements of nodes that are ignored */
@@ -413,6 +413,19 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns);
 void comms_control_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
                             uint64_t now_ns);
+
+/* drain.c: a node that takes no new communicators. */
+void comms_drain_free(struct comms *comms);
+/* Returns SHUTTING_DOWN if a rank may not join because of a drain, and tells other nodes' ranks. */
+enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *name, uint64_t now_ns,
+                              struct error *error) COMM_MUST_USE;
+/* An announcement of a communicator without ranks here: if a rank of it was refused, tells the node. */
+void comms_drain_answer(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,
+                        uint64_t now_ns);
+/* Whether another node's refusal says that it drains. Then the forming communicator, which may be null, ends.
+ */
+bool comms_drain_refused(struct communicator *comm, uint32_t node, const Commd__Mesh__Refuse *refuse,
+                         const struct error *cause, uint64_t now_ns);
 
 /* users.c: the nodes on which a user may have ranks. */
 /* node: the mesh's index, or COMMS_NODE_OWN. */

@@ -53,10 +53,11 @@ static void on_refuse(struct comms *comms, uint32_t node, const Commd__Mesh__Ref
 {
     struct communicator *comm = communicator_find(comms, refuse->owner_uid, refuse->name);
     struct error cause;
-    if (comm == NULL || comm->state != COMMS_COMM_FORMING || comm->nonce != refuse->nonce) {
+    cause_from_wire(comms, node, refuse->status, refuse->text, &cause);
+    if (comms_drain_refused(comm, node, refuse, &cause, now_ns) || comm == NULL ||
+        comm->state != COMMS_COMM_FORMING || comm->nonce != refuse->nonce) {
         return;
     }
-    cause_from_wire(comms, node, refuse->status, refuse->text, &cause);
     if (!refusal_counts(comms, comm, node, refuse, &cause, now_ns)) {
         return;
     }
@@ -88,7 +89,9 @@ static void on_withdraw(struct comms *comms, uint32_t node, const Commd__Mesh__W
     cause_from_wire(comms, node, withdraw->status, withdraw->text, &cause);
     if (comm->state == COMMS_COMM_FORMING) {
         struct comms_claim *claim = comms_formation_claim(comm, node);
-        if (claim != NULL && claim->nonce == withdraw->nonce) {
+        if (claim != NULL && claim->nonce == withdraw->nonce && cause.status == STATUS_SHUTTING_DOWN) {
+            communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns); /* its ranks do not come back */
+        } else if (claim != NULL && claim->nonce == withdraw->nonce) {
             char why[COMMS_LIST_TEXT_MAX_BYTES];
             (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(comms->mesh, node),
                            comms_text_without_name(comm->name, cause.text));

@@ -2,13 +2,14 @@
 """commctl with a commd that does not answer: every verb gives up at its deadline and exits with 124."""
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import tempfile
 import unittest
 
-from cluster import BUILD, StandaloneTest
+from cluster import BUILD, ROOT, StandaloneTest
 
 VERBS = [[], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["users"], ["ping", "-n", "1", "other"], ["algorithms"], ["config", "show"], ["version"],
          ["health"], ["events"], ["metrics"],
@@ -55,6 +56,18 @@ class Silent(unittest.TestCase):
             done = commctl(self.path, verb, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""), verb)
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
+
+    def test_help_is_complete(self):
+        """Every verb, and every option that its source takes."""
+        verbs = re.findall(r"^  ([a-z]+) .*", commctl(self.path, "help").stdout.split("\n\n")[1], re.MULTILINE)
+        self.assertGreater(len(verbs), 20)
+        for verb in verbs:
+            text = commctl(self.path, verb, "--help").stdout
+            self.assertNotIn("...\n\n", text.replace("PROGRAM ...", ""), verb)
+            files = {"bench": ["bench_options.c"], "abort": ["control.c"], "run": ["run_options.c"], "drain": ["drain.c"], "plan": ["plan.c"], "trace": ["trace.c"]}.get(verb, [])
+            for option in (name for file in files for name in re.findall(r'\{"([a-z-]+)", (?:no|required)_argument', (ROOT / "client/commctl" / file).read_text())):
+                if option != "agent":  # between one commctl and another
+                    self.assertIn(f"--{option}", text, verb)
 
     def test_what_is_wrong_with_a_call(self):
         """The error names the option or argument, what was given, and what is allowed."""
@@ -112,6 +125,17 @@ class Silent(unittest.TestCase):
             done = subprocess.run([BUILD / "commctl", "--socket", self.path, "-t", text, "status"], stderr=subprocess.PIPE, text=True, timeout=20, check=False)
             self.assertEqual(done.returncode, 2, text)
             self.assertIn("expected seconds", done.stderr)
+
+
+class Full(StandaloneTest):
+    """What cannot be written is a failure."""
+
+    def test_a_full_disk(self):
+        for arguments in (["status"], ["nodes"], ["-f", "json", "comms"], ["help"], ["--version"], ["bench", "--help"], ["--watch=0.1", "status"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
+            self.assertEqual(done.returncode, 1, arguments)
+            self.assertIn("the output cannot be written: No space left on device", done.stderr)
 
 
 class Frozen(StandaloneTest):

@@ -47,12 +47,33 @@ class Documents(unittest.TestCase):
                 alone = subprocess.run([program], capture_output=True, text=True, timeout=30, env={**os.environ, "COMMD_SOCKET": "/nonexistent/commd.sock"})
                 self.assertEqual(alone.returncode, 1, f"{document}, program {number}, without commd: {alone.stdout}")
                 self.assertIn("/nonexistent/commd.sock", alone.stderr)
-                ranks = [self.cluster.client(node, program, rank, 3) for rank, node in enumerate("aab")]
+                ranks = [self.cluster.client(node, "env", f"COMMD_RANK={rank}", "COMMD_SIZE=3", f"COMMD_JOB={program}", program) for rank, node in enumerate("aab")]
                 for rank, process in enumerate(ranks):
                     output, errors = process.communicate(timeout=60)
                     self.assertEqual(process.returncode, 0, f"{document}, program {number}, rank {rank}: {output}{errors}")
                     self.assertIn(f"rank {rank}", output)
         self.assertGreaterEqual(found, 3)
+
+    def test_examples_of_schedulers(self):
+        """Scripts that a shell understands, and manifests that are YAML with what the README says of them."""
+        for path in (TOP / "client/examples/slurm").glob("*.sh"):
+            done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, timeout=20)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertTrue(os.access(path, os.X_OK), path)
+        try:
+            import yaml
+        except ImportError:
+            self.skipTest("python3-yaml is not installed")
+        for name, kind in (("daemonset", "DaemonSet"), ("job", "Job")):
+            manifest = yaml.safe_load((TOP / f"client/examples/kubernetes/{name}.yaml").read_text())
+            pod = manifest["spec"]["template"]["spec"]
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+            self.assertEqual(manifest["kind"], kind)
+            self.assertEqual(volumes.keys(), mounts.keys())
+            folder = next(volume["hostPath"] for volume in volumes.values() if "hostPath" in volume)
+            self.assertEqual(folder["path"], "/run/commd", "the folder, not the socket")
+            self.assertTrue(pod["hostIPC"] and pod["hostPID"])
 
     def test_lines_are_short(self):
         """Prose and code have at most 120 columns; tables may be wider."""

@@ -49,6 +49,14 @@ class Examples(OnThreeNodes):
         for program in ("ring", "transpose", "sort", "kmeans", "overlap"):
             self.check(program, "a")
 
+    def test_by_the_launcher(self):
+        """Without --rank and --size: by commctl run."""
+        for program, options in (("ring", []), ("kmeans", []), ("train", ["--steps", "40"])):
+            process = self.cluster.client("a", BUILD / "commctl", "run", "-n", 3, "--", BUILD / "examples" / program, *options)
+            output, errors = process.communicate(timeout=120)
+            self.assertEqual(process.returncode, 0, f"{program}: {output}{errors}")
+            self.assertIn("[0] ", output)
+
     def test_training_bucketed_and_compressed(self):
         """With gradients in a group the loss equals that of one process; with compressed gradients it comes close."""
         self.check("train", "aabb", "--steps", "60", "--bucketed", expected="within 1e-05")

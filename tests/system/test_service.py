@@ -189,6 +189,22 @@ class Service(unittest.TestCase):
             time.sleep(0.1)
         self.assertEqual(self.commctl(user="alice").returncode, 0)
 
+    def test_clients_are_told_of_a_restart(self):
+        """commd asks systemd, by D-Bus, whether it will be started again."""
+        if self.systemctl("is-active", "dbus.socket", check=False).stdout.strip() != "active":
+            self.skipTest("no D-Bus in this machine")
+        for verb, says in (("restart", "restarting"), ("stop", "stopping")):
+            self.systemctl("start", "commd")
+            self.machine.run("sh", "-c", "surface alone 0 1 1000000 >/dev/null 2>/tmp/told & until commctl -f json status | grep -q '\"comms_formed\": 1'; do sleep 0.05; done",
+                             user="alice")
+            self.systemctl(verb, "commd")
+            told = self.machine.path("/tmp/told")
+            deadline = time.monotonic() + 10
+            while "node solo: commd is" not in told.read_text():  # to a call of comm_split, or at the end
+                self.assertLess(time.monotonic(), deadline, told.read_text() + self.journal())
+                time.sleep(0.1)
+            self.assertRegex(told.read_text(), f"node solo: commd is {says}")
+
     def with_groups(self):
         groups = self.machine.path("/etc/group")
         if "mlusers" not in groups.read_text():

@@ -130,6 +130,17 @@ static comm_result_t gpu_new(struct comm_client *client, int ordinal, struct cli
     return COMM_OK;
 }
 
+comm_result_t gpu_count(int *count)
+{
+    *count = 0;
+    comm_result_t loaded = load();
+    if (loaded != COMM_OK) {
+        return loaded;
+    }
+    cuda_result result = gpu_driver()->device_count(count);
+    return result == CUDA_RESULT_OK ? COMM_OK : gpu_report(result, "cuDeviceGetCount");
+}
+
 bool gpu_is_used(struct comm_client *client)
 {
     pthread_mutex_lock(&client->fences.lock);

@@ -36,6 +36,8 @@ const struct cuda_driver *gpu_driver(void);
 /* Finds or opens a GPU, which stays open as long as the client. With the client's lock. Returns
  * COMM_UNSUPPORTED if there is no driver or no such GPU. Failures are reported. */
 comm_result_t gpu_open(struct comm_client *client, int ordinal, struct client_gpu **out);
+/* Counts the GPUs that this process sees. Any thread. Failures are reported. */
+comm_result_t gpu_count(int *count);
 /* Whether the client has opened a GPU. Any thread. */
 bool gpu_is_used(struct comm_client *client);
 /* Closes all GPUs of the client. */

@@ -151,8 +151,9 @@ static void test_health(void **state)
     expect_health(&user, "certificates", true, "needs none");
     expect_health(&user, "memory", true, " % of ");
     expect_health(&user, "descriptors", true, "");
-    expect_health(&user, "drain", true, "takes new clients");
-    api_drain(node->api);
+    expect_health(&user, "drain", true, "takes new communicators");
+    struct api_drain drain = {.draining = true, .deadline_ns = TIME_NEVER};
+    api_set_drain(node->api, &drain);
     expect_health(&user, "drain", false, "drains");
     client_free(&user);
     node_free(node);

@@ -215,18 +215,46 @@ static void test_drain(void **state)
     (void)state;
     struct node *node = node_new();
     struct client client = client_new(node);
-    api_drain(node->api);
+    struct api_drain drain = {.draining = true, .stops = true, .deadline_ns = TIME_NEVER};
+    strcpy(drain.reason, "new kernel");
+    api_set_drain(node->api, &drain);
     struct client late = {.node = node, .fd = node_connect(node)};
     node_turns(node, 20);
     assert_int_equal(sessions(node), 1);
     uint64_t id = client_send_status(&client, -1);
     Commd__Client__Event *event = client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_STATUS);
     assert_true(event->reply->status->draining);
+    assert_string_equal(event->reply->status->drain_reason, "new kernel");
+    assert_int_equal(event->reply->status->drain_left_ms, 0);
     assert_string_equal(event->reply->status->node_name, "a");
     assert_string_equal(event->reply->status->cluster_name, "blue");
     assert_int_equal(event->reply->status->clients, 1);
     event_free(event);
     close(late.fd);
+    client_free(&client);
+    node_free(node);
+}
+
+/* By commctl, new clients are welcome: their communicators are refused. The last word is why commd ends. */
+static void test_drain_without_stop(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    struct api_drain drain = {.draining = true, .deadline_ns = loop_now_ns() + 5 * TIME_S};
+    api_set_drain(node->api, &drain);
+    struct client late = client_new(node);
+    uint64_t id = client_send_status(&late, -1);
+    Commd__Client__Event *event = client_expect_reply(&late, id, COMMD__CLIENT__REPLY__BODY_STATUS);
+    assert_true(event->reply->status->draining);
+    assert_in_range(event->reply->status->drain_left_ms, 3000, 5000);
+    event_free(event);
+    api_say_goodbye(node->api, "node a: commd is restarting");
+    event = client_expect_reply(&client, 0, COMMD__CLIENT__REPLY__BODY_ERROR);
+    assert_int_equal(event->reply->error->status, STATUS_DAEMON_LOST);
+    assert_string_equal(event->reply->error->text, "node a: commd is restarting");
+    event_free(event);
+    client_free(&late);
     client_free(&client);
     node_free(node);
 }
@@ -258,10 +286,10 @@ static void test_freed_with_sessions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sessions_max),        cmocka_unit_test(test_silent_connections),
-        cmocka_unit_test(test_socket_file),         cmocka_unit_test(test_paths_refused),
-        cmocka_unit_test(test_passed_socket),       cmocka_unit_test(test_drain),
-        cmocka_unit_test(test_freed_with_sessions),
+        cmocka_unit_test(test_sessions_max),       cmocka_unit_test(test_silent_connections),
+        cmocka_unit_test(test_socket_file),        cmocka_unit_test(test_paths_refused),
+        cmocka_unit_test(test_passed_socket),      cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_drain_without_stop), cmocka_unit_test(test_freed_with_sessions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

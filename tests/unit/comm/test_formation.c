@@ -177,8 +177,9 @@ static void test_bad_terms(void **state)
     struct member *member = join(&world, 0, long_name, 0, 1);
     run(&world, TIME_MS);
     assert_formed(member);
-    comms_drain(world.nodes[0].comms);
-    assert_error(&join(&world, 0, "late", 0, 1)->join_result, STATUS_SHUTTING_DOWN, "\"late\"");
+    comms_drain(world.nodes[0].comms, "node a is draining: new kernel", world.now_ns);
+    assert_error(&join(&world, 0, "late", 0, 1)->join_result, STATUS_SHUTTING_DOWN,
+                 "\"late\": node a is draining: new kernel");
     world_stop(&world);
 }
 

@@ -1,0 +1,77 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/api/session.h"
+
+/* The end of the node's work: asked for by administrators, told to clients. */
+
+#define DRAIN_TIMEOUT_MAX_MS UINT64_C(604800000) /* a week */
+
+/* Cuts the text, and replaces what is not printable. */
+static void copy_printable(char *out, size_t size, const char *text)
+{
+    size_t length = 0;
+    for (; text[length] != '\0' && length + 1 < size; length++) {
+        unsigned char byte = (unsigned char)text[length];
+        out[length] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
+    }
+    out[length] = '\0';
+}
+
+static void ask(struct api_session *session, uint64_t request_id, const struct api_drain *asked,
+                uint64_t now_ns)
+{
+    struct api *api = session->api;
+    struct error error;
+    if (session->role != API_ROLE_ADMIN) {
+        api_session_reply_failure(
+            session, request_id, STATUS_PERMISSION,
+            "only administrators drain a node (the administrators' socket, admin_group)");
+    } else if (api->ask_drain == NULL) {
+        api_session_reply_failure(session, request_id, STATUS_UNSUPPORTED, "this commd cannot drain");
+    } else if (api->ask_drain(api->ask_context, asked, now_ns, &error) != STATUS_OK) {
+        api_session_reply_error(session, request_id, &error);
+    } else {
+        api_session_reply_done(session, request_id);
+    }
+}
+
+void api_drain(struct api_session *session, uint64_t request_id, const Commd__Client__Drain *request,
+               uint64_t now_ns)
+{
+    struct api_drain asked = {.draining = true, .deadline_ns = TIME_NEVER};
+    if (request->timeout_ms > DRAIN_TIMEOUT_MAX_MS) {
+        api_session_reply_failure(
+            session, request_id, STATUS_INVALID_ARGUMENT, "a drain of %llu ms; at most %llu, a week",
+            (unsigned long long)request->timeout_ms, (unsigned long long)DRAIN_TIMEOUT_MAX_MS);
+        return;
+    }
+    if (request->timeout_ms > 0) {
+        asked.deadline_ns = time_after(now_ns, request->timeout_ms * TIME_MS);
+    }
+    copy_printable(asked.reason, sizeof asked.reason, request->reason);
+    ask(session, request_id, &asked, now_ns);
+}
+
+void api_undrain(struct api_session *session, uint64_t request_id, uint64_t now_ns)
+{
+    struct api_drain asked = {.draining = false, .deadline_ns = TIME_NEVER};
+    ask(session, request_id, &asked, now_ns);
+}
+
+void api_say_goodbye(struct api *api, const char *text)
+{
+    struct error goodbye;
+    struct api_session *session, *next;
+    if (api == NULL) {
+        return;
+    }
+    error_set(&goodbye, STATUS_DAEMON_LOST, "%s", text);
+    api->sends_left = UINT32_MAX; /* the loop sends nothing any more */
+    HASH_ITER (hh, api->sessions, session, next) {
+        if (session->role == API_ROLE_CLIENT && !session->broken && !session->closing) {
+            api_session_reply_error(session, 0, &goodbye);
+        }
+    }
+    api_ring_bells(api);
+}

@@ -1,0 +1,169 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/comm/comms_internal.h"
+
+/*
+ * A node that drains. It keeps the names of communicators that it has refused ranks of for a while. Other
+ * nodes' ranks may have announced such a communicator before: they are told by a broadcast. Those that
+ * announce it later are told in the answer.
+ */
+
+struct refused_name {
+    uint64_t until_ns; /* 0: none */
+    size_t key_bytes;
+    struct comms_key key;
+};
+
+struct comms_drain {
+    char why[COMMS_DRAIN_TEXT_MAX_BYTES];
+    uint32_t next; /* the oldest */
+    struct refused_name refused[COMMS_REFUSED_MAX];
+};
+
+static void refusal_text(const struct comms *comms, const char *name, struct error *error)
+{
+    error_set(error, STATUS_SHUTTING_DOWN, "communicator \"%s\": %s", name, comms->drain->why);
+}
+
+void comms_drain(struct comms *comms, const char *why, uint64_t now_ns)
+{
+    struct communicator *comm, *next;
+    if (comms->drain == NULL) {
+        comms->drain = calloc(1, sizeof *comms->drain);
+    }
+    if (comms->drain == NULL) {
+        return; /* without memory, joining fails as well */
+    }
+    (void)snprintf(comms->drain->why, sizeof comms->drain->why, "%s", why);
+    DL_FOREACH_SAFE(comms->comms, comm, next)
+    {
+        struct error cause;
+        if (comm->state == COMMS_COMM_FORMING && comm->member_count > 0) {
+            refusal_text(comms, comm->name, &cause);
+            communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+        }
+    }
+}
+
+void comms_drain_free(struct comms *comms)
+{
+    free(comms->drain);
+    comms->drain = NULL;
+}
+
+void comms_undrain(struct comms *comms)
+{
+    comms_drain_free(comms);
+}
+
+void comms_drain_end(struct comms *comms, const char *why, uint64_t now_ns)
+{
+    struct communicator *comm, *next;
+    DL_FOREACH_SAFE(comms->comms, comm, next)
+    {
+        struct error cause;
+        if (comm->state != COMMS_COMM_FAILED && comm->member_count > 0) {
+            error_set(&cause, STATUS_SHUTTING_DOWN, "communicator \"%s\": %s", comm->name, why);
+            communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+        }
+    }
+}
+
+/* Returns null if no rank of that communicator was refused lately. */
+static struct refused_name *find_refused(struct comms_drain *drain, const struct comms_key *key,
+                                         size_t key_bytes, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < COMMS_REFUSED_MAX; i++) {
+        struct refused_name *name = &drain->refused[i];
+        if (name->until_ns > now_ns && name->key_bytes == key_bytes &&
+            memcmp(&name->key, key, key_bytes) == 0) {
+            return name;
+        }
+    }
+    return NULL;
+}
+
+/* The terms are there because a refusal without them is not valid. */
+static void refusal_fill(const char *name, uint32_t owner_uid, uint64_t nonce, struct error *error,
+                         Commd__Mesh__CommTerms *terms, Commd__Mesh__Refuse *out)
+{
+    commd__mesh__comm_terms__init(terms);
+    commd__mesh__refuse__init(out);
+    terms->owner_uid = owner_uid;
+    terms->size = 1;
+    out->name = (char *)name;
+    out->owner_uid = owner_uid;
+    out->nonce = nonce;
+    out->status = error->status;
+    out->text = error->text;
+    out->terms = terms;
+}
+
+static void tell_node(struct comms *comms, uint32_t node, Commd__Mesh__Refuse *body)
+{
+    Commd__Mesh__Message message = MESH_MESSAGE(REFUSE, refuse, body);
+    enum status status = mesh_send(comms->mesh, node, &message);
+    (void)status; /* if this fails the node is lost: node_down has come, or will */
+}
+
+enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *name, uint64_t now_ns,
+                              struct error *error)
+{
+    struct comms_drain *drain = comms->drain;
+    Commd__Mesh__CommTerms terms;
+    Commd__Mesh__Refuse body;
+    struct comms_key key;
+    if (drain == NULL) {
+        return STATUS_OK;
+    }
+    refusal_text(comms, name, error);
+    size_t key_bytes = comms_key_make(&key, owner_uid, name);
+    if (find_refused(drain, &key, key_bytes, now_ns) == NULL) {
+        drain->refused[drain->next] =
+            (struct refused_name){time_after(now_ns, COMMS_REFUSED_NS), key_bytes, key};
+        drain->next = (drain->next + 1) % COMMS_REFUSED_MAX;
+        refusal_fill(name, owner_uid, 0, error, &terms, &body);
+        for (uint32_t node = 0; node < mesh_node_count(comms->mesh); node++) {
+            if (mesh_node_is_up(comms->mesh, node) && comms_user_may(comms, owner_uid, node)) {
+                tell_node(comms, node, &body);
+            }
+        }
+    }
+    return error->status;
+}
+
+void comms_drain_answer(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,
+                        uint64_t now_ns)
+{
+    Commd__Mesh__CommTerms terms;
+    Commd__Mesh__Refuse body;
+    struct comms_key key;
+    struct error error;
+    if (comms->drain == NULL || announce->terms == NULL || announce->answer) {
+        return;
+    }
+    size_t key_bytes = comms_key_make(&key, announce->owner_uid, announce->name);
+    if (find_refused(comms->drain, &key, key_bytes, now_ns) != NULL) {
+        refusal_text(comms, announce->name, &error);
+        refusal_fill(announce->name, announce->owner_uid, announce->nonce, &error, &terms, &body);
+        tell_node(comms, node, &body);
+    }
+}
+
+bool comms_drain_refused(struct communicator *comm, uint32_t node, const Commd__Mesh__Refuse *refuse,
+                         const struct error *cause, uint64_t now_ns)
+{
+    if (cause->status != STATUS_SHUTTING_DOWN) {
+        return false;
+    }
+    if (comm != NULL && comm->state == COMMS_COMM_FORMING &&
+        (refuse->nonce == 0 || refuse->nonce == comm->nonce) &&
+        comms_user_may_say(comm->comms, comm->terms.owner_uid, node, comm->name, now_ns)) {
+        communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
+    }
+    return true;
+}

@@ -2,11 +2,18 @@
 
 VERSION := $(shell sed -n 's/^.define COMMD_VERSION_TEXT "\(.*\)"/\1/p' proto/version.h)
 VARIANT ?= release
-BUILD ?= build/$(VARIANT)
+# The machine that it is built for, if that is another: HOST=aarch64-linux-gnu. Its -dev packages and compiler must be there.
+HOST ?=
+BUILD ?= build/$(VARIANT)$(HOST:%=-%)
 CUDA ?= auto
 DEPS ?= install
 CC ?= cc
 AR ?= ar
+ifneq ($(HOST),)
+CC := $(HOST)-gcc
+AR := $(HOST)-ar
+endif
+export HOST
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -50,7 +57,7 @@ Q := $(if $(V),,@)
 # nothing; it names all that is missing.
 DEPS_FILE := $(BUILD)/deps.mk
 ifneq ($(builds),)
-ifneq ($(shell tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) $(DEPS_FILE) && echo ready),ready)
+ifneq ($(shell HOST=$(HOST) tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) $(DEPS_FILE) && echo ready),ready)
 $(error what the build needs is not there: see above)
 endif
 include $(DEPS_FILE)
@@ -130,7 +137,7 @@ clean: ## remove what was built (the private libraries stay in their cache)
 	rm -rf build $(if $(wildcard $(FLAGS_STAMP)),$(BUILD))
 
 help: ## list the targets
-	@echo "make [TARGET] [VARIANT=release|debug|asan|tsan] [CC=gcc|clang] [BUILD=folder] [CUDA=auto|yes|no] [DEPS=install|check]"
+	@echo "make [TARGET] [VARIANT=release|debug|asan|tsan] [CC=gcc|clang] [BUILD=folder] [HOST=aarch64-linux-gnu] [CUDA=auto|yes|no] [DEPS=install|check]"
 	@echo "     [PREFIX=$(PREFIX)] [DESTDIR=] [WERROR=1] [V=1]"
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile */rules.mk | expand -t 18
 

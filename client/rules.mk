@@ -15,7 +15,7 @@ $(BUILD)/client/commctl.a: $(filter-out %/main.o,$(COMMCTL_OBJECTS))
 
 # The static library holds one object whose only global symbols are the API's, like the shared one by its version script.
 $(BUILD)/libcommclient.o: $(CLIENT_OBJECTS) $(PROTO_OBJECTS)
-	$(Q)echo "  LD      $@" && ld -r -o $@.all $^ && objcopy --wildcard --keep-global-symbol='comm_*' $@.all $@ && rm -f $@.all
+	$(Q)echo "  LD      $@" && $(HOST:%=%-)ld -r -o $@.all $^ && $(HOST:%=%-)objcopy --wildcard --keep-global-symbol='comm_*' $@.all $@ && rm -f $@.all
 $(BUILD)/libcommclient.a: $(BUILD)/libcommclient.o
 	$(archive)
 

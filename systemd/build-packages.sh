@@ -1,7 +1,7 @@
 #!/bin/bash
 # usage: build-packages.sh FOLDER VERSION
 # Builds the Debian packages of the sources into FOLDER, for the release of Debian that this is, and lets lintian judge them.
-# They are built in a copy of the sources, FOLDER/source. Objects stay in FOLDER/objects.
+# They are built in a copy of the sources, FOLDER/source. Objects stay in FOLDER/objects. HOST=aarch64-linux-gnu in the environment builds those for arm64.
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -46,9 +46,10 @@ main() {
     copy_sources
     write_changelog
     # -d: `make` has checked what the build needs, and knows more places where that can be.
-    (cd "$folder/source" && env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS COMMD_OBJECTS="$folder/objects" \
+    (cd "$folder/source" && env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS COMMD_OBJECTS="$folder/objects${HOST:+-$HOST}" \
         XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}" \
-        DEB_BUILD_OPTIONS="${DEB_BUILD_OPTIONS:-nocheck parallel=$(nproc)}" dpkg-buildpackage --build=binary --no-sign -d) \
+        DEB_BUILD_OPTIONS="${DEB_BUILD_OPTIONS:-nocheck parallel=$(nproc)}" \
+        dpkg-buildpackage --build=binary --no-sign -d ${HOST:+--host-type="$HOST"}) \
         >"$folder/build.log" 2>&1 </dev/null || { tail -30 "$folder/build.log" >&2; die "failed; all of its output: $folder/build.log"; }
     if command -v lintian >/dev/null; then
         # lintian warns when it runs as root.

@@ -28,7 +28,8 @@ struct commctl {
     const char *socket_path;       /* the clients' */
     const char *admin_socket_path; /* tried first; null: it is not */
     const char *path;              /* of the two, the one in use */
-    FILE *messages; /* where connection.c prints failures: standard error, or top's last line; null: nowhere */
+    FILE
+        *messages; /* where connection.c prints failures: standard error, or top's last line; null: nowhere */
     uint32_t timeout_ms;
     bool timeout_given;
     bool json;

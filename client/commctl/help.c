@@ -56,14 +56,31 @@ static const struct {
               "  FILE...             drawn beside it: of programs, or of other nodes\n"},
     {"config", "  show                settings in force, and where each comes from\n"
                "  check [FILE]        check a file (default /etc/commd/commd.conf)\n"},
-    {"pki", "  init                              make the cluster's authority\n"
-            "  request NAME                      make a node's key and request\n"
-            "  issue NAME [--request FILE]       make a node's certificate\n"
-            "  renew NAME [--new-key | --request FILE]\n"
-            "  revoke NAME | SERIAL | FILE\n"
-            "  show [NAME | FILE]\n"
-            "  --dir DIR                         where the files are (default: the current folder)\n"
-            "  --days N                          of init, issue, renew: how long it is valid\n"},
+    {"pki",
+     "  init                              make the cluster's authority\n"
+     "  admit                             certify nodes that join, here where the authority is\n"
+     "  join AUTHORITY[:PORT] [NAME]      on a new node: get its certificate from 'admit'\n"
+     "  request NAME                      make a node's key and request\n"
+     "  issue NAME [--request FILE]       make a node's certificate\n"
+     "  renew NAME [--new-key | --request FILE]\n"
+     "  revoke NAME | SERIAL | FILE\n"
+     "  show [NAME | FILE]\n"
+     "  --dir DIR                         where the files are (default: the current folder; of join:\n"
+     "                                    /etc/commd/pki)\n"
+     "  --days N                          of init, admit, issue, renew: how long it is valid\n"
+     "  --owner USER                      of join, request: whose the key is (default commd, as root)\n"
+     "  --listen ADDRESS[:PORT]           of admit (default: all addresses, TCP port 7400)\n"
+     "  --once, --count N                 of admit: end after one node, or N\n"
+     "  --renew                           of admit: also certify a name that is taken\n"
+     "  --yes-code, --code CODE|@FILE     of admit and join: a code agreed in advance\n"},
+    {"top", "  -d, --interval SECONDS   between looks, 0.1 to 3600 (default 1)\n"
+            "  -n, --count COUNT        as text, so many looks\n"
+            "  --table NAME             communicators, operations, links or processes\n"
+            "  --text                   no screen, though this is a terminal\n"},
+    {"health", "  CHECK               one check alone; 'commctl health' shows their names\n"},
+    {"events", "  --follow            wait for more, until interrupted\n"
+               "  --after SEQUENCE    only later events\n"},
+    {"metrics", "  --open-metrics      in the format of OpenMetrics 1.0 (default: Prometheus 0.0.4)\n"},
 };
 
 const char *help_options(const char *verb)

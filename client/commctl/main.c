@@ -50,10 +50,8 @@ static const struct verb verbs[] = {
     {"ping", "[-n COUNT] NODE", "round trip to another node, from daemon to daemon", verb_ping, false},
     {"algorithms", "[OPERATION] [-s SIZE] [-n NODES]",
      "which algorithm commd picks for an operation, and why", verb_algorithms, false},
-    {"plan", "[OPERATION] [OPTION...]", "predicts time, bytes and memory for any cluster",
-     verb_plan, false},
-    {"bench", "[OPTION...]", "measures collectives, and checks their results",
-     verb_bench, false},
+    {"plan", "[OPERATION] [OPTION...]", "predicts time, bytes and memory for any cluster", verb_plan, false},
+    {"bench", "[OPTION...]", "measures collectives, and checks their results", verb_bench, false},
     {"run", "-n N | --hosts HOST[:N],... [--] PROGRAM ...",
      "starts the ranks of a job, here or on several hosts", verb_run, false},
     {"trace", "[--seconds S] [-o FILE] [FILE...]",
@@ -91,9 +89,12 @@ static const char *verb_usage(const struct verb *verb)
 static void print_verb(const struct verb *verb)
 {
     const char *options = help_options(verb->name);
-    printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) explains it.\n%s%s\n"
-           "'commctl help' has the options before the verb.\n",
-           verb->name, verb_usage(verb), verb->name, verb->help, options[0] != '\0' ? "\n" : "", options);
+    bool has_usage = strncmp(options, "usage:", 6) == 0;
+    if (!has_usage) {
+        printf("usage: commctl [OPTION...] %s %s\n\n", verb->name, verb_usage(verb));
+    }
+    printf("%s: %s. commctl(1) explains it.\n%s%s\n'commctl help' has the options before the verb.\n",
+           verb->name, verb->help, options[0] != '\0' ? "\n" : "", options);
 }
 
 /* For shells. */

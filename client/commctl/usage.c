@@ -21,8 +21,19 @@ static const struct {
               "        [--min-bytes SIZE] [--max-bytes SIZE] [--step-factor N] [--seconds-per-size S]\n"
               "        [--iterations N] [--in-place | --out-of-place] [--unregistered] [--no-check]\n"
               "        [--communicator NAME] [--size RANKS] [--first-rank RANK] [-f|--format text|json]"},
-    {"pki", "init | request NAME | issue NAME | renew NAME | revoke NAME|SERIAL|FILE | show [NAME|FILE]\n"
-            "        [--dir DIR] [--days N] [--request FILE] [--new-key]"},
+    {"top", "[-d|--interval SECONDS] [-n|--count COUNT]\n"
+            "        [--table communicators|operations|links|processes] [--text]"},
+    {"health", "[answers|drain|loop|mesh|rails|gpus|certificates|memory|objects|descriptors]"},
+    {"drain", "[-T|--timeout SECONDS] [-r|--reason TEXT]"},
+    {"wait", "nodes|idle [-T|--timeout SECONDS]"},
+    {"log-level", "error|warning|info|debug"},
+    {"run",
+     "-n|--ranks RANKS [--hosts HOST:RANKS,...] [--launcher ssh|srun] [--env NAME=VALUE] [--name NAME]\n"
+     "        [--no-label] [--output-dir DIR] [--grace SECONDS] PROGRAM"},
+    {"pki", "init | admit | join AUTHORITY [NAME] | request NAME | issue NAME | renew NAME\n"
+            "        | revoke NAME|SERIAL|FILE | show [NAME|FILE]\n"
+            "        [--dir DIR] [--days N] [--request FILE] [--new-key] [--owner USER] [--renew]\n"
+            "        [--listen ADDRESS] [--once | --count N] [--yes-code CODE] [--code CODE]"},
 };
 
 const char *usage_arguments(const char *verb)

@@ -26,7 +26,11 @@ struct launcher {
     const char *step;    /* null: the job has no steps */
     bool job_is_enough;  /* with COMMD_JOB, the step may be missing */
     const char *restart; /* null: a restarted job gets another number; 0 if not set */
-    const char *advice;  /* added if something is missing; null: none */
+    /* Another way to know the job; null: none. */
+    bool (*find_job)(uint32_t size, char job[ENVIRONMENT_JOB_BYTES]);
+    const char
+        *batch_jobs[NAMES_MAX]; /* the last way: of the batch system, whose job may start several of these */
+    const char *advice;         /* added if something is missing; null: none */
 };
 
 /*
@@ -75,7 +79,9 @@ static const struct launcher launchers[] = {
      .ranks = {"PMI_RANK"},
      .sizes = {"PMI_SIZE"},
      .local_ranks = {"PMI_LOCAL_RANK", "MPI_LOCALRANKID"},
-     .jobs = {JOB_ENVIRONMENT, "PMI_JOBID", "I_MPI_HYDRA_UUID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"},
+     .jobs = {JOB_ENVIRONMENT, "PMI_JOBID", "I_MPI_HYDRA_UUID"},
+     .find_job = hydra_find_job,
+     .batch_jobs = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"},
      .restart = "SLURM_RESTART_COUNT",
      .advice = "; set " JOB_ENVIRONMENT " to a text that is new for each job (mpiexec -genv)"},
     {.name = "Slurm",
@@ -231,26 +237,36 @@ static void put_name(char *full, struct environment *out)
     }
 }
 
+/* Returns the job, in `found` or the environment; null if it is not known. */
+static const char *find_job(const struct launcher *launcher, uint32_t size, char found[ENVIRONMENT_JOB_BYTES])
+{
+    const char *job = variable(first_set(launcher->jobs));
+    if (job == NULL && launcher->find_job != NULL && launcher->find_job(size, found)) {
+        job = found;
+    }
+    return job != NULL ? job : variable(first_set(launcher->batch_jobs));
+}
+
 static comm_result_t read_name(const struct launcher *launcher, const char *part, struct environment *out)
 {
-    const char *job = first_set(launcher->jobs);
+    char found[ENVIRONMENT_JOB_BYTES], full[1024];
+    const char *job = find_job(launcher, out->size, found);
     const char *steps[NAMES_MAX] = {launcher->step};
     const char *step = variable(launcher->step);
     const char *restart = variable(launcher->restart);
-    char full[1024];
     if (job == NULL) {
         return missing(launcher, launcher->jobs);
     }
-    bool given = launcher->job_is_enough && strcmp(job, JOB_ENVIRONMENT) == 0;
+    bool given = launcher->job_is_enough && variable(JOB_ENVIRONMENT) != NULL;
     if (launcher->step != NULL && step == NULL && !given) {
         return missing(launcher, steps);
     }
     int length =
-        snprintf(full, sizeof full, "%s:%s%s%s:%s:%s", launcher->short_name, variable(job),
-                 step != NULL ? "." : "", step != NULL ? step : "", restart != NULL ? restart : "0", part);
+        snprintf(full, sizeof full, "%s:%s%s%s:%s:%s", launcher->short_name, job, step != NULL ? "." : "",
+                 step != NULL ? step : "", restart != NULL ? restart : "0", part);
     if (length < 0 || (size_t)length >= sizeof full) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s: %s has %zu bytes, which is too long", launcher->name,
-                            job, strlen(variable(job)));
+        return error_report(COMM_INVALID_ARGUMENT, "%s: the job's name has %zu bytes, which is too long",
+                            launcher->name, strlen(job));
     }
     put_name(full, out);
     return COMM_OK;

@@ -32,4 +32,8 @@ struct environment {
  */
 comm_result_t environment_read(const char *part, struct environment *out);
 
+/* hydra.c: the job of MPICH's mpiexec, if all `size` ranks are on this node. False if it is not known. */
+#define ENVIRONMENT_JOB_BYTES 64
+bool hydra_find_job(uint32_t size, char job[ENVIRONMENT_JOB_BYTES]);
+
 #endif

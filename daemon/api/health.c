@@ -19,7 +19,8 @@ static bool check_drain(const struct api *api, uint64_t now_ns, char text[CHECK_
 {
     (void)now_ns;
     (void)snprintf(text, CHECK_TEXT_MAX_BYTES,
-                   api->drain.draining ? "commd drains: it takes no new communicators" : "takes new communicators");
+                   api->drain.draining ? "commd drains: it takes no new communicators"
+                                       : "takes new communicators");
     return !api->drain.draining;
 }
 

@@ -31,15 +31,16 @@ die() { say "$*"; exit 1; }
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/commd
 # shellcheck source=/dev/null
-release=$(. /etc/os-release && printf '%s' "$ID-${VERSION_CODENAME:-unknown}")-$(uname -m)
+release=$(. /etc/os-release && printf '%s' "$ID-${VERSION_CODENAME:-unknown}")-${HOST:-$(uname -m)}
 unpacked=$cache/packages-$release # one folder for each -dev package that is not installed but unpacked
-compiler=cc # C has one ABI: the libraries serve every compiler that the project is built with
+compiler=${HOST:+$HOST-gcc} # for HOST=aarch64-linux-gnu, say, another compiler; and its packages are the caller's to install
+compiler=${compiler:-cc} # C has one ABI: the libraries serve every compiler that the project is built with
 private_libraries= # the folder of OpenSSL and ngtcp2, once the compiler is known
 
 # ---- what is there
 
 system_is_enough() {
-    pkg-config --exists "libssl >= $openssl_needed" "libcrypto >= $openssl_needed" "libngtcp2 >= $ngtcp2_needed" \
+    ${HOST:+$HOST-}pkg-config --exists "libssl >= $openssl_needed" "libcrypto >= $openssl_needed" "libngtcp2 >= $ngtcp2_needed" \
         libngtcp2_crypto_ossl 2>/dev/null
 }
 
@@ -60,15 +61,17 @@ recall_private_libraries() {
 }
 
 find_missing() {
-    local wanted=("${packages[@]}") installed package
+    missing=()
+    [ -z "${HOST:-}" ] || return 0
+    local wanted=("${packages[@]}") installed package native
     command -v cc >/dev/null || wanted+=(gcc)
     if ! system_is_enough && [ ! -d "$private_libraries" ]; then
         wanted+=("${private_build_packages[@]}")
     fi
-    installed=" $(dpkg-query -W -f '${db:Status-Status} ${Package} ' "${wanted[@]}" 2>/dev/null || true)"
-    missing=()
+    native=$(dpkg --print-architecture 2>/dev/null || true)
+    installed=" $(dpkg-query -W -f '${db:Status-Status} ${Package}:${Architecture} ' "${wanted[@]}" 2>/dev/null || true)"
     for package in "${wanted[@]}"; do
-        case "$installed" in *" installed $package "*) continue ;; esac
+        case "$installed" in *" installed $package:$native "* | *" installed $package:all "*) continue ;; esac
         [ -d "$unpacked/$package" ] && continue
         case $package in
         make | python3 | pkg-config) command -v "$package" >/dev/null && continue ;;
@@ -248,7 +251,8 @@ run_logged() {
 
 build_openssl() {
     local log=$work/openssl.log target
-    target=linux-$(uname -m)
+    target=linux-${HOST:-$(uname -m)}
+    target=${target%-linux-gnu}
     cd "$work/openssl"
     run_logged "$log" dpkg-source --no-check -x ./*.dsc source # apt has checked the files
     cd source
@@ -268,7 +272,7 @@ build_ngtcp2() {
     say "building ngtcp2"
     run_logged "$log" ./configure CC=$compiler CFLAGS="-O2 -g -fPIC" PKG_CONFIG_PATH="$built/lib/pkgconfig" \
         OPENSSL_CFLAGS="-I$built/include" OPENSSL_LIBS="-L$built/lib -lssl -lcrypto -ldl -pthread" \
-        --prefix="$private_libraries" --enable-lib-only --with-openssl --disable-shared --enable-static
+        ${HOST:+--host="$HOST"} --prefix="$private_libraries" --enable-lib-only --with-openssl --disable-shared --enable-static
     run_logged "$log" make -j"$(nproc)"
     run_logged "$log" make install DESTDIR="$work/root"
     [ -e "$built/lib/libngtcp2_crypto_ossl.a" ] || die "ngtcp2 was built without its OpenSSL backend: $log"

@@ -8,6 +8,7 @@ Programs run two at a time. Then the unittest files run one after the other. Eac
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
+Programs run under COMMD_TEST_RUNNER, if that is set: "qemu-aarch64" for those of another machine.
 A program may run COMMD_TEST_TIMEOUT_S seconds (300). A unittest file that needs longer sets TIMEOUT_S = seconds at its top.
 """
 import concurrent.futures
@@ -44,7 +45,7 @@ class Runner:
     def run(self, path):
         """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds)."""
         environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
-        command = [os.path.abspath(path)]
+        command = [*os.environ.get("COMMD_TEST_RUNNER", "").split(), os.path.abspath(path)]
         limit_s = TIMEOUT_S
         if path.endswith(".py"):
             command = [sys.executable, os.path.abspath(__file__), "--tap", path]

@@ -21,6 +21,7 @@ import image  # noqa: E402
 import machine  # noqa: E402
 import packages  # noqa: E402
 from container import Container  # noqa: E402
+from two_nodes import TwoNodes  # noqa: E402
 
 TOP = packages.TOP
 INSTALL_TO_SUM_S = 60
@@ -51,21 +52,27 @@ def readme_program():
     return re.search(r"^```c\n(.*?)^```$", (TOP / "README.md").read_text(), re.MULTILINE | re.DOTALL).group(1)
 
 
+def put_packages(root, debs):
+    """Puts the packages, and what they need, where README's commands find them. Returns these commands. The container's network reaches no mirror."""
+    folder = root / "root/build/deb"
+    folder.mkdir(parents=True)
+    for path in debs:
+        shutil.copy(path, folder)
+    lines = readme_lines("systemd/README.md", r"^apt install \./build/deb/")
+    for line in lines:
+        download = line.replace("apt install", "apt-get install --download-only")
+        done = image.run_in(root, f"cd /root && apt-get update -qq; {download}", DOWNLOAD_TIMEOUT_S)
+        assert done.returncode == 0, f"{line}: {done.stdout}"
+    return lines
+
+
 class Service:
     """The checks of one release, in the order in which an operator meets what they check."""
 
     def __init__(self, release, debs, root):
         self.release, self.debs = release, debs
         self.results = []
-        folder = root / "root/build/deb"
-        folder.mkdir(parents=True)
-        for path in debs:
-            shutil.copy(path, folder)
-        self.install_lines = readme_lines("systemd/README.md", r"^apt install ")
-        for line in self.install_lines:  # the container's network reaches no mirror
-            download = line.replace("apt install", "apt-get install --download-only")
-            done = image.run_in(root, f"cd /root && apt-get update -qq; {download}", DOWNLOAD_TIMEOUT_S)
-            assert done.returncode == 0, f"{line}: {done.stdout}"
+        self.install_lines = put_packages(root, debs)
         self.container = Container(root)
 
     def run(self):
@@ -104,13 +111,13 @@ class Service:
         container, source = self.container, "/home/alice/hello.c"
         container.path(source).write_text(readme_program())
         os.chown(container.path(source), machine.USERS["alice"], machine.USERS["alice"])
-        compile_line, run_line = (readme_lines("README.md", pattern)[0] for pattern in (r"^cc hello\.c", r"^\./hello 0 2"))
+        compile_line, run_line = (readme_lines("README.md", pattern)[0] for pattern in (r"^cc hello\.c", r"^commctl run -n 2 -- \./hello"))
         started = time.monotonic()
         for line in self.install_lines:
             container.shell(line, timeout_s=120)
         installed_s = time.monotonic() - started
         container.shell(compile_line, "/home/alice", user="alice")
-        said = container.shell(f"{run_line}; wait", "/home/alice", user="alice", timeout_s=60).stdout
+        said = container.shell(run_line, "/home/alice", user="alice", timeout_s=60).stdout
         took_s = time.monotonic() - started
         for rank in (0, 1):
             assert f"rank {rank} of 2: the sum of all ranks is 1" in said, said
@@ -144,14 +151,14 @@ class Service:
     def cmake(self):
         self.container.path("/home/alice/CMakeLists.txt").write_text(CMAKE_LISTS)
         self.container.shell("cmake -S . -B built >&2 && cmake --build built >&2", "/home/alice", user="alice")
-        said = self.container.shell("built/hello 0 2 & built/hello 1 2; wait", "/home/alice", user="alice").stdout
+        said = self.container.shell("commctl run -n 2 -- built/hello", "/home/alice", user="alice").stdout
         assert "rank 1 of 2: the sum of all ranks is 1" in said, said
 
     def examples(self):
         """Each of the package's examples compiles as it is; one runs."""
         self.container.shell("set -e; for each in /usr/share/doc/libcommclient-dev/examples/*.c; do\n"
                              "cc $each -o $(basename $each .c) $(pkg-config --cflags --libs commclient) -lm; done", "/home/alice", user="alice")
-        said = self.container.shell("./ring --rank 0 --size 2 & ./ring --rank 1 --size 2; wait", "/home/alice", user="alice").stdout
+        said = self.container.shell("commctl run -n 2 -- ./ring", "/home/alice", user="alice").stdout
         assert "right" in said, said
 
     def reload(self):
@@ -206,6 +213,23 @@ class Service:
         return said
 
 
+def check_two_nodes(release, debs):
+    """Two fresh containers become a cluster."""
+    started = time.monotonic()
+    with image.copy_of(image.image(release, "machine")) as first, image.copy_of(image.image(release, "machine")) as second:
+        try:
+            lines = [put_packages(root, debs) for root in (first, second)]
+            nodes = TwoNodes((first, second), lines[0], readme_lines)
+            try:
+                said, fine = nodes.run(), True
+            finally:
+                nodes.close()
+        except Exception as fault:
+            said, fine = "".join(traceback.format_exception_only(fault)).strip(), False
+    print(f"Debian {release}  {'ok    ' if fine else 'FAILED'}  {'two nodes':<16} {time.monotonic() - started:5.1f} s  {said}", flush=True)
+    return fine
+
+
 def unavailable():
     if os.geteuid() != 0:
         return "it has to be root"
@@ -226,9 +250,10 @@ def check(release, arguments):
     with image.copy_of(image.image(release, "machine")) as root:
         service = Service(release, debs, root)
         try:
-            return service.run()
+            fine = service.run()
         finally:
             service.container.close()
+    return check_two_nodes(release, debs) and fine
 
 
 def main():

@@ -3,6 +3,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import uuid
 
 from machine import USERS, Booted
 
@@ -10,13 +11,13 @@ SHUTDOWN_TIMEOUT_S = 20
 
 
 class Container(Booted):
-    def __init__(self, root):
+    def __init__(self, root, hostname="solo"):
         super().__init__()
         self.root = root
         (root / "etc/machine-id").write_text("")
-        (root / "etc/hostname").write_text("solo\n")
+        (root / "etc/hostname").write_text(f"{hostname}\n")
         self.start(["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--private-network", "--settings=no", "--link-journal=no",
-                    "--timezone=off", "--resolv-conf=off", "--console=read-only", f"--machine={self.folder.name}", f"--directory={root}"],
+                    "--timezone=off", "--resolv-conf=off", "--console=read-only", f"--machine=commd-{uuid.uuid4().hex[:12]}", f"--directory={root}"],
                    {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"})
         for name, uid in USERS.items():
             self.run("useradd", "--create-home", "--uid", uid, name)

@@ -19,19 +19,21 @@ def source_files():
 
 
 def copy_sources(target):
-    """What make built there before stays."""
-    target.mkdir(exist_ok=True)
-    for each in target.iterdir():
-        if each.name != "build":
-            shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-    names = "\0".join(source_files())
-    pack = subprocess.Popen(["tar", "--null", "--files-from=-", "-c"], cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    unpack = subprocess.Popen(["tar", "-x", "--no-same-owner", "-C", target], stdin=pack.stdout)
-    pack.stdout.close()
-    pack.stdin.write(names.encode())
-    pack.stdin.close()
-    if pack.wait(timeout=60) != 0 or unpack.wait(timeout=60) != 0:
-        raise OSError(f"the sources could not be copied to {target}")
+    """What make built there before stays. A file that has not changed keeps its time, and one that has changed gets a new one: the times in
+    TOP say nothing, because the last build may have been that of another copy of the sources.
+    """
+    names = set(source_files())
+    for path in [path for path in target.rglob("*") if path.relative_to(target).parts[0] != "build" and not path.is_dir()]:
+        if str(path.relative_to(target)) not in names:
+            path.unlink()
+    for name in names:
+        source, copy = TOP / name, target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if copy.is_symlink() or (copy.exists() and copy.read_bytes() != source.read_bytes()):
+            copy.unlink()
+        if not copy.exists():
+            shutil.copyfile(source, copy, follow_symlinks=False)
+        shutil.copymode(source, copy, follow_symlinks=False)
 
 
 def build(release, out):

@@ -261,6 +261,30 @@ class Pair(unittest.TestCase):
             return False
 
 
+class Rails(unittest.TestCase):
+    def test_each_rail_has_its_counters(self):
+        with Cluster(["a", "b"], settings="rails = 2;", start=False) as cluster:
+            place = {name: str(cluster.folder / f"{name}-metrics.sock") for name in "ab"}
+            for name in "ab":
+                cluster.start(name, "--set", f"metrics={place[name]}")
+            cluster.wait_ready()
+            ranks = [cluster.rank(name, "wide", rank, 2, "loop", "steps=3", "count=2000000") for rank, name in enumerate("ab")]
+            for rank in ranks:
+                self.assertEqual(rank.wait(120), 0)
+
+            def rows():
+                return {dict(labels)["rail"]: number for (name, labels), number in parse(scrape(place["a"])).items() if name == "commd_link_sent_bytes_total"}
+
+            cluster.wait(lambda: min(rows().get("0", 0), rows().get("1", 0)) > 3 * 1000000, "both rails have carried slices")  # rail 1 tells a moment later
+            self.assertEqual(set(rows()), {"0", "1"})
+            samples = parse(scrape(place["a"]))
+            self.assertGreater(value(samples, "commd_link_sent_packets_total", peer="b", rail="1"), 100)
+            self.assertGreater(value(samples, "commd_link_received_packets_total", peer="b", rail="1"), 100)
+            self.assertGreater(value(samples, "commd_link_round_trip_seconds", peer="b", rail="1"), 0)
+            totals = {row["name"]: row["sent_bytes"] for row in cluster.json("a", "nodes")["nodes"]}
+            self.assertGreaterEqual(totals["b"] * 1.01 + 10000, sum(rows().values()))
+
+
 class Port(StandaloneTest):
     def start(self, metrics):
         return subprocess.run([BUILD / "commd", "--standalone", "--set", "node_name=x", "--socket", f"{self.cluster.folder}/x.sock", "--set", f"metrics={metrics}"],

@@ -23,7 +23,7 @@ class Join(Exchange):
         self.assertEqual(join.end(), 0, join.output)
         self.assertEqual(admit.end(), 0, admit.output)
         self.assertIn("alpha has its certificate", admit.output)
-        self.assertIn("systemctl enable --now commd", join.output)
+        self.assertIn("systemctl restart commd", join.output)
         self.assertIn(f'certificate = "{self.node}/alpha.crt"', join.output)
         self.assertEqual(self.files(), INSTALLED)
         self.assertEqual(self.record(), [("alpha", "valid")])

@@ -105,7 +105,7 @@ class Refused(Exchange):
                        check=True, capture_output=True)
         good = self.request().splitlines()
         broken = "\n".join(good[:-2] + [good[-2][:3] + ("A" if good[-2][3] != "A" else "B") + good[-2][4:], good[-1]]) + "\n"
-        for request, says in ((self.request("beta"), 'of "beta"'), (broken, "signature is wrong|no certificate request"), (weak.read_text(), "too weak"),
+        for request, says in ((self.request("beta"), 'for "beta"'), (broken, "signature is wrong|no certificate request"), (weak.read_text(), "too weak"),
                               ("nonsense", "no certificate request")):
             peer, _ = self.open_exchange("alpha", request)
             self.assertEqual(peer.receive()["kind"], "refuse")
@@ -372,7 +372,7 @@ class Refused(Exchange):
     def test_usage(self):
         for arguments, says in ((("join",), "expected the address of 'commctl pki admit'"), (("join", "a:b"), "HOST, HOST:PORT or [IPv6]:PORT"),
                                 (("join", "a", "ca"), "a node's name"), (("join", "a", "b", "c"), "one name at most"), (("join", "a", "--once"), "an option of this"),
-                                (("admit", "b"), "expected options alone"), (("admit", "--count", "0"), "how many nodes"),
+                                (("admit", "b"), "expected only options"), (("admit", "--count", "0"), "how many nodes"),
                                 (("admit", "--listen", "[::1"), "HOST, HOST:PORT"), (("admit", "--owner", "a"), "options of this command")):
             done = pki(*arguments)
             self.assertEqual(done.returncode, 2, done.stderr)

@@ -243,6 +243,7 @@ class Service(unittest.TestCase):
     def test_a_node_that_joins(self):
         """Two commands; then commd can read what it needs, and the node is up."""
         pki, code = "/etc/commd/pki", "agreed in advance by both sides"
+        self.machine.run("rm", "-rf", pki)  # of another authority's node
         self.machine.run("sh", "-c", "umask 077; commctl pki init --dir /root/joined && {"
                          f" timeout 60 commctl pki admit --dir /root/joined --once --yes-code '{code}' </dev/null &"
                          f" for turn in $(seq 100); do commctl pki join 127.0.0.1 alpha --code '{code}' && break; sleep 0.1; done; wait $!; }}")

@@ -2,8 +2,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -14,9 +18,21 @@
 #define VARIABLES_MAX 14
 #define UNKNOWN UINT32_MAX
 
+/* Keeps only what tells cmocka how to print. */
+static void clear_environment(void)
+{
+    const char *given = getenv("CMOCKA_MESSAGE_OUTPUT");
+    char output[32] = "";
+    (void)snprintf(output, sizeof output, "%s", given != NULL ? given : "");
+    clearenv();
+    if (output[0] != '\0') {
+        assert_int_equal(setenv("CMOCKA_MESSAGE_OUTPUT", output, 1), 0);
+    }
+}
+
 static void set_all(const char *const variables[VARIABLES_MAX])
 {
-    clearenv();
+    clear_environment();
     for (int i = 0; i < VARIABLES_MAX && variables[i] != NULL; i++) {
         char text[400];
         assert_true(strlen(variables[i]) < sizeof text);
@@ -189,7 +205,7 @@ static const struct {
      "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set"},
     {{"PMI_RANK=0", "PMI_SIZE=1"},
      COMM_INVALID_ARGUMENT,
-     "LSB_JOBID is not set, but PMI_RANK is; set COMMD_JOB to a text"},
+     "I_MPI_HYDRA_UUID is not set, but PMI_RANK is; set COMMD_JOB to a text"},
     {{"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=1"}, COMM_INVALID_ARGUMENT, "PMIX_NAMESPACE"},
     {{SLURM_STEP, "COMMD_LAUNCHER=mpirun"},
      COMM_INVALID_ARGUMENT,
@@ -230,12 +246,57 @@ static void test_long_names(void **state)
     assert_string_not_equal(first.name, second.name);
 }
 
+/* In a child of a process with the name of Hydra's: its rank, and the exit code 0 if the job is known. */
+static void child_of_hydra(bool shell_between, const char *ranks_here, char job[ENVIRONMENT_JOB_BYTES])
+{
+    int ends[2], status;
+    assert_int_equal(pipe(ends), 0);
+    setenv("MPI_LOCALNRANKS", ranks_here, 1);
+    prctl(PR_SET_NAME, "hydra_pmi_proxy");
+    pid_t child = fork();
+    if (child == 0 && shell_between) {
+        prctl(PR_SET_NAME, "sh");
+        pid_t rank = fork();
+        if (rank != 0) {
+            waitpid(rank, &status, 0);
+            _exit(0);
+        }
+    }
+    if (child == 0) {
+        char found[ENVIRONMENT_JOB_BYTES] = "";
+        (void)hydra_find_job(4, found);
+        _exit(write(ends[1], found, sizeof found) == (ssize_t)sizeof found ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(read(ends[0], job, ENVIRONMENT_JOB_BYTES), ENVIRONMENT_JOB_BYTES);
+    prctl(PR_SET_NAME, "test");
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_the_job_of_hydra(void **state)
+{
+    (void)state;
+    char expected[32], job[ENVIRONMENT_JOB_BYTES], again[ENVIRONMENT_JOB_BYTES];
+    snprintf(expected, sizeof expected, "hydra-%d-", (int)getpid());
+    child_of_hydra(false, "4", job);
+    assert_ptr_equal(strstr(job, expected), job);
+    assert_true(strtoull(job + strlen(expected), NULL, 10) > 0);
+    child_of_hydra(true, "4", again);
+    assert_string_equal(job, again);
+    child_of_hydra(false, "2", job); /* the others are on other nodes, with proxies of their own */
+    assert_string_equal(job, "");
+    assert_false(hydra_find_job(4, job)); /* no such ancestor */
+    setenv("MPI_LOCALNRANKS", "4", 1);
+    assert_false(hydra_find_job(4, job));
+}
+
 /* The call itself, without a connection. */
 static void test_the_call(void **state)
 {
     (void)state;
     comm_t *comm = (comm_t *)&comm;
-    clearenv();
+    clear_environment();
     assert_int_equal(comm_init_env(NULL, NULL, NULL), COMM_INVALID_ARGUMENT);
     assert_int_equal(comm_init_env(NULL, NULL, &comm), COMM_NOT_FOUND);
     assert_null(comm);
@@ -252,9 +313,8 @@ static void test_the_call(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launchers),
-        cmocka_unit_test(test_what_is_missing_or_contradicts),
-        cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_launchers),  cmocka_unit_test(test_what_is_missing_or_contradicts),
+        cmocka_unit_test(test_long_names), cmocka_unit_test(test_the_job_of_hydra),
         cmocka_unit_test(test_the_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -83,6 +83,8 @@ static const struct {
     {"cluster_name = false;", "cluster_name: expected a text in double quotes"},
     {"cluster_name = ( \"x\" );", "cluster_name: expected a text in double quotes"},
     /* Addresses. */
+    {"metrics = \"0.0.0.0:9464\";", "metrics = \"0.0.0.0:9464\": expected a port of this machine alone"},
+    {"metrics = 9464;", "metrics: expected a text"},
     {"listen = \"\";", "listen = \"\": expected an address: \"host:port\" or \"[IPv6]:port\""},
     {"listen = \"127.0.0.1\";", "listen = \"127.0.0.1\": expected an address"},
     {"listen = \":7400\";", "expected an address"},

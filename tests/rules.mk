@@ -38,6 +38,8 @@ TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAM
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
+# These tests compute what the kernels must give, bit by bit: no contraction into fused multiply-add, which is the default on arm64.
+$(BUILD)/tests/unit/host/%.o: EXTRA_CFLAGS += -ffp-contract=off
 
 # These are archives, so that the linker puts only the used objects into each program.
 $(BUILD)/tests/support.a: $(TEST_SUPPORT)

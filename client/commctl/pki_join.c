@@ -311,9 +311,8 @@ static void say_next(struct pki *pki, const struct pki_owner *owner)
                "revocation_list = \"%s/ca.crl\";\n",
                pki->folder, pki->name, pki->folder, pki->name, pki->folder, pki->folder);
     }
-    puts("next: list every node in commd.conf, the same on all nodes; then 'systemctl restart commd' here, "
-         "and "
-         "'systemctl reload commd' on nodes that are in the cluster already");
+    puts("next: list every node in commd.conf, the same on all nodes; then 'systemctl restart commd' here,\n"
+         "and 'systemctl reload commd' on nodes that are in the cluster already");
 }
 
 enum exit_code pki_join(struct pki *pki)

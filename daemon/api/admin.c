@@ -159,7 +159,9 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->rails_connected = info.net.up + traffic->connected;
     row->settings_differ = (char *)info.differs;
     row->resolved_address = (char *)info.resolved_address;
-    row->last_error = (char *)(traffic->missing[0] != '\0' ? traffic->missing : info.last_error);
+    /* An error that is cured is an event: commctl events has it. */
+    const char *last_error = info.state == MESH_NODE_UP ? "" : info.last_error;
+    row->last_error = (char *)(traffic->missing[0] != '\0' ? traffic->missing : last_error);
 }
 
 static uint64_t own_certificate_ends_s(const struct api *api)

@@ -22,7 +22,8 @@ enum status conf_check_consistency(const struct conf *conf, struct error *error)
             (unsigned long long)conf->reconnect_max_ms, (unsigned long long)conf->reconnect_min_ms);
     }
     if (conf->standalone && conf->node_count > 0) {
-        return error_set(error, STATUS_CONFIG, "%s: nodes: other nodes are listed, but --standalone was given",
+        return error_set(error, STATUS_CONFIG,
+                         "%s: nodes: other nodes are listed, but --standalone was given",
                          conf->nodes[0].source);
     }
     return STATUS_OK;

@@ -105,10 +105,7 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
  * of memory. */
 static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
 {
-    if (size == 0) {
-        return true;
-    }
-    assert(receiver->buffer_bytes + size <= receiver->granted_end - receiver->consumed_end);
+    assert(size > 0 && receiver->buffer_bytes + size <= receiver->granted_end - receiver->consumed_end);
     if (receiver->buffer_first + receiver->buffer_bytes + size > receiver->buffer_capacity) {
         size_t needed = receiver->buffer_bytes + size;
         size_t most = (size_t)(receiver->granted_end - receiver->consumed_end);
@@ -213,7 +210,8 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
         used = quic_receiver_call(receiver, bytes, size, connection->endpoint->now_ns);
     }
     net_stream_carried(&receiver->stream.base, size, connection->endpoint->now_ns);
-    if (!receiver->stopped && !quic_receiver_keep(receiver, bytes + used, size - used)) {
+    /* A frame that only ends the stream has no bytes, and perhaps no address. */
+    if (!receiver->stopped && used < size && !quic_receiver_keep(receiver, bytes + used, size - used)) {
         quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }

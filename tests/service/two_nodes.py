@@ -1,5 +1,7 @@
 """Two fresh containers become a cluster: every command that a person types there is taken from README.md and systemd/README.md."""
+import os
 import re
+import signal
 import subprocess
 import time
 
@@ -17,7 +19,8 @@ class Person:
         self.said = ""
         self.process = subprocess.Popen(["nsenter", "-t", str(container.init), "-m", "-p", "-u", "-i", "-n", "-C", "env", "-i",
                                          "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "sh", "-c", f"cd /root && exec {line} 2>&1"],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                                        start_new_session=True)
 
     def until(self, pattern):
         """Reads until it matches, for at most as long as the commands themselves wait."""
@@ -37,9 +40,10 @@ class Person:
         assert self.process.returncode == 0, f"{self.process.args[-1]}: {self.process.returncode}\n{said}"
 
     def close(self):
+        """Ctrl-C."""
         if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+            os.killpg(self.process.pid, signal.SIGINT)
+            self.process.communicate(timeout=60)
 
 
 class TwoNodes:
@@ -118,9 +122,8 @@ class TwoNodes:
                                      "--first-rank", str(rank), "--max-bytes", "1m", "--seconds-per-size", "0.02", "--communicator", "two-nodes"],
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                    for rank, container in enumerate(self.nodes.values())]
-        for bench in benches:
-            said = bench.communicate(timeout=60)[0]
-            assert bench.returncode == 0 and "# 0 wrong" in said, said
+        said = "".join(bench.communicate(timeout=60)[0] for bench in benches)  # the node of rank 0 prints the table
+        assert all(bench.returncode == 0 for bench in benches) and "# 0 wrong" in said, said
 
     def close(self):
         for container in self.nodes.values():

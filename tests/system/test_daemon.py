@@ -150,6 +150,9 @@ class Nodes(ProgramCase):
     def assert_works(self, cluster, layout, name):
         self.check_ranks(cluster, layout, "surface", 1, name=name)
 
+    def last_error(self, cluster, node, other):
+        return next(row["last_error"] for row in cluster.json(node, "nodes")["nodes"] if row["name"] == other)
+
     def test_killed_restarted_and_killed_again(self):
         with Cluster("ab") as cluster:
             for turn in range(3):
@@ -157,8 +160,10 @@ class Nodes(ProgramCase):
                 cluster.daemons["b"].kill()
                 cluster.daemons["b"].wait()
                 cluster.wait(lambda: cluster.commctl("a", "status").returncode == 5, "node a sees that b is gone", 5)
+                self.assertNotEqual(self.last_error(cluster, "a", "b"), "")
                 cluster.start("b")
                 cluster.wait_ready()
+                self.assertEqual(self.last_error(cluster, "a", "b"), "", "an error that is cured")
             self.assert_works(cluster, "aab", "after-all")
 
     def test_a_frozen_node_is_noticed_and_comes_back(self):

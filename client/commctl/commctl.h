@@ -41,6 +41,8 @@ struct commctl {
  * commd__client__event__free_unpacked. Prints failures. */
 enum exit_code connection_request(struct commctl *commctl, Commd__Client__Request *request,
                                   Commd__Client__Event **event);
+/* The same for a request whose answer says no more than that it was done. */
+enum exit_code connection_request_done(struct commctl *commctl, Commd__Client__Request *request);
 void connection_close(struct commctl *commctl);
 
 /* json.c: converts any message to an object, by its descriptor. Returns a new reference; null if memory is

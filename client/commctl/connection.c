@@ -256,6 +256,14 @@ enum exit_code connection_request(struct commctl *commctl, Commd__Client__Reques
     return code;
 }
 
+enum exit_code connection_request_done(struct commctl *commctl, Commd__Client__Request *request)
+{
+    Commd__Client__Event *event;
+    enum exit_code code = connection_request(commctl, request, &event);
+    commd__client__event__free_unpacked(event, NULL);
+    return code;
+}
+
 void connection_close(struct commctl *commctl)
 {
     if (commctl->fd >= 0) {

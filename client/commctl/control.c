@@ -70,14 +70,6 @@ static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const
     return EXIT_CODE_OK;
 }
 
-static enum exit_code request_done(struct commctl *commctl, Commd__Client__Request *request)
-{
-    Commd__Client__Event *event;
-    enum exit_code code = connection_request(commctl, request, &event);
-    commd__client__event__free_unpacked(event, NULL);
-    return code;
-}
-
 enum exit_code verb_abort(struct commctl *commctl, int argc, char **argv)
 {
     struct control_options options;
@@ -94,7 +86,7 @@ enum exit_code verb_abort(struct commctl *commctl, int argc, char **argv)
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_ABORT;
     request.comm_abort = &body;
-    return request_done(commctl, &request);
+    return connection_request_done(commctl, &request);
 }
 
 enum exit_code verb_disconnect(struct commctl *commctl, int argc, char **argv)
@@ -115,5 +107,5 @@ enum exit_code verb_disconnect(struct commctl *commctl, int argc, char **argv)
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_DISCONNECT;
     request.disconnect = &body;
-    return request_done(commctl, &request);
+    return connection_request_done(commctl, &request);
 }

@@ -22,15 +22,6 @@ static bool parse_timeout(const char *text, double *out)
     return end != text && *end == '\0' && *out > 0 && *out <= WAIT_MAX_S;
 }
 
-/* The answer is Done, or an error that is printed. */
-static enum exit_code ask(struct commctl *commctl, Commd__Client__Request *request)
-{
-    Commd__Client__Event *event;
-    enum exit_code code = connection_request(commctl, request, &event);
-    commd__client__event__free_unpacked(event, NULL);
-    return code;
-}
-
 enum exit_code verb_drain(struct commctl *commctl, int argc, char **argv)
 {
     static const char usage[] = "usage: commctl drain [--timeout SECONDS] [--reason TEXT]\n";
@@ -57,7 +48,7 @@ enum exit_code verb_drain(struct commctl *commctl, int argc, char **argv)
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_DRAIN;
     request.drain = &body;
-    return ask(commctl, &request);
+    return connection_request_done(commctl, &request);
 }
 
 enum exit_code verb_undrain(struct commctl *commctl, int argc, char **argv)
@@ -68,7 +59,7 @@ enum exit_code verb_undrain(struct commctl *commctl, int argc, char **argv)
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_UNDRAIN;
     request.undrain = &body;
-    return ask(commctl, &request);
+    return connection_request_done(commctl, &request);
 }
 
 /* --- Waiting --- */

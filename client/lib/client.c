@@ -344,7 +344,7 @@ comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t
     comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
     if (out == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_client_open: no place for the client: a null pointer");
+                            "comm_client_open: the argument for the client is a null pointer");
     }
     *out = NULL;
     comm_result_t result =

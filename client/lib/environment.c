@@ -310,7 +310,7 @@ comm_result_t comm_init_env(comm_client_t *client, const comm_env_options_t *opt
     int device = COMM_DEVICE_HOST;
     if (out == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_init_env: no place for the communicator: a null pointer");
+                            "comm_init_env: the argument for the communicator is a null pointer");
     }
     *out = NULL;
     comm_result_t result =

@@ -285,17 +285,28 @@ static void peer_dial_anew(struct mesh_peer *peer, uint64_t now_ns)
     mesh_peer_arm(peer);
 }
 
+/* From now on, the network dials that address. *copy gets a copy of it, which the caller releases. */
+static enum status peer_dial_there(struct mesh_peer *peer, const char *address, char **copy,
+                                   struct error *error)
+{
+    *copy = strdup(address);
+    if (*copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the address of node %s", peer->name);
+    }
+    enum status status = net_move_peer(peer->mesh->net, peer->index, address, error);
+    if (status != STATUS_OK) {
+        free(*copy);
+    }
+    return status;
+}
+
 enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
                            struct error *error)
 {
     struct mesh_peer *peer = mesh_peer_at(mesh, node);
-    char *copy = strdup(address);
-    if (copy == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for the address of node %s", peer->name);
-    }
-    enum status status = net_move_peer(mesh->net, node, address, error);
+    char *copy;
+    enum status status = peer_dial_there(peer, address, &copy, error);
     if (status != STATUS_OK) {
-        free(copy);
         return status;
     }
     log_info("node %s moves from %s to %s", peer->name, peer->address, address);
@@ -313,13 +324,9 @@ enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *addr
     if (peer->resolved_address != NULL && strcmp(peer->resolved_address, address) == 0) {
         return STATUS_OK;
     }
-    char *copy = strdup(address);
-    if (copy == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for the address of node %s", peer->name);
-    }
-    enum status status = net_move_peer(mesh->net, node, address, error);
+    char *copy;
+    enum status status = peer_dial_there(peer, address, &copy, error);
     if (status != STATUS_OK) {
-        free(copy);
         return status;
     }
     log_info("node %s: %s is %s%s", peer->name, peer->address, address,

@@ -22,7 +22,7 @@ class OpenOptions(ctypes.Structure):
 
 class Job:
     def __init__(self, name, rank, size, seconds):
-        self.library = Library()
+        self.calls = Library()
         self.name, self.rank, self.size = name, rank, size
         self.until = time.monotonic() + seconds
         self.client = self.comm = None
@@ -31,19 +31,19 @@ class Job:
     def reduce(self, values, redop):
         """Returns the result."""
         size = ctypes.sizeof(values) // 8
-        result = self.library.comm_all_reduce(self.comm, values, values, size, self.library.DTYPES["i64"], redop, None)
-        return result or self.library.comm_sync(self.comm, 0)
+        result = self.calls.comm_all_reduce(self.comm, values, values, size, self.calls.DTYPES["i64"], redop, None)
+        return result or self.calls.comm_sync(self.comm, 0)
 
     def form(self):
         """Opens what is closed. Returns the result."""
         if self.client is None:
             client = ctypes.c_void_p()
             options = OpenOptions(ctypes.sizeof(OpenOptions), None, 2000, WAIT_MS)
-            result = self.library.comm_client_open(ctypes.byref(options), ctypes.byref(client))
+            result = self.calls.comm_client_open(ctypes.byref(options), ctypes.byref(client))
             if result:
                 return result
             self.client = client
-        result, comm = self.library.init(self.client, self.name, self.rank, self.size, timeout_ms=5000, op_timeout_ms=5000)
+        result, comm = self.calls.init(self.client, self.name, self.rank, self.size, timeout_ms=5000, op_timeout_ms=5000)
         if result:
             return result
         self.comm = comm
@@ -53,8 +53,8 @@ class Job:
         return result
 
     def close(self):
-        self.library.comm_destroy(self.comm)
-        self.library.comm_client_close(self.client)
+        self.calls.comm_destroy(self.comm)
+        self.calls.comm_client_close(self.client)
         self.client = self.comm = None
 
     def run(self):
@@ -68,7 +68,7 @@ class Job:
                 values = (ctypes.c_int64 * COUNT)(*[(self.rank + 1) * (i + self.step) for i in range(COUNT - 1)], ends)
                 result = self.reduce(values, SUM)
             if result:
-                reason = reason or f"{self.library.NAMES[result]} {self.library.error()}"
+                reason = reason or f"{self.calls.NAMES[result]} {self.calls.error()}"
                 self.close()
                 time.sleep(0.02)
                 continue

@@ -31,7 +31,7 @@ class Waiting(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="commd-test-")
         self.addCleanup(self.folder.cleanup)
-        self.library = Library()
+        self.calls = Library()
         self.path = pathlib.Path(self.folder.name) / "run" / "commd.sock"
         self.daemon = None
 
@@ -52,10 +52,10 @@ class Waiting(unittest.TestCase):
     def check_opens(self):
         began = time.monotonic()
         self.start_later(0.5)
-        result, client = open_client(self.library, self.path, 10000)
-        self.assertEqual(result, 0, self.library.error())
+        result, client = open_client(self.calls, self.path, 10000)
+        self.assertEqual(result, 0, self.calls.error())
         self.assertGreater(time.monotonic() - began, 0.4)
-        self.library.comm_client_close(client)
+        self.calls.comm_client_close(client)
 
     def test_a_missing_folder(self):
         self.check_opens()
@@ -69,15 +69,15 @@ class Waiting(unittest.TestCase):
     def test_in_vain(self):
         for wait_ms in (0, 300):
             began = time.monotonic()
-            result, _ = open_client(self.library, self.path, wait_ms)
-            self.assertEqual(self.library.NAMES[result], "DAEMON_LOST")
-            self.assertEqual("waited 300 ms for commd: " in self.library.error(), wait_ms > 0, self.library.error())
+            result, _ = open_client(self.calls, self.path, wait_ms)
+            self.assertEqual(self.calls.NAMES[result], "DAEMON_LOST")
+            self.assertEqual("waited 300 ms for commd: " in self.calls.error(), wait_ms > 0, self.calls.error())
             self.assertTrue(wait_ms / 1000 <= time.monotonic() - began < wait_ms / 1000 + 2)
 
     def test_what_is_not_worth_waiting_for(self):
         began = time.monotonic()
-        result, _ = open_client(self.library, "x" * 200, 5000)
-        self.assertEqual(self.library.NAMES[result], "INVALID_ARGUMENT")
+        result, _ = open_client(self.calls, "x" * 200, 5000)
+        self.assertEqual(self.calls.NAMES[result], "INVALID_ARGUMENT")
         self.assertLess(time.monotonic() - began, 1)
 
     def test_the_environment(self):

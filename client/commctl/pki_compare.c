@@ -113,10 +113,10 @@ struct end {
 static bool say_end(const struct pki_comparison *comparison, struct end end)
 {
     end_question(comparison->person);
+    fprintf(stderr, "commctl pki: %s: %s\n", comparison->other, end.printed);
     if (end.told != NULL) {
         pki_link_refuse(comparison->link, end.told);
     }
-    fprintf(stderr, "commctl pki: %s: %s\n", comparison->other, end.printed);
     return false;
 }
 

@@ -149,7 +149,8 @@ bool pki_link_is(const struct pki_link *link, bool received, enum pki_message_ki
 /* Receives, and fails for another kind than the expected one. Prints why. */
 bool pki_link_expect(struct pki_link *link, enum pki_message_kind kind, size_t max_bytes, int64_t timeout_ms,
                      struct pki_message *out);
-/* Tells the other side why this side ends the exchange. Failures do not matter. */
+/* Tells the other side why this side ends the exchange, and waits a second at most until it has closed the
+ * connection. Nothing can be sent afterwards. Failures do not matter. */
 void pki_link_refuse(struct pki_link *link, const char *reason);
 
 /* --- pki_compare.c: the code, the person, and the other side's answer. --- */

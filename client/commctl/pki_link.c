@@ -343,11 +343,29 @@ bool pki_link_expect(struct pki_link *link, enum pki_message_kind kind, size_t m
     return pki_link_is(link, pki_link_receive(link, max_bytes, timeout_ms, out), kind, out);
 }
 
+/* A socket that is closed with unread bytes resets the connection, and the other side loses what it has not
+ * read yet (RFC 9293, section 3.10.4 and RFC 2525, section 2.17). So everything is read first. */
+static void read_to_the_end(const struct pki_link *link)
+{
+    uint8_t ignored[1024];
+    int64_t deadline_ms = pki_now_ms() + REASON_TIMEOUT_MS;
+    struct pollfd readable = {.fd = link->fd, .events = POLLIN};
+    (void)shutdown(link->fd, SHUT_WR);
+    for (;;) {
+        int64_t left_ms = deadline_ms - pki_now_ms();
+        ssize_t got = recv(link->fd, ignored, sizeof ignored, 0);
+        bool waits = got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+        if (!waits || left_ms <= 0 || (got < 0 && poll(&readable, 1, (int)left_ms) == 0)) {
+            return;
+        }
+    }
+}
+
 void pki_link_refuse(struct pki_link *link, const char *reason)
 {
     const struct pki_message message = {.kind = PKI_MESSAGE_REFUSE,
                                         .texts = {[PKI_TEXT_REASON] = (char *)reason}};
-    if (link->fd >= 0) {
-        (void)send_within(link, &message, REASON_TIMEOUT_MS);
+    if (link->fd >= 0 && send_within(link, &message, REASON_TIMEOUT_MS)) {
+        read_to_the_end(link);
     }
 }

@@ -34,6 +34,23 @@ class Refused(Exchange):
                 admit.process.send_signal(signal.SIGINT)
                 self.assertEqual(admit.end(), 130)
 
+    def test_a_refusal_that_crosses_a_message(self):
+        """Join ends with a message unread, and before its last words were sent: the other side gets them all the same."""
+        listener = self.between()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's least: what join sends waits until it is read
+        join = self.join(port=listener.getsockname()[1])
+        peer = self.peer(connected=listener.accept()[0])
+        self.send_authority(peer, (self.ca / "ca.crl").read_text())
+        join.code()
+        join.process.send_signal(signal.SIGSTOP)
+        join.say("no")
+        peer.send(kind="confirm")
+        peer.send(kind="confirm")
+        join.process.send_signal(signal.SIGCONT)
+        self.assertEqual(join.end(), 1, join.output)
+        self.assertEqual([peer.receive()["kind"] for _ in range(3)], ["commit", "open", "refuse"])
+        self.assert_nothing()
+
     def test_nobody_answers(self):
         admit = self.admit(stdin=subprocess.DEVNULL)
         join = self.join()

@@ -267,6 +267,18 @@ void stage_put_each(struct stage_plan *plan, struct coll_stage_place source, str
     stage_target(plan, target);
 }
 
+void stage_put_scatter(struct stage_plan *plan, struct coll_stage_place source,
+                       struct coll_stage_place target, uint32_t rank_count, uint64_t count_elements)
+{
+    stage_put_gathered(plan);
+    stage_piece(plan, COLL_STAGE_SCATTER, count_elements);
+    plan->piece.rank_count = rank_count;
+    stage_source(plan, source);
+    stage_target(plan, target);
+    stage_put(plan);
+    plan->piece.source_count = 0;
+}
+
 static uint64_t slot_elements(uint64_t vector_elements)
 {
     return (vector_elements + SLOT_ALIGN_ELEMENTS - 1) / SLOT_ALIGN_ELEMENTS * SLOT_ALIGN_ELEMENTS;

@@ -53,7 +53,8 @@
  */
 #define COLL_STAGE_MANY_BLOCKS 4096u
 #define COLL_STAGE_PACKED_BLOCK_BYTES 256u
-#define COLL_STAGE_EACH_BYTES 65536u /* of all that one COPY_EACH copies; larger blocks go alone */
+#define COLL_STAGE_EACH_BYTES 65536u /* of all that one COPY_EACH or SCATTER copies; larger blocks go alone  \
+                                      */
 
 enum coll_stage_mode {
     COLL_STAGE_ALONE,    /* one node, all buffers within one domain: from inputs straight to outputs */
@@ -117,6 +118,8 @@ struct coll_stage_place {
 enum coll_stage_action {
     COLL_STAGE_COPY,      /* copies the one source to every target */
     COLL_STAGE_COPY_EACH, /* many blocks, on the host: copies each source to the target with the same index */
+    COLL_STAGE_SCATTER,   /* many blocks, on the host: the source is the first of rank_count blocks in a row.
+                             Copies block i to the target's place in the buffer of the target's rank + i */
     COLL_STAGE_REDUCE,    /* folds the sources, from the first to the last, into every target */
     COLL_STAGE_DIVIDE     /* like COLL_STAGE_REDUCE, then divides by the operation's divisor */
 };
@@ -126,7 +129,8 @@ struct coll_stage_piece {
     enum coll_stage_action action;
     uint32_t domain;         /* STAGED: the domain that carries it out */
     uint32_t near;           /* index into ranks: the rank whose GPU does it; or COLL_STAGE_ALL */
-    uint64_t count_elements; /* > 0 */
+    uint64_t count_elements; /* of each place; > 0 */
+    uint32_t rank_count;     /* SCATTER */
     uint32_t source_count;   /* 1..COLL_STAGE_PLACES_MAX */
     uint32_t target_count;   /* likewise */
     struct coll_stage_place sources[COLL_STAGE_PLACES_MAX];

@@ -118,6 +118,10 @@ void stage_put_each(struct stage_plan *plan, struct coll_stage_place source, str
                     uint64_t count_elements);
 void stage_put_gathered(struct stage_plan *plan);
 
+/* Puts a COLL_STAGE_SCATTER, after what stage_put_each has collected. */
+void stage_put_scatter(struct stage_plan *plan, struct coll_stage_place source,
+                       struct coll_stage_place target, uint32_t rank_count, uint64_t count_elements);
+
 /* How results reach the outputs. */
 static inline enum coll_stage_action stage_result_action(const struct coll_stage_op *op)
 {

@@ -119,6 +119,20 @@ static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t
     return pair;
 }
 
+/* How many small, equal blocks of one sender lie in a row from this pair to the end of the line. Such a row
+ * is one piece, because describing a block of a few bytes takes longer than copying it. */
+static uint32_t blocks_in_row(const struct coll_stage_op *op, uint32_t to, uint64_t line_elements)
+{
+    uint64_t count = op->terms.count_elements;
+    if (op->terms.has_layouts || count == 0 || !has_many_blocks(op) || !coll_map_is_contiguous(op->map)) {
+        return 0;
+    }
+    uint64_t most = COLL_STAGE_EACH_BYTES / op->element_bytes / count;
+    uint64_t left = op->map->local_count - to, whole = line_elements / count;
+    left = left < whole ? left : whole;
+    return (uint32_t)(left < most ? left : most);
+}
+
 /* A slice's pairs may begin anywhere on the line, so this searches for the first one. */
 static bool exchange_range(struct stage_plan *plan)
 {
@@ -138,6 +152,14 @@ static bool exchange_range(struct stage_plan *plan)
         uint64_t begin = at->begin, end = begin + pair_count(op, from, to);
         uint64_t first = begin > slice_begin ? begin : slice_begin;
         uint64_t last = end < slice_end ? end : slice_end;
+        uint32_t row = first == begin ? blocks_in_row(op, to, slice_end - begin) : 0;
+        if (row > 1) {
+            at->item += row;
+            at->begin += row * op->terms.count_elements;
+            stage_put_scatter(plan, pair_source(op, from, to, 0), pair_target(op, from, to, 0), row,
+                              op->terms.count_elements);
+            continue;
+        }
         at->item++;
         at->begin = end;
         if (first < last) {

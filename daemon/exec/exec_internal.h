@@ -30,6 +30,7 @@
  * besides its bytes. */
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)
 #define EXEC_PLACE_BYTES 128u
+#define EXEC_SCATTER_BYTES 16u /* instead, for each place of a COLL_STAGE_SCATTER */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* Users share a thread if each of them had a turn within this time. */
 #define EXEC_SHARED_NS (10 * TIME_MS)

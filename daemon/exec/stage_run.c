@@ -62,24 +62,66 @@ static void copy_each(const struct exec_lane *lane, const struct exec_op *op,
     }
 }
 
+/* Inlined for each of the usual sizes, so that the compiler makes one load and one store of a block. */
+static inline __attribute__((always_inline)) void scatter_blocks(const struct exec_rank *ranks,
+                                                                 uint32_t rank_count, size_t at_bytes,
+                                                                 const unsigned char *blocks,
+                                                                 size_t block_bytes)
+{
+    for (uint32_t i = 0; i < rank_count; i++) {
+        memcpy((unsigned char *)ranks[i].output + at_bytes, blocks + i * block_bytes, block_bytes);
+    }
+}
+
+static void scatter(const struct exec_lane *lane, const struct exec_op *op,
+                    const struct coll_stage_piece *piece)
+{
+    const struct coll_stage_place *target = &piece->targets[0];
+    const struct exec_rank *ranks = &op->ranks[target->rank];
+    const unsigned char *blocks = stage_at(lane, op, &piece->sources[0]);
+    size_t at_bytes = (size_t)(target->offset_elements * op->element_bytes);
+    size_t block_bytes = (size_t)(piece->count_elements * op->element_bytes);
+    switch (block_bytes) {
+    case 1:
+        scatter_blocks(ranks, piece->rank_count, at_bytes, blocks, 1);
+        break;
+    case 4:
+        scatter_blocks(ranks, piece->rank_count, at_bytes, blocks, 4);
+        break;
+    case 8:
+        scatter_blocks(ranks, piece->rank_count, at_bytes, blocks, 8);
+        break;
+    default:
+        scatter_blocks(ranks, piece->rank_count, at_bytes, blocks, block_bytes);
+        break;
+    }
+}
+
 static void run_on_host(const struct exec_lane *lane, const struct exec_op *op,
                         const struct coll_stage_piece *piece)
 {
     struct stage_buffers buffers;
-    if (piece->action == COLL_STAGE_COPY_EACH) {
+    struct host_reduction reduction;
+    switch (piece->action) {
+    case COLL_STAGE_COPY:
+        for (uint32_t i = 0; i < piece->target_count; i++) {
+            buffers.outputs[i] = stage_at(lane, op, &piece->targets[i]);
+        }
+        host_copy_to_all(buffers.outputs, piece->target_count, stage_at(lane, op, &piece->sources[0]),
+                         (size_t)(piece->count_elements * op->element_bytes), op->streams);
+        break;
+    case COLL_STAGE_COPY_EACH:
         copy_each(lane, op, piece);
-        return;
-    }
-    if (piece->action != COLL_STAGE_COPY) {
-        struct host_reduction reduction = stage_reduction(lane, op, piece, &buffers);
+        break;
+    case COLL_STAGE_SCATTER:
+        scatter(lane, op, piece);
+        break;
+    case COLL_STAGE_REDUCE:
+    case COLL_STAGE_DIVIDE:
+        reduction = stage_reduction(lane, op, piece, &buffers);
         host_reduce(&reduction);
-        return;
+        break;
     }
-    for (uint32_t i = 0; i < piece->target_count; i++) {
-        buffers.outputs[i] = stage_at(lane, op, &piece->targets[i]);
-    }
-    host_copy_to_all(buffers.outputs, piece->target_count, stage_at(lane, op, &piece->sources[0]),
-                     (size_t)(piece->count_elements * op->element_bytes), op->streams);
 }
 
 struct run {
@@ -91,8 +133,9 @@ struct run {
 static bool run_piece(void *context, const struct coll_stage_piece *piece)
 {
     const struct run *run = context;
-    uint64_t places = piece->source_count + piece->target_count;
-    uint64_t cost = EXEC_PLACE_BYTES * places;
+    bool scatters = piece->action == COLL_STAGE_SCATTER;
+    uint64_t places = scatters ? 2 * piece->rank_count : piece->source_count + piece->target_count;
+    uint64_t cost = (scatters ? EXEC_SCATTER_BYTES : EXEC_PLACE_BYTES) * places;
     if (piece->domain == COLL_STAGE_HOST) {
         cost += places * piece->count_elements * run->op->element_bytes;
         run_on_host(run->lane, run->op, piece);

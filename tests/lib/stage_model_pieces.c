@@ -212,12 +212,35 @@ static void take_each(struct world *world, const struct coll_stage_piece *emitte
     }
 }
 
+/* Takes a row of blocks as that many pieces. */
+static void take_scatter(struct world *world, const struct coll_stage_piece *emitted)
+{
+    static struct coll_stage_piece piece;
+    const struct node *node = world->node;
+    if (emitted->source_count != 1 || emitted->target_count != 1 || emitted->rank_count == 0 ||
+        emitted->targets[0].buffer != COLL_STAGE_OUTPUT || node->op.mode == COLL_STAGE_STAGED) {
+        stage_wrong(world, "step %d of slice %llu: an unsound piece", (int)world->step,
+                    (unsigned long long)world->slice);
+    }
+    memcpy(&piece, emitted, offsetof(struct coll_stage_piece, sources));
+    piece.action = COLL_STAGE_COPY;
+    piece.sources[0] = emitted->sources[0];
+    piece.targets[0] = emitted->targets[0];
+    for (uint32_t i = 0; i < emitted->rank_count; i++) {
+        take_one(world, &piece);
+        piece.sources[0].offset_elements += piece.count_elements;
+        piece.targets[0].rank++;
+    }
+}
+
 /* Takes a piece. Sometimes returns false; then the plan must continue from there later. */
 static bool take_piece(void *context, const struct coll_stage_piece *emitted)
 {
     struct world *world = context;
     if (emitted->action == COLL_STAGE_COPY_EACH) {
         take_each(world, emitted);
+    } else if (emitted->action == COLL_STAGE_SCATTER) {
+        take_scatter(world, emitted);
     } else {
         take_one(world, emitted);
     }

@@ -460,6 +460,7 @@ static void daemon_free(struct daemon *daemon)
                   daemon->configuration.conf->node_name);
         if (daemon->drain.stops) {
             error_set(&cause, STATUS_SHUTTING_DOWN, "%s", daemon->drain.why);
+            net_set_farewell(daemon->net, daemon->drain.why);
         }
         comms_abort_all(daemon->comms, &cause, loop_now_ns());
         exec_await_loans(daemon->exec, loop_now_ns());

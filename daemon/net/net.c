@@ -31,6 +31,13 @@ void net_set_parking(struct net *net, struct stream_parking *parking)
     }
 }
 
+void net_set_farewell(struct net *net, const char *text)
+{
+    if (net != NULL) {
+        net->farewell = text;
+    }
+}
+
 void net_free(struct net *net)
 {
     if (net != NULL) {

@@ -169,6 +169,7 @@ struct net {
     struct net_stream_handler stream_handlers[NET_STREAM_KIND_COUNT];
     struct spending_shares spending;
     struct stream_parking *parking; /* see net_set_parking */
+    const char *farewell;           /* see net_set_farewell */
 };
 
 struct net_stream {
@@ -201,6 +202,10 @@ void net_set_parking(struct net *net, struct stream_parking *parking);
 /* Closes every connection and notifies the peers, ends every send, and frees. Of the handlers, only `sent` is
  * still called. */
 void net_free(struct net *net);
+
+/* Sets the reason that peers get when net_free ends their connections. The caller keeps the text. Null, as at
+ * the start: "node NAME is shutting down". */
+void net_set_farewell(struct net *net, const char *text);
 
 /*
  * Makes a node known, so that it may connect to us and we to it. address: "host:port" or "[v6]:port". Nothing

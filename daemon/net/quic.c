@@ -173,6 +173,9 @@ static void quic_free(struct net *net)
     assert(!endpoint->in_event);
     struct error cause;
     error_set(&cause, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
+    if (net->farewell != NULL) {
+        error_set(&cause, STATUS_SHUTTING_DOWN, "%s", net->farewell);
+    }
     endpoint->freeing = true;
     while (endpoint->connections != NULL) {
         struct quic_connection *connection = endpoint->connections;

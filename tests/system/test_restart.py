@@ -208,6 +208,19 @@ class Drain(unittest.TestCase):
         self.assertEqual(self.cluster.json("a", "status")["drain_left_ms"], 0)
         self.assertIsNone(self.cluster.daemons["a"].poll(), "commd stays")
 
+    def test_the_other_nodes_are_told(self):
+        """A node that stops says why, to the ranks of other nodes as well."""
+        ranks = [self.cluster.rank(node, "told", rank, 2, "loop") for rank, node in enumerate("ab")]
+        for process in ranks:
+            while "READY" not in process.stdout.readline():
+                self.assertIsNone(process.poll(), process.stderr)
+        self.cluster.daemons["b"].terminate()
+        self.assertRegex(self.last(ranks[0]), r"(NODE_LOST|SHUTTING_DOWN) .*node b: commd is stopping")
+        self.assertRegex(self.last(ranks[1]), "DAEMON_LOST .*commd is stopping")
+        self.assertEqual(self.cluster.daemons["b"].wait(timeout=20), 0)
+        self.cluster.start("b")
+        self.assertEqual(self.cluster.commctl("a", "wait", "nodes", "--timeout", "20").returncode, 0)
+
     def test_who_may_and_what_is_wrong(self):
         self.assertIn("not draining", self.cluster.commctl("a", "undrain").stderr)
         done = run(BUILD / "commctl", "--socket", self.cluster.socket("a"), "--admin-socket", "/nonexistent", "drain", check=False)

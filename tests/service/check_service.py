@@ -20,8 +20,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
 import image  # noqa: E402
 import machine  # noqa: E402
 import packages  # noqa: E402
+import slurm  # noqa: E402
 from container import Container  # noqa: E402
-from two_nodes import TwoNodes  # noqa: E402
+from two_nodes import NODES, TwoNodes  # noqa: E402
 
 TOP = packages.TOP
 INSTALL_TO_SUM_S = 60
@@ -66,6 +67,17 @@ def put_packages(root, debs):
     return lines
 
 
+def report(release, name, check_one):
+    """Runs one check and prints its line. Returns whether it was fine."""
+    started = time.monotonic()
+    try:
+        said, fine = check_one() or "", True
+    except Exception as fault:  # the next checks may still say something
+        said, fine = "".join(traceback.format_exception_only(fault)).strip(), False
+    print(f"Debian {release}  {'ok    ' if fine else 'FAILED'}  {name:<16} {time.monotonic() - started:5.1f} s  {said}", flush=True)
+    return fine
+
+
 class Service:
     """The checks of one release, in the order in which an operator meets what they check."""
 
@@ -79,14 +91,7 @@ class Service:
         self.before = self.files()
         for each in (self.install_and_sum, self.status, self.owners, self.exposure, self.cmake, self.examples, self.reload, self.restart, self.reinstall, self.remove,
                      self.purge, self.alone):
-            started = time.monotonic()
-            try:
-                said, fine = each() or "", True
-            except Exception as fault:  # the next checks may still say something
-                said, fine = "".join(traceback.format_exception_only(fault)).strip(), False
-            self.results.append(fine)
-            name = each.__name__.replace("_", " ")
-            print(f"Debian {self.release}  {'ok    ' if fine else 'FAILED'}  {name:<16} {time.monotonic() - started:5.1f} s  {said}", flush=True)
+            self.results.append(report(self.release, each.__name__.replace("_", " "), each))
         return all(self.results)
 
     def files(self):
@@ -214,19 +219,19 @@ class Service:
 
 
 def check_two_nodes(release, debs):
-    """Two fresh containers become a cluster."""
-    started = time.monotonic()
-    with image.copy_of(image.image(release, "machine")) as first, image.copy_of(image.image(release, "machine")) as second:
+    """Two fresh containers become a cluster; then Slurm runs a job on it."""
+    fine = True
+    with image.copy_of(image.image(release, "slurm")) as first, image.copy_of(image.image(release, "slurm")) as second:
+        lines = [put_packages(root, debs) for root in (first, second)]
+        for root in (first, second):
+            slurm.prepare(root)
+        nodes = TwoNodes((first, second), lines[0], readme_lines)
+        jobs = slurm.Slurm(nodes.nodes, NODES, readme_program())
         try:
-            lines = [put_packages(root, debs) for root in (first, second)]
-            nodes = TwoNodes((first, second), lines[0], readme_lines)
-            try:
-                said, fine = nodes.run(), True
-            finally:
-                nodes.close()
-        except Exception as fault:
-            said, fine = "".join(traceback.format_exception_only(fault)).strip(), False
-    print(f"Debian {release}  {'ok    ' if fine else 'FAILED'}  {'two nodes':<16} {time.monotonic() - started:5.1f} s  {said}", flush=True)
+            for name, each in (("two nodes", nodes.run), ("slurm", jobs.run)):
+                fine = report(release, name, each) and fine
+        finally:
+            nodes.close()
     return fine
 
 

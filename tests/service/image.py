@@ -16,11 +16,13 @@ RELEASES = {"12": "bookworm", "13": "trixie"}
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "commd/service"
 # Host tools by the package of Debian that has them.
 TOOLS = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux", "apt-get": "apt"}
+MACHINE = ("systemd", "systemd-sysv", "dbus", "ca-certificates", "iproute2", "procps", "gcc", "libc6-dev", "pkg-config", "cmake", "make")
 PACKAGES = {
     # `make deb` installs the rest itself.
     "build": ("make", "gcc", "ca-certificates", "debian-archive-keyring"),
     # What a user of a plain machine has.
-    "machine": ("systemd", "systemd-sysv", "dbus", "ca-certificates", "iproute2", "procps", "gcc", "libc6-dev", "pkg-config", "cmake", "make"),
+    "machine": MACHINE,
+    "slurm": (*MACHINE, "slurm-wlm", "munge"),
 }
 MAKE_TIMEOUT_S = 900
 # The answers of an administrator who is asked nothing.

@@ -75,6 +75,16 @@ class Documents(unittest.TestCase):
             self.assertEqual(folder["path"], "/run/commd", "the folder, not the socket")
             self.assertTrue(pod["hostIPC"] and pod["hostPID"])
 
+    def test_manifests_fit_the_schema_of_kubernetes(self):
+        try:
+            import kubernetes_validate
+            import yaml
+        except ImportError:
+            self.skipTest("the Python package kubernetes-validate is not installed")
+        for path in sorted((TOP / "client/examples/kubernetes").glob("*.yaml")):
+            for manifest in yaml.safe_load_all(path.read_text()):
+                kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
     def test_lines_are_short(self):
         """Prose and code have at most 120 columns; tables may be wider."""
         for path in sorted(TOP.glob("**/README.md")):

@@ -53,8 +53,9 @@
  */
 #define COLL_STAGE_MANY_BLOCKS 4096u
 #define COLL_STAGE_PACKED_BLOCK_BYTES 256u
-#define COLL_STAGE_EACH_BYTES 65536u /* of all that one COPY_EACH or SCATTER copies; larger blocks go alone  \
-                                      */
+#define COLL_STAGE_EACH_BYTES                                                                                \
+    65536u /* of all that one COPY_EACH or SCATTER copies; larger blocks go alone                            \
+            */
 
 enum coll_stage_mode {
     COLL_STAGE_ALONE,    /* one node, all buffers within one domain: from inputs straight to outputs */

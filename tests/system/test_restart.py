@@ -122,9 +122,9 @@ class Restart(StandaloneTest):
         ranks = self.ranks("slow", "loop")
         ranks[1].send_signal(signal.SIGSTOP)  # so an operation is under way until the deadline
         time.sleep(0.2)
-        first = self.cluster.daemons["solo"]
+        first, drained = self.cluster.daemons["solo"], self.cluster.log("solo").count("draining")
         first.terminate()
-        self.cluster.wait(lambda: "draining" in self.cluster.log("solo"), "it drains")
+        self.cluster.wait(lambda: self.cluster.log("solo").count("draining") > drained, "it drains")
         library, opened = Library(), []
         thread = threading.Thread(target=lambda: opened.append(open_client(library, self.cluster.socket("solo"), 15000)))
         thread.start()

@@ -1,4 +1,5 @@
 CLIENT_SONAME := libcommclient.so.0
+CLIENT_HEADERS := $(sort $(wildcard client/include/commclient/*.h))
 CLIENT_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/lib/*.c client/lib/gpu/*.c))
 COMMCTL_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/commctl/*.c))
 EXAMPLE_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/examples/*.c))
@@ -55,16 +56,17 @@ all: $(BUILD)/libcommclient.a $(BUILD)/libcommclient.so $(BUILD)/commclient.pc $
 install-client: all
 	install -D -m 755 $(BUILD)/commctl $(DESTDIR)$(bindir)/commctl
 	install -D -m 644 client/include/commclient.h $(DESTDIR)$(includedir)/commclient.h
+	install -D -m 644 -t $(DESTDIR)$(includedir)/commclient $(CLIENT_HEADERS)
 	install -D -m 755 $(BUILD)/$(CLIENT_SONAME) $(DESTDIR)$(libdir)/libcommclient.so.$(VERSION)
 	ln -sf libcommclient.so.$(VERSION) $(DESTDIR)$(libdir)/$(CLIENT_SONAME)
 	ln -sf $(CLIENT_SONAME) $(DESTDIR)$(libdir)/libcommclient.so
 	install -D -m 644 $(BUILD)/libcommclient.a $(DESTDIR)$(libdir)/libcommclient.a
 	install -D -m 644 $(BUILD)/commclient.pc $(DESTDIR)$(libdir)/pkgconfig/commclient.pc
 	install -D -m 644 -t $(DESTDIR)$(libdir)/cmake/commclient $(CMAKE_FILES)
-INSTALLED += $(bindir)/commctl $(includedir)/commclient.h $(libdir)/pkgconfig/commclient.pc \
+INSTALLED += $(bindir)/commctl $(includedir)/commclient.h $(addprefix $(includedir)/commclient/,$(notdir $(CLIENT_HEADERS))) $(libdir)/pkgconfig/commclient.pc \
     $(addprefix $(libdir)/,libcommclient.a libcommclient.so $(CLIENT_SONAME) libcommclient.so.$(VERSION)) \
     $(addprefix $(libdir)/cmake/commclient/,$(notdir $(CMAKE_FILES)))
-INSTALLED_FOLDERS += $(libdir)/cmake/commclient
+INSTALLED_FOLDERS += $(libdir)/cmake/commclient $(includedir)/commclient
 
 install-completions:
 	install -D -m 644 client/commctl/completion/commctl.bash $(DESTDIR)$(bashcompletiondir)/commctl

@@ -33,6 +33,7 @@
 #include "daemon/reload.h"
 #include "daemon/service.h"
 #include "daemon/sockets.h"
+#include "daemon/store/stores.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
 
@@ -52,6 +53,7 @@ struct daemon {
     struct workers *workers;
     struct nodes *nodes;
     struct comms *comms;
+    struct stores *stores;
     struct api *api;
     struct loop_timer *tick;
     struct loop_timer *watchdog;
@@ -77,6 +79,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(daemon->p2p));
     deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(workers_rails(daemon->workers)));
     deadline_ns = time_min(deadline_ns, nodes_next_deadline_ns(daemon->nodes));
+    deadline_ns = time_min(deadline_ns, stores_next_deadline_ns(daemon->stores));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
     deadline_ns = time_min(deadline_ns, drain_next_deadline_ns(&daemon->drain, now_ns));
     loop_timer_set(daemon->tick, deadline_ns);
@@ -95,6 +98,7 @@ static void daemon_tick(void *context, uint64_t now_ns)
     p2p_tick(daemon->p2p, now_ns);
     rails_tick(workers_rails(daemon->workers), now_ns);
     comms_tick(daemon->comms, now_ns);
+    stores_tick(daemon->stores, now_ns);
     daemon->stopping = daemon->stopping || drain_tick(&daemon->drain, now_ns);
 }
 
@@ -132,6 +136,7 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
         comms_tick(daemon->comms, now_ns);
         any = true;
     }
+    any |= stores_run(daemon->stores, now_ns);
     api_ring_bells(daemon->api);
     return any;
 }
@@ -177,6 +182,7 @@ static enum status daemon_reload(void *context, struct conf_changes *changes, ui
                             .workers = daemon->workers,
                             .nodes = daemon->nodes,
                             .comms = daemon->comms,
+                            .stores = daemon->stores,
                             .api = daemon->api};
     return reload_run(&reload, changes, now_ns, error);
 }
@@ -296,6 +302,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .admin_listen_fd = sockets.admin_fd,
                                   .admin_group = conf->admin_group,
                                   .comms = daemon->comms,
+                                  .stores = daemon->stores,
                                   .mesh = daemon->mesh,
                                   .net = daemon->net,
                                   .rails = workers_rails(daemon->workers),
@@ -318,6 +325,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
     status = api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
     if (status == STATUS_OK) {
         daemon->drain = (struct drain){.comms = daemon->comms,
+                                       .stores = daemon->stores,
                                        .api = daemon->api,
                                        .node_name = mesh_own_name(daemon->mesh),
                                        .deadline_ns = TIME_NEVER};
@@ -437,11 +445,19 @@ static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
     return status != STATUS_OK ? status : comms_new(&options, &daemon->comms, error);
 }
 
+static enum status daemon_make_stores(struct daemon *daemon, struct error *error)
+{
+    struct stores_options options = {
+        .mesh = daemon->mesh, .user_may = daemon_user_may, .user_may_context = daemon, .clock = loop_now_ns};
+    enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
+    return status != STATUS_OK ? status : stores_new(&options, &daemon->stores, error);
+}
+
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
     static enum status (*const parts[])(struct daemon * daemon, struct error * error) = {
-        daemon_make_base,  daemon_make_net,   daemon_make_mesh,    daemon_make_engines, daemon_make_workers,
-        daemon_make_nodes, daemon_make_comms, daemon_make_signals, daemon_make_api};
+        daemon_make_base,  daemon_make_net,   daemon_make_mesh,   daemon_make_engines, daemon_make_workers,
+        daemon_make_nodes, daemon_make_comms, daemon_make_stores, daemon_make_signals, daemon_make_api};
     enum status status = STATUS_OK;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == STATUS_OK; i++) {
         status = parts[i](daemon, error);
@@ -467,6 +483,7 @@ static void daemon_free(struct daemon *daemon)
         api_say_goodbye(daemon->api, cause.text);
     }
     api_free(daemon->api);
+    stores_free(daemon->stores);
     comms_free(daemon->comms);
     nodes_free(daemon->nodes);
     workers_free(daemon->workers);

@@ -19,7 +19,9 @@ static void drain_apply(struct drain *drain, uint64_t now_ns)
     api_set_drain(drain->api, &shown);
     if (drain->active) {
         comms_drain(drain->comms, drain->why, now_ns);
+        stores_drain(drain->stores, drain->why);
     } else {
+        stores_drain(drain->stores, NULL);
         comms_undrain(drain->comms);
     }
 }

@@ -11,6 +11,7 @@
  */
 struct drain {
     struct comms *comms;
+    struct stores *stores;
     struct api *api;
     const char *node_name;
     bool active;

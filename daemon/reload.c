@@ -100,6 +100,7 @@ static void apply(const struct reload *reload, struct configuration *next, struc
     nodes_update(reload->nodes, conf, changes, now_ns);
     use_certificates(reload, next, changes);
     comms_recheck_users(reload->comms, now_ns);
+    stores_recheck_users(reload->stores, now_ns);
 }
 
 static void log_changes(const struct conf_changes *changes)

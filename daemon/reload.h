@@ -17,6 +17,7 @@ struct reload {
     struct workers *workers;
     struct nodes *nodes;
     struct comms *comms;
+    struct stores *stores;
     struct api *api;
 };
 

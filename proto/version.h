@@ -27,6 +27,10 @@
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
 /* commd honours the ticket of a RECORD_EVENT (proto/records.h). */
 #define CLIENT_FEATURE_RECORDS_BY_TICKET "records_by_ticket"
+#define CLIENT_FEATURE_ABORT "abort"       /* commd takes Request.abort */
+#define CLIENT_FEATURE_FAILURES "failures" /* failures of operations and communicators come as data, too */
+#define CLIENT_FEATURE_STORE "store"       /* StoreAsk, proto/store.h */
+#define MESH_FEATURE_STORE "store"         /* likewise */
 /* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */
 #define CLIENT_RING_BYTES 65536u
 /* Sent with the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */
@@ -38,5 +42,7 @@
 #define CLIENT_TABLE_NODES_MAX 256
 #define CLIENT_LIST_PAGE_MAX 64
 #define CLIENT_ERROR_TEXT_MAX_BYTES 512
+#define CLIENT_ABORT_REASON_MAX_BYTES 255
+#define CLIENT_FAILURE_RANKS_MAX 64
 
 #endif

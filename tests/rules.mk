@@ -15,7 +15,7 @@ FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SUPPORT_OBJECTS := $(call objects_of,$(filter-out tests/fuzz/fuzz_%,$(wildcard tests/fuzz/*.c)))
 SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_%,$(wildcard tests/system/*.c)))
 SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
-SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py)
+SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py tests/python/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
 GPU_PROGRAMS := $(call programs_of,$(wildcard tests/gpu/check_*.c tests/gpu/bench_*.c))
 GPU_SUPPORT := $(call objects_of,$(filter-out tests/gpu/check_% tests/gpu/bench_%,$(wildcard tests/gpu/*.c)))
@@ -154,7 +154,7 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test: all tests ## run every test; the last line counts them
 	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
@@ -168,8 +168,13 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
+test-python: all $(PYTHON_LIBRARY) ## run the tests of the Python package
+	@$(run_tests) $(wildcard tests/python/test_*.py)
+bench-python: all $(BUILD)/tests/bench/bench_small ## measure the Python package beside the C library (half a minute)
+	@COMMD_BUILD=$(abspath $(BUILD)) $$(for python in "$${COMMD_PYTHON:-python3}" /usr/bin/python3; do $$python -c 'import numpy' 2>/dev/null && echo $$python && break; done) \
+	    tests/bench/bench_python.py $(BENCH_OPTIONS)
 ONLY ?=
 check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/attacks/check_attacks.py --out $(BUILD)/attacks.json $(if $(ONLY),--only $(ONLY))
@@ -317,13 +322,13 @@ check-library: $(BUILD)/libcommclient.so $(BUILD)/libcommclient.a
 	    { echo "libcommclient.so: exports the above beside the API"; exit 1; }
 	@! objdump -p $(BUILD)/libcommclient.so | awk '$$1 == "NEEDED" && $$2 !~ /^(libc|ld-linux.*|libprotobuf-c|libpthread|lib[at]san|libubsan)[.]so/' | grep . || \
 	    { echo "libcommclient.so: needs the above beside libc and protobuf-c"; exit 1; }
-	$(call with_tool,c++,echo '#include "client/include/commclient.h"' | c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ -I. -)
-	@echo '#include "client/include/commclient.h"' | $(CC) -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c -I. -
+	$(call with_tool,c++,echo '#include "client/include/commclient.h"' | c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ -I. -Iclient/include -)
+	@echo '#include "client/include/commclient.h"' | $(CC) -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c -I. -Iclient/include -
 check-tidy: | $(PROTO_HEADERS)
 	$(call with_llvm,clang-tidy,printf '%s\n' $(TIDY_FILES) | xargs -P$$(nproc) -n4 sh -c \
 	    'clang-tidy --quiet "$$@" -- -std=gnu17 $(subst ','\'',$(CPPFLAGS_ALL)) -Iclient/include 2>/dev/null' clang-tidy)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -18,6 +18,7 @@ static const struct column columns[] = {
     {"operation_bytes", "OPERATIONS", COLUMN_BYTES},
     {"lane_bytes", "WORK MEMORY", COLUMN_BYTES},
     {"queued_bytes", "QUEUED", COLUMN_BYTES},
+    {"store_bytes", "STORES", COLUMN_BYTES},
     {"address_bytes", "REGISTERED", COLUMN_BYTES},
     {"descriptors", "FDS", COLUMN_NUMBER},
     {"refused", "REFUSED", COLUMN_TEXT},

@@ -122,6 +122,13 @@ typedef struct comm_client comm_client_t;   /* a connection to commd */
 typedef struct comm_comm comm_t;            /* one rank of a communicator */
 typedef struct comm_request comm_request_t; /* a handle to wait for one operation */
 typedef struct comm_event comm_event_t;     /* a point in a CUDA stream, or in a communicator */
+typedef struct comm_queue comm_queue_t;     /* where operations end: commclient/queue.h */
+
+/* The message that a receive took. */
+typedef struct comm_received {
+    uint32_t source; /* rank */
+    size_t count;    /* elements */
+} comm_received_t;
 
 /* Returns the short text of a result, in static storage; never null. */
 COMM_API const char *comm_result_text(comm_result_t result);
@@ -131,6 +138,8 @@ COMM_API const char *comm_result_text(comm_result_t result);
  * until this thread calls the library again.
  */
 COMM_API const char *comm_last_error(void);
+
+#include "commclient/failure.h"
 
 /* Returns the size of one element in bytes, or 0 if the number is not a dtype. */
 COMM_API size_t comm_dtype_size(comm_dtype_t dtype);
@@ -339,7 +348,8 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
 /*
  * Host buffers may be at any address. Memory from comm_mem_alloc or comm_mem_register is used in place.
  * Other host memory is staged. It is copied in on submission, and copied out when the program waits for the
- * operation (comm_sync, comm_barrier, comm_wait, comm_test). Do not change buffers until then. The library
+ * operation (comm_sync, comm_barrier, comm_wait, comm_test), or takes its completion from a queue
+ * (comm_queue_next). Do not change buffers until then. The library
  * keeps staging memory for later operations: up to 16 MiB without limit of time, more for one second.
  *
  * No call that submits an operation waits for another operation to end. For each communicator, commd accepts
@@ -461,10 +471,18 @@ typedef struct comm_call_options {
      * pass an array.
      */
     float *residual;
+    /*
+     * If not null, the operation ends into this queue of the communicator's client, with this cookie:
+     * commclient/queue.h. `request` must then be null, unless the operation is persistent. The handle of a
+     * persistent operation cannot be waited for then. Each comm_start gives the queue one completion. When
+     * comm_queue_next has returned that completion, the handle can be started again.
+     */
+    comm_queue_t *queue;
+    void *cookie;
 } comm_call_options_t;
 #define COMM_CALL_OPTIONS_INIT                                                                               \
     {                                                                                                        \
-        sizeof(struct comm_call_options), 0, 1.0, NULL, NULL, 0, COMM_COMPRESSION_NONE, 0, NULL              \
+        sizeof(struct comm_call_options), 0, 1.0, NULL, NULL, 0, COMM_COMPRESSION_NONE, 0, NULL, NULL, NULL  \
     }
 /* `options` may be null everywhere. */
 
@@ -588,24 +606,21 @@ COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send,
  * communicators of any clients. comm_group_end submits them together, and returns the first failure to
  * submit. Groups nest; the outermost comm_group_end submits. comm_start is collected like any other call.
  *
- * Successive all_reduces of one communicator, dtype and op run as one, with one round of messages for all of
- * them. All ranks must group them alike (agreed).
+ * Operations of any kind may be in a group. commd gets them in one packet, or in several if they are many.
+ * They run in the order of the calls. Successive all_reduces of one communicator, dtype and op run as one,
+ * with one round of messages for all of them; all ranks must group them alike (agreed). Other collectives
+ * stay operations of their own.
  *
  * Calls that wait are refused in a group. No thread can wait for a collected handle before the group ends.
  */
 COMM_API COMM_CHECK comm_result_t comm_group_begin(void);
 COMM_API COMM_CHECK comm_result_t comm_group_end(void);
 
-/* Waits until every rank has called comm_barrier; implies comm_sync. */
+/* Waits until every rank has called comm_barrier; implies comm_sync. With a request or a queue in the
+ * options, it does not wait: the operation ends when every rank has called comm_barrier. */
 COMM_API COMM_CHECK comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options);
 
 /* --- Waiting --- */
-
-/* The message that a receive took. */
-typedef struct comm_received {
-    uint32_t source; /* rank */
-    size_t count;    /* elements */
-} comm_received_t;
 
 /*
  * Waits until the operation has ended, and returns its result. received may be null. Then the handle is freed
@@ -632,11 +647,14 @@ COMM_API void comm_request_free(comm_request_t *request);
 
 /*
  * Waits until every operation that was submitted on the communicator has ended. Then outputs are valid and
- * inputs may be changed. Returns the communicator's failure, or the first failure of an operation without a
- * handle. If timeout_ms is 0, the operations' own deadlines bound the wait. Otherwise the call returns
- * COMM_TIMED_OUT after timeout_ms, and the operations go on.
+ * inputs may be changed (outputs of operations with a queue: when their completions were taken). Returns the
+ * communicator's failure, or the first failure of an operation with neither handle nor queue. If timeout_ms
+ * is 0, the operations' own deadlines bound the wait. Otherwise the call returns COMM_TIMED_OUT after
+ * timeout_ms, and the operations go on.
  */
 COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
+
+#include "commclient/queue.h"
 
 /* --- Events --- */
 
@@ -694,6 +712,10 @@ COMM_API COMM_CHECK comm_result_t comm_event_wait_comm(comm_event_t *event, comm
  * to wait for are reached. Result and timeout_ms: as in comm_sync.
  */
 COMM_API COMM_CHECK comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms);
+
+#include "commclient/lists.h"
+#include "commclient/pool.h"
+#include "commclient/store.h"
 
 #ifdef __cplusplus
 }

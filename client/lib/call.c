@@ -33,6 +33,11 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
                             "%s on \"%s\": persistent, but the argument for the handle is a null pointer",
                             name, comm->name);
     }
+    if (call->options.queue != NULL && call->options.request != NULL && call->options.persistent == 0) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": a handle and a queue: only a persistent operation may have both",
+                            name, comm->name);
+    }
     if (!dtype_from_wire((unsigned)dtype, &call->terms.dtype)) {
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no element type", name, comm->name,
                             (int)dtype);
@@ -148,6 +153,58 @@ comm_result_t call_set_layout(const struct client_call *call, const struct comm_
     return check_range(call, comm, at, extent, which);
 }
 
+/* One block of a list. */
+static comm_result_t check_block(const struct client_call *call, const struct comm_comm *comm, const void *at,
+                                 size_t elements, uint32_t rank, const char *which)
+{
+    size_t size_bytes;
+    if (elements > 0 && at == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": the %s: the block of rank %u, of %zu elements, is a null pointer",
+                            call->name, comm->name, which, rank, elements);
+    }
+    if (__builtin_mul_overflow(elements, dtype_size_bytes(call->terms.dtype), &size_bytes) ||
+        size_bytes > PTRDIFF_MAX || (uintptr_t)at + size_bytes < size_bytes) {
+        return error_report(
+            COMM_INVALID_ARGUMENT,
+            "%s on \"%s\": the %s: the block of rank %u, %zu elements of %s at %p, exceeds the "
+            "address space",
+            call->name, comm->name, which, rank, elements, dtype_text(call->terms.dtype), at);
+    }
+    return COMM_OK;
+}
+
+comm_result_t call_set_list(const struct client_call *call, const struct comm_comm *comm,
+                            struct call_buffer *buffer, void *const *list, const size_t *counts,
+                            const char *which)
+{
+    size_t elements = 0, size_bytes = 0;
+    unsigned char *lowest = NULL;
+    if (counts == NULL || list == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": the %s of the %s are a null pointer",
+                            call->name, comm->name, counts == NULL ? "counts" : "pointers", which);
+    }
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        comm_result_t result = check_block(call, comm, list[rank], counts[rank], rank, which);
+        if (result != COMM_OK) {
+            return result;
+        }
+        if (__builtin_add_overflow(elements, counts[rank], &elements) ||
+            __builtin_mul_overflow(elements, dtype_size_bytes(call->terms.dtype), &size_bytes) ||
+            size_bytes > PTRDIFF_MAX) {
+            return error_report(COMM_INVALID_ARGUMENT,
+                                "%s on \"%s\": the %s: the blocks of ranks 0 to %u exceed the address space",
+                                call->name, comm->name, which, rank);
+        }
+        unsigned char *at = list[rank];
+        if (counts[rank] > 0 && (lowest == NULL || (uintptr_t)at < (uintptr_t)lowest)) {
+            lowest = at;
+        }
+    }
+    *buffer = (struct call_buffer){.at = lowest, .elements = elements, .counts = counts, .list = list};
+    return COMM_OK;
+}
+
 comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
                                  size_t own_block)
 {
@@ -177,6 +234,11 @@ static void copy_layout(struct call_buffer *buffer, uint32_t size, size_t **spac
     if (buffer->counts == NULL) {
         return;
     }
+    if (buffer->list != NULL) {
+        memcpy(*space, buffer->list, size * sizeof *buffer->list);
+        buffer->list = (void *const *)(void *)*space;
+        *space += size;
+    }
     memcpy(*space, buffer->counts, size * sizeof **space);
     buffer->counts = *space;
     *space += size;
@@ -189,7 +251,10 @@ static void copy_layout(struct call_buffer *buffer, uint32_t size, size_t **spac
 
 struct client_call *call_copy(const struct client_call *call, uint32_t size)
 {
+    _Static_assert(sizeof(size_t) == sizeof(void *), "counts and pointers share the space");
     size_t arrays = 0;
+    arrays += call->input.list != NULL;
+    arrays += call->output.list != NULL;
     arrays += call->input.counts != NULL;
     arrays += call->input.displacements != NULL;
     arrays += call->output.counts != NULL;

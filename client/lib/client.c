@@ -108,7 +108,9 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
 {
     bool has_rings = has_feature(reply, CLIENT_FEATURE_RINGS);
     bool has_heart = has_feature(reply, CLIENT_FEATURE_HEARTBEAT);
+    client->offers_stores = has_feature(reply, CLIENT_FEATURE_STORE);
     client->records_by_ticket = has_feature(reply, CLIENT_FEATURE_RECORDS_BY_TICKET);
+    client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
     if (client->hello_fd_count != ring_fds + heart_fds) {
@@ -196,8 +198,12 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     hello.oldest_version = CLIENT_PROTOCOL_OLDEST;
     hello.program = program;
     hello.version_text = (char *)COMMD_VERSION_TEXT;
-    char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)CLIENT_FEATURE_HEARTBEAT,
-                        (char *)CLIENT_FEATURE_RECORDS_BY_TICKET};
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS,
+                        (char *)CLIENT_FEATURE_HEARTBEAT,
+                        (char *)CLIENT_FEATURE_RECORDS_BY_TICKET,
+                        (char *)CLIENT_FEATURE_ABORT,
+                        (char *)CLIENT_FEATURE_FAILURES,
+                        (char *)CLIENT_FEATURE_STORE};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;
     hello.n_features = sizeof features / sizeof features[0] - left_out;
@@ -252,6 +258,7 @@ static void client_free(struct comm_client *client)
     fences_close(&client->fences);
     held_close(client);
     staging_free_all(client);
+    pools_free_all(client);
     memory_free_all(client);
     gpus_close(client);
     rings_close(client->rings);
@@ -378,6 +385,7 @@ void comm_client_close(comm_client_t *client)
     while (client->comms != NULL) {
         member_drop(client->comms, deadline_ns);
     }
+    queues_free_all(client);
     memory_withdraw_all(client, clock_after_ms(FINISH_TIMEOUT_MS));
     if (client->gpus != NULL) { /* GPU memory is freed below; of host memory commd has its own mapping */
         client_await_daemon_end(client, clock_after_ms(FINISH_TIMEOUT_MS));

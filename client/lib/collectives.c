@@ -275,7 +275,7 @@ comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options)
 {
     struct client_call call;
     comm_result_t result = call_begin(&call, "comm_barrier", OP_KIND_BARRIER, comm, COMM_U8, 0, options);
-    if (result == COMM_OK && (call.options.request != NULL || call.options.persistent != 0)) {
+    if (result == COMM_OK && (call.options.request != NULL || call.options.queue != NULL)) {
         return call_submit(comm, &call);
     }
     return result == COMM_OK ? call_submit_and_sync(comm, &call) : result;

@@ -66,6 +66,7 @@ void member_fail(struct comm_comm *comm, comm_result_t failure, const char *form
     vsnprintf(comm->failure_text, sizeof comm->failure_text, format, arguments);
     va_end(arguments);
     comm->failure = failure;
+    comm->failure_data = failure_data(failure, "");
     DEBUG("communicator \"%s\", rank %u: failed: %s", comm->name, comm->rank, comm->failure_text);
 }
 

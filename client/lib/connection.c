@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -121,6 +122,9 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
         break;
     case COMMD__CLIENT__EVENT__BODY_ABORTED:
         ops_handle_aborted(client, event->aborted);
+        break;
+    case COMMD__CLIENT__EVENT__BODY_FAILED:
+        ops_handle_failed(client, event->failed);
         break;
     case COMMD__CLIENT__EVENT__BODY__NOT_SET:
     case _COMMD__CLIENT__EVENT__BODY__CASE_IS_INT_SIZE:
@@ -255,38 +259,61 @@ int poll_timeout_ms(uint64_t deadline_ns)
     return ms > POLL_MAX_MS ? (int)POLL_MAX_MS : (int)ms;
 }
 
-static void wait_at_socket(struct comm_client *client, uint64_t deadline_ns, short events)
+/* other: null, or one more descriptor to wait for. */
+static void wait_at_socket(struct comm_client *client, uint64_t deadline_ns, short events,
+                           struct pollfd *other)
 {
-    struct pollfd ready = {.fd = client->fd, .events = events};
+    struct pollfd ready[] = {{.fd = client->fd, .events = events},
+                             {.fd = other != NULL ? other->fd : -1, .events = POLLIN}};
     pthread_mutex_unlock(&client->lock);
-    (void)poll(&ready, 1, poll_timeout_ms(deadline_ns)); /* in any case the socket is read next */
+    (void)poll(ready, 2, poll_timeout_ms(deadline_ns)); /* in any case the socket is read next */
     pthread_mutex_lock(&client->lock);
+    if (other != NULL) {
+        other->revents = ready[1].revents;
+    }
 }
 
-/* As wait_at_socket, for a client with rings; also handles the packets. */
-static void wait_at_rings(struct comm_client *client, uint64_t deadline_ns, short events)
+/* As wait_at_socket, for a client with rings. Returns whether the socket may be ready, too. */
+static bool wait_at_rings(struct comm_client *client, uint64_t deadline_ns, short events,
+                          struct pollfd *other)
 {
     pthread_mutex_unlock(&client->lock);
-    bool polled = rings_wait(client->rings, client->fd, events, deadline_ns);
+    bool polled = rings_wait(client->rings, client->fd, events, other, deadline_ns);
     pthread_mutex_lock(&client->lock);
-    if (polled || ++client->looks % SOCKET_LOOKS == 0) {
+    return polled || ++client->looks % SOCKET_LOOKS == 0;
+}
+
+/* Makes this thread the only reader: waits, handles the packets that arrive, and wakes the other threads.
+ * queue: null, or the queue that the thread waits for. */
+static void read_socket(struct comm_client *client, uint64_t deadline_ns, short events,
+                        struct comm_queue *queue)
+{
+    struct pollfd other = {.fd = queue != NULL ? queue->event_fd : -1};
+    bool all = true;
+    client->reading = true;
+    if (queue != NULL) {
+        queue->sleepers++;
+    }
+    if (client->rings != NULL) {
+        all = wait_at_rings(client, deadline_ns, events, &other);
+    } else {
+        wait_at_socket(client, deadline_ns, events, &other);
+    }
+    if (queue != NULL) {
+        queue->sleepers--;
+    }
+    if (other.revents != 0) {
+        queue_quiet(queue);
+    }
+    client->served = queue;
+    if (all) {
         drain(client);
     } else {
         drain_ring(client);
     }
-}
-
-/* Makes this thread the only reader: waits, handles the packets that arrive, and wakes the other threads. */
-static void read_socket(struct comm_client *client, uint64_t deadline_ns, short events)
-{
-    client->reading = true;
-    if (client->rings != NULL) {
-        wait_at_rings(client, deadline_ns, events);
-    } else {
-        wait_at_socket(client, deadline_ns, events);
-        drain(client);
-    }
+    client->served = NULL;
     client->reading = false;
+    queues_reading_ended(client);
     pthread_cond_broadcast(&client->changed);
 }
 
@@ -305,9 +332,46 @@ void client_progress(struct comm_client *client, uint64_t deadline_ns)
     if (client->reading) {
         await_change(client, deadline_ns);
     } else {
-        read_socket(client, deadline_ns, POLLIN);
+        read_socket(client, deadline_ns, POLLIN, NULL);
     }
     held_feed(client);
+}
+
+/* For a thread at a queue while another thread reads. */
+static void await_queue(struct comm_client *client, struct comm_queue *queue, uint64_t deadline_ns)
+{
+    struct pollfd ready = {.fd = queue->event_fd, .events = POLLIN};
+    queue->sleepers++;
+    pthread_mutex_unlock(&client->lock);
+    (void)poll(&ready, 1, poll_timeout_ms(deadline_ns));
+    pthread_mutex_lock(&client->lock);
+    queue->sleepers--;
+    if (ready.revents != 0) {
+        queue_quiet(queue);
+    }
+}
+
+void client_progress_queue(struct comm_client *client, struct comm_queue *queue, uint64_t deadline_ns)
+{
+    if (client->lost != COMM_OK) { /* operations that are being staged end soon */
+        uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
+        await_change(client, soon_ns < deadline_ns ? soon_ns : deadline_ns);
+        return;
+    }
+    if (client->reading) {
+        await_queue(client, queue, deadline_ns);
+    } else {
+        read_socket(client, deadline_ns, POLLIN, queue);
+    }
+    held_feed(client);
+}
+
+void client_arm(struct comm_client *client)
+{
+    while (client->rings != NULL && !client->reading && client->lost == COMM_OK &&
+           !rings_arm(client->rings)) {
+        drain_ring(client);
+    }
 }
 
 /* --- Requests --- */
@@ -320,14 +384,14 @@ static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
 {
     if (!client->reading && client->rings != NULL) {
         uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS); /* another thread may have taken the doorbell */
-        read_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLIN);
+        read_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLIN, NULL);
     } else if (client->rings != NULL) {
         await_change(client, clock_after_ms(SEND_RETRY_MS));
     } else if (!client->reading) {
-        read_socket(client, deadline_ns, POLLIN | POLLOUT);
+        read_socket(client, deadline_ns, POLLIN | POLLOUT, NULL);
     } else {
         uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
-        wait_at_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLOUT);
+        wait_at_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLOUT, NULL);
     }
 }
 
@@ -360,9 +424,27 @@ static size_t pack(const Commd__Client__Request *request, uint8_t packet[REQUEST
     return size <= REQUEST_MAX_BYTES ? commd__client__request__pack(request, packet) : 0;
 }
 
+/* For the few requests that carry a program's data. */
+static comm_result_t send_large(struct comm_client *client, const Commd__Client__Request *request,
+                                size_t size, int fd, uint64_t deadline_ns)
+{
+    uint8_t *packet = size <= CLIENT_PACKET_MAX_BYTES ? malloc(size) : NULL;
+    if (packet == NULL) {
+        return size <= CLIENT_PACKET_MAX_BYTES ? COMM_NO_MEMORY : COMM_INTERNAL;
+    }
+    (void)commd__client__request__pack(request, packet);
+    comm_result_t result = client_send_packet(client, packet, size, fd, deadline_ns);
+    free(packet);
+    return result;
+}
+
 comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
                           uint64_t deadline_ns)
 {
+    size_t packed_bytes = commd__client__request__get_packed_size(request);
+    if (packed_bytes > REQUEST_MAX_BYTES) {
+        return send_large(client, request, packed_bytes, fd, deadline_ns);
+    }
     uint8_t packet[REQUEST_MAX_BYTES];
     size_t size = pack(request, packet);
     return size > 0 ? client_send_packet(client, packet, size, fd, deadline_ns) : COMM_INTERNAL;
@@ -371,7 +453,8 @@ comm_result_t client_send(struct comm_client *client, const Commd__Client__Reque
 comm_result_t client_send_packet(struct comm_client *client, const void *packet, size_t size_bytes, int fd,
                                  uint64_t deadline_ns)
 {
-    if (client->rings != NULL && fd < 0) {
+    bool fits = size_bytes <= ring_packet_max_bytes(CLIENT_RING_BYTES);
+    if (client->rings != NULL && fd < 0 && fits) {
         return send_in_ring(client, packet, size_bytes, deadline_ns);
     }
     union {
@@ -429,7 +512,11 @@ static comm_result_t take_answer(struct comm_client *client, const struct client
         return COMM_OK;
     }
     if (reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
-        result = error_repeat(failure_from_wire(reply->error->status), reply->error->text);
+        const Commd__Client__Error *error = reply->error;
+        comm_failure_t data =
+            error->failure != NULL ? failure_from_message(error->failure) : failure_data(COMM_OK, "");
+        data.result = failure_from_wire(error->status);
+        result = error_repeat_failure(&data, error->text);
     } else {
         client_lose(client, COMM_PROTOCOL, "%s: %s: commd sent the answer to another request", client->path,
                     question->what);

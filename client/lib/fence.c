@@ -86,7 +86,7 @@ static comm_result_t area_new(struct fence_area **out)
     if (area == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for words that order streams");
     }
-    comm_result_t result = memory_make_file(size_bytes, "commd-fences", &area->fd);
+    comm_result_t result = pages_make_file(size_bytes, COMM_HUGE_PAGES_NONE, "commd-fences", &area->fd);
     if (result != COMM_OK) {
         free(area);
         return result;
@@ -99,7 +99,7 @@ static comm_result_t area_new(struct fence_area **out)
         free(area);
         return result;
     }
-    result = memory_populate(area->lines, area->fd, 0, size_bytes);
+    result = pages_populate(area->lines, area->fd, 0, size_bytes);
     if (result != COMM_OK) {
         munmap(area->lines, size_bytes);
         close(area->fd);

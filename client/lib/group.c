@@ -42,12 +42,43 @@ comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, 
         group.capacity = capacity;
     }
     struct client_call *copy = call_copy(call, comm->size);
-    if (copy == NULL) {
+    bool has_queue = call->options.queue != NULL;
+    struct client_op *op = copy != NULL && has_queue ? op_new(comm, copy) : NULL;
+    if (copy == NULL || (has_queue && op == NULL)) {
+        free(copy);
         return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name, comm->name);
     }
     group.entries[group.count++] =
-        (struct client_entry){.comm = comm, .call = copy, .request = request, .order = *order};
+        (struct client_entry){.comm = comm, .call = copy, .request = request, .order = *order, .op = op};
     return COMM_OK;
+}
+
+/* A group's calls are copies of its own. */
+static struct client_call *call_of(const struct client_entry *entry)
+{
+    return (struct client_call *)(uintptr_t)entry->call;
+}
+
+static void entry_free(struct client_entry *entry)
+{
+    free(entry->op);
+    free(call_of(entry));
+}
+
+/* The queue of an operation that was not submitted gets its completion. */
+static void tell_queue(struct client_entry *entry, comm_result_t result, const char *text)
+{
+    struct client_op *op = entry->op;
+    if (op == NULL || queue_check(entry->comm, entry->call) != COMM_OK) {
+        return; /* it was submitted; or the queue was destroyed */
+    }
+    entry->op = NULL;
+    op->request = entry->request;
+    if (op->request != NULL) {
+        op->request->op = op;
+    }
+    queue_expect(op, entry->call);
+    op_fail_unsent(entry->comm, op, result, text);
 }
 
 void group_drop(void)
@@ -55,7 +86,7 @@ void group_drop(void)
     for (size_t i = 0; i < group.count; i++) {
         stream_abandon(group.entries[i].comm, &group.entries[i].order);
         (void)request_leave_group(group.entries[i].request);
-        free(group.entries[i].call);
+        entry_free(&group.entries[i]);
     }
     free(group.entries);
     group = (struct group){0};
@@ -70,16 +101,18 @@ void group_forget(struct comm_comm *comm)
             group.entries[kept++] = *entry;
             continue;
         }
-        struct comm_request *request = request_leave_group(entry->request);
-        if (request != NULL) {
-            char text[ERROR_TEXT_BYTES];
-            (void)snprintf(text, sizeof text,
-                           "%s on \"%s\": this rank left the communicator before the group ended",
-                           entry->call->name, comm->name);
-            request_end(request, COMM_ABORTED, text);
+        char text[ERROR_TEXT_BYTES];
+        (void)snprintf(text, sizeof text,
+                       "%s on \"%s\": this rank left the communicator before the group ended",
+                       entry->call->name, comm->name);
+        entry->request = request_leave_group(entry->request);
+        if (entry->call->options.queue != NULL) {
+            tell_queue(entry, COMM_ABORTED, text);
+        } else if (entry->request != NULL) {
+            request_end(entry->request, COMM_ABORTED, NULL, text);
         }
         stream_abandon(comm, &entry->order);
-        free(entry->call);
+        entry_free(entry);
     }
     group.count = kept;
 }
@@ -97,7 +130,7 @@ static bool goes_with(const struct client_entry *entry, const struct client_entr
 }
 
 /* Joins successive all-reduces, up to a total size; larger ones gain nothing. */
-static void make_buckets(struct client_entry *entries, size_t count)
+static void make_buckets(const struct client_entry *entries, size_t count)
 {
     for (size_t first = 0; first < count;) {
         size_t end = first;
@@ -113,22 +146,28 @@ static void make_buckets(struct client_entry *entries, size_t count)
         }
         end = end == first ? first + 1 : end;
         for (size_t i = first; i < end; i++) {
-            entries[i].call->terms.bucket_ops = (uint16_t)(end - first);
-            entries[i].call->terms.bucket_index = (uint16_t)(i - first);
+            struct op_terms *terms = &call_of(&entries[i])->terms;
+            terms->bucket_ops = (uint16_t)(end - first);
+            terms->bucket_index = (uint16_t)(i - first);
         }
         first = end;
     }
 }
 
-/* After a failure to submit: handles that have no operation end with this failure. */
-static void fail_handles(const struct client_entry *entries, size_t count, comm_result_t result)
+/* After a failure to submit: handles and queues of operations that were not submitted get this failure. */
+static void fail_handles(struct client_entry *entries, size_t count, comm_result_t result)
 {
+    char text[ERROR_TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", comm_last_error());
     for (size_t i = 0; i < count; i++) {
         struct comm_request *request = entries[i].request;
-        if (request != NULL && request->op == NULL && !request->ended) {
-            request_end(request, result, comm_last_error());
+        if (entries[i].call->options.queue != NULL) {
+            tell_queue(&entries[i], result, text);
+        } else if (request != NULL && request->op == NULL && !request->ended) {
+            request_end(request, result, NULL, text);
         }
     }
+    (void)error_repeat(result, text);
 }
 
 /* Submits successive entries of one client. */
@@ -187,7 +226,7 @@ comm_result_t comm_group_end(void)
     }
     comm_result_t ordered = end_in_streams(ended.entries, ended.count);
     for (size_t i = 0; i < ended.count; i++) {
-        free(ended.entries[i].call);
+        entry_free(&ended.entries[i]);
     }
     free(ended.entries);
     return first_failure != COMM_OK ? error_repeat(first_failure, text) : ordered;

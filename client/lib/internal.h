@@ -3,6 +3,7 @@
 
 #include <commclient.h>
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,10 +11,12 @@
 #include <time.h>
 
 #include "client/lib/debug.h"
+#include "client/lib/failure.h"
 #include "client/lib/fence.h"
 #include "client/lib/gpu/devices.h"
 #include "client/lib/held.h"
 #include "client/lib/memory.h"
+#include "client/lib/queue.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/records.h"
@@ -34,7 +37,6 @@
  * After such a call, read again all state that another thread may change.
  */
 
-#define ERROR_TEXT_BYTES 768
 #define OPS_IN_FLIGHT_MAX 1024u /* Of one communicator. commd may allow fewer. */
 #define OPEN_TIMEOUT_DEFAULT_MS 10000u
 #define FORM_TIMEOUT_DEFAULT_MS 60000u
@@ -78,6 +80,8 @@ struct client_op {
     struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
     struct fence_mark ended;
     struct comm_request *request; /* its handle; null: none */
+    struct queue_place place;     /* where it ends; see queue.h */
+    comm_failure_t *known;        /* of its failure, before the completion comes; null: nothing */
     uint32_t copy_count;
     struct client_copy copies[];
 };
@@ -95,7 +99,7 @@ struct comm_request {
     bool freed;               /* the caller freed it while it was collected: the group frees it */
     comm_result_t result;
     comm_received_t received;
-    char *text; /* of a failure; null: use the result's short text */
+    struct client_failure *failure; /* null: none, or there was no memory for it */
 };
 
 /* The records that commd was told to make and has not made yet: a ring, oldest first. */
@@ -137,8 +141,11 @@ struct comm_comm {
     uint64_t last_ticket;
     uint64_t heard_ns;     /* when commd last sent an event of this communicator */
     comm_result_t failure; /* the communicator's first failure; stays */
+    comm_failure_t failure_data;
     char failure_text[ERROR_TEXT_BYTES];
-    comm_result_t op_failure; /* of an operation without handle: for the next call that waits for all */
+    /* Of an operation without handle or queue: for the next call that waits for all. */
+    comm_result_t op_failure;
+    comm_failure_t op_failure_data;
     char op_failure_text[ERROR_TEXT_BYTES];
     uint64_t comm_id;
     uint32_t split_count;
@@ -181,8 +188,10 @@ struct comm_client {
     bool frozen;    /* lost because commd stood still, or says that it ends: its process may still live */
     uint32_t looks; /* at the ring, without waiting */
     char *path;
-    bool reading;       /* a thread waits at the socket: only this thread takes events */
-    comm_result_t lost; /* COMM_OK while connected */
+    bool reading;              /* a thread waits at the socket: only this thread takes events */
+    struct comm_queue *queues; /* see queue.h */
+    struct comm_queue *served; /* the queue of the thread that now handles events; null: none */
+    comm_result_t lost;        /* COMM_OK while connected */
     char lost_text[ERROR_TEXT_BYTES];
     uint64_t last_request_id;
     uint32_t last_handle;
@@ -194,6 +203,7 @@ struct comm_client {
     struct client_fences fences;
     struct comm_event *events;       /* under the fences' lock */
     struct client_memory **memories; /* the caller's, by address */
+    struct comm_pool *pools;
     int hello_fds[CLIENT_HELLO_FDS]; /* descriptors that came with Hello's reply, until they are taken */
     size_t hello_fd_count;
     size_t memory_count;
@@ -202,6 +212,8 @@ struct comm_client {
     struct client_trace *trace; /* null: no trace is written */
     struct staging_pool staging;
     struct client_feeder feeder;
+    bool aborts;            /* commd takes comm_abort */
+    bool offers_stores;     /* commd keeps stores of keys and values */
     bool records_by_ticket; /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
@@ -212,6 +224,8 @@ struct comm_client {
 comm_result_t error_report(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 comm_result_t error_repeat(comm_result_t result, const char *text);
+/* As error_repeat, with the data for comm_last_failure; its result is the result. */
+comm_result_t error_repeat_failure(const comm_failure_t *data, const char *text);
 /* Prefixes the text of the failure that was just reported with the place where it happened. */
 comm_result_t error_within(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -271,6 +285,12 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
 /* Waits for events and handles them, then sends held operations. Releases the lock meanwhile. Returns at the
  * deadline at the latest, plus the time to send. */
 void client_progress(struct comm_client *client, uint64_t deadline_ns);
+/* As client_progress, for a thread that waits for a completion of this queue. It also wakes when another
+ * thread has one, and by comm_queue_wake. */
+void client_progress_queue(struct comm_client *client, struct comm_queue *queue, uint64_t deadline_ns);
+/* Makes sure that the doorbell or the socket shows what comes next, unless another thread reads. Handles what
+ * has come meanwhile. */
+void client_arm(struct comm_client *client);
 /* Handles events that have already arrived, unless another thread reads. Does not release the lock. */
 void client_take_events(struct comm_client *client);
 /* As client_take_events, but always looks at the socket, too, and so notices the end of the connection. */
@@ -342,6 +362,7 @@ struct client_rings {
     int bell_fd;        /* the library's doorbell; commd rings it */
     int daemon_bell_fd; /* commd's doorbell; the library rings it */
     struct ring in, out;
+    bool armed;       /* rings_arm was called */
     uint64_t spin_ns; /* how long to spin before sleeping; adapts */
     uint64_t rest_ns, rest_until_ns;
 };
@@ -356,9 +377,14 @@ struct client_rings *rings_open(const int fds[CLIENT_RING_FDS]);
 void rings_close(struct client_rings *rings);
 /*
  * Waits for a packet; the caller does not hold the lock. Spins for a moment, then polls the socket (for
- * `events`) and the doorbell. Returns whether it polled: then the socket may be ready, too.
+ * `events`), the doorbell, and `other` unless null. Returns whether it polled: then the socket may be ready,
+ * too, and other->revents is set.
  */
-bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_t deadline_ns);
+bool rings_wait(struct client_rings *rings, int socket_fd, short events, struct pollfd *other,
+                uint64_t deadline_ns);
+/* Makes commd ring the doorbell for the next packet, without waiting for it. Returns false if there already
+ * is a packet: then commd need not ring. */
+bool rings_arm(struct client_rings *rings);
 /* After RING_FULL, commd rings the doorbell when there is room again. */
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes);
 /* As rings_send, without the doorbell: a sleeping commd sees the packet with the next one. */
@@ -378,7 +404,7 @@ void member_fail(struct comm_comm *comm, comm_result_t failure, const char *form
 /* Returns COMM_OK, or reports why the communicator has failed. */
 static inline comm_result_t member_check(const struct comm_comm *comm)
 {
-    return comm->failure == COMM_OK ? COMM_OK : error_repeat(comm->failure, comm->failure_text);
+    return comm->failure == COMM_OK ? COMM_OK : error_repeat_failure(&comm->failure_data, comm->failure_text);
 }
 
 /* --- op.c --- */
@@ -386,6 +412,7 @@ static inline comm_result_t member_check(const struct comm_comm *comm)
 /* Makes the communicator's table of operations in flight. Returns false if memory is short. */
 bool ops_init(struct comm_comm *comm);
 void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
+void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
 /* Ends all operations of the communicator, and releases its held records. */
 void ops_forget(struct comm_comm *comm);
@@ -401,10 +428,11 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
 uint64_t ops_latest_ns(const struct comm_comm *comm);
 /* The same for the operations that use the memory; 0 without any. */
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
-/* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. */
-void ops_finish_request(struct comm_request *request);
+/* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. Returns
+ * false if it has not ended at the deadline. */
+bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns);
 /* One step of ops_finish_request. */
-void ops_progress(const struct comm_request *request, uint64_t began_ns);
+void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_t deadline_ns);
 /* Appends the operation to the list, which owns it from then on. Sets its ticket and deadline. */
 void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /*
@@ -419,19 +447,32 @@ bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes);
 void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
 void ops_drop(struct comm_comm *comm, struct client_op *op);
-/* Frees an operation, gives back its memory, and lets its stream go on. clean: commd has finished with it. */
+/* Gives back an operation's memory, and lets its stream go on. clean: commd has finished with it. */
+void op_release(struct comm_client *client, struct client_op *op, bool clean);
+/* Releases and frees it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
+/* Copies the outputs of an operation that has ended well out of its staging blocks. */
+void op_copy_out(const struct client_op *op);
+/* Ends an operation that is in no list and was not sent. */
+void op_fail_unsent(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text);
+/* For a thread that waits at this queue since began_ns: if commd does not report an operation in time after
+ * its deadline, the operation's communicator fails, and its operations end into the queue. */
+void ops_check_late(struct comm_client *client, const struct comm_queue *queue, uint64_t began_ns);
 
 /* --- call.c: checks the arguments of a call; without the lock --- */
 
 #define CALL_BUCKET_MAX_BYTES ((size_t)64 << 20)
 
-/* One buffer of a call. With a layout it has a block for each rank; otherwise it is one piece. */
+/*
+ * One buffer of a call. With a layout it has a block for each rank; otherwise it is one piece. The blocks of
+ * a list are anywhere.
+ */
 struct call_buffer {
-    void *at;                    /* null: the operation has no such buffer on this rank */
-    size_t elements;             /* from the first to the last that is touched */
+    void *at;        /* null: the operation has no such buffer on this rank. Of a list: the lowest address */
+    size_t elements; /* from the first to the last that is touched; of a list: of all blocks */
     const size_t *counts;        /* null: no layout */
     const size_t *displacements; /* null: the blocks follow each other */
+    void *const *list;           /* null, or where each rank's block is; then displacements is null */
 };
 
 struct client_call {
@@ -459,6 +500,10 @@ comm_result_t call_set_buffer(const struct client_call *call, const struct comm_
 comm_result_t call_set_layout(const struct client_call *call, const struct comm_comm *comm,
                               struct call_buffer *buffer, const void *at, const size_t *counts,
                               const size_t *displacements, const char *which);
+/* A list with one block for each rank. */
+comm_result_t call_set_list(const struct client_call *call, const struct comm_comm *comm,
+                            struct call_buffer *buffer, void *const *list, const size_t *counts,
+                            const char *which);
 /* Checks that the buffers do not overlap, or that one is at element `own_block` of the other (SIZE_MAX: both
  * begin at the same address). */
 comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
@@ -478,10 +523,19 @@ comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_c
  * Operations submitted before a failure stay; the places of the others in streams are abandoned. */
 struct client_entry {
     struct comm_comm *comm;
-    struct client_call *call;
+    const struct client_call *call;
     struct comm_request *request;
     struct stream_order order;
+    /* Made before the submission if the operation is to end into a queue; null otherwise. It becomes null
+     * when the operation is submitted. */
+    struct client_op *op;
+    bool returns;               /* its call may still fail after the submission, because of its stream */
+    struct client_op *withheld; /* by submit: its queue does not show it before submit_end */
 };
+/* Makes the operation of a call, which is not submitted yet. Returns null if memory is short. */
+struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call);
+/* After the submission, without the lock: the stream waits for the operation. */
+comm_result_t submit_end(const struct client_entry *entry);
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count);
 
 /* Several records, in one packet. */
@@ -509,8 +563,9 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
 struct comm_request *request_new(struct comm_comm *comm);
 /* Frees the handle, its text and its call. No operation may point to it. Null is accepted. */
 void request_free(struct comm_request *request);
-/* Sets the handle's result. */
-void request_end(struct comm_request *request, comm_result_t result, const char *text);
+/* Sets the handle's result. data: of a failure; null: only the result is known. */
+void request_end(struct comm_request *request, comm_result_t result, const comm_failure_t *data,
+                 const char *text);
 /* A group releases the handle. Returns it, or null if the caller has freed it meanwhile. Null is accepted. */
 struct comm_request *request_leave_group(struct comm_request *request);
 
@@ -533,6 +588,11 @@ void records_take_room(struct comm_comm *comm, const struct fence_mark *mark);
 /* waits: the marks that must be reached before the record. */
 void record_make(const struct comm_comm *comm, const struct fence_mark *mark, uint64_t ticket,
                  const struct fence_mark *waits, uint32_t wait_count, struct submit_record *out);
+
+/* --- pool.c --- */
+
+/* When a client is closed: frees its pools, but not their memory. Without the client's lock. */
+void pools_free_all(struct comm_client *client);
 
 /* --- group.c --- */
 

@@ -259,60 +259,7 @@ void memory_free_all(struct comm_client *client)
     client->memories = NULL;
 }
 
-static comm_result_t make_failure(const char *what, size_t size_bytes)
-{
-    if (errno == EMFILE || errno == ENFILE) {
-        return error_report(COMM_LIMIT, "%zu bytes to share with commd: %s: %s (ulimit -n)", size_bytes, what,
-                            strerror(errno));
-    }
-    return error_report(COMM_NO_MEMORY, "%zu bytes to share with commd: %s: %s", size_bytes, what,
-                        strerror(errno));
-}
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
-/* A signal makes the kernel take a step back: small ones get done between the ticks of a profiler. */
-#define POPULATE_STEP_BYTES ((uint64_t)2 << 20)
-
-static comm_result_t populate_file(int fd, uint64_t offset_bytes, uint64_t size_bytes)
-{
-    for (uint64_t done = 0; done < size_bytes;) {
-        uint64_t left = size_bytes - done;
-        uint64_t step = left < POPULATE_STEP_BYTES ? left : POPULATE_STEP_BYTES;
-        if (fallocate(fd, 0, (off_t)(offset_bytes + done), (off_t)step) == 0) {
-            done += step;
-        } else if (errno == ENOMEM || errno == ENOSPC) {
-            return make_failure("fallocate", size_bytes);
-        } else if (errno != EINTR) {
-            return COMM_OK; /* the file cannot be populated this way: commd reports what is wrong with it */
-        }
-    }
-    return COMM_OK;
-}
-
-comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes)
-{
-    return madvise(base, size_bytes, MADV_POPULATE_WRITE) == 0 ? COMM_OK
-                                                               : populate_file(fd, offset_bytes, size_bytes);
-}
-
-/* The seals ensure that the file cannot shrink while commd reads it. */
-comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
-{
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) {
-        return make_failure("memfd_create", size_bytes);
-    }
-    if (ftruncate(fd, (off_t)size_bytes) < 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-        comm_result_t result = make_failure("memfd", size_bytes);
-        close(fd);
-        return result;
-    }
-    *out = fd;
-    return COMM_OK;
-}
+#define YIELD_MIN_BYTES ((uint64_t)2 << 20)
 
 /*
  * The lock is released meanwhile, because the kernel takes about 300 ms for a GiB. The yield lets a process
@@ -322,29 +269,31 @@ static comm_result_t populate_unlocked(struct comm_client *client, void *base, i
                                        uint64_t size_bytes)
 {
     client_leave(client);
-    if (size_bytes >= POPULATE_STEP_BYTES) {
+    if (size_bytes >= YIELD_MIN_BYTES) {
         (void)sched_yield();
     }
-    comm_result_t result = memory_populate(base, fd, offset_bytes, size_bytes);
+    comm_result_t result = pages_populate(base, fd, offset_bytes, size_bytes);
     pthread_mutex_lock(&client->lock);
     return result;
 }
 
-comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
-                          struct client_memory **out)
+comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum memory_kind kind,
+                          enum comm_huge_pages pages, struct client_memory **out)
 {
+    static const char *const names[] = {[MEMORY_STAGING] = "commd-staging",
+                                        [MEMORY_ALLOCATED] = "commd-memory",
+                                        [MEMORY_POOLED] = "commd-pool"};
+    bool staging = kind == MEMORY_STAGING;
     int fd = -1;
     struct client_memory *memory = calloc(1, sizeof *memory);
     if (memory == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for a registration");
     }
-    comm_result_t result = memory_make_file(size_bytes, staging ? "commd-staging" : "commd-memory", &fd);
-    if (result != COMM_OK) {
-        goto failed;
+    comm_result_t result = pages_make_file(size_bytes, pages, names[kind], &fd);
+    if (result == COMM_OK) {
+        result = pages_map(fd, size_bytes, pages, &memory->base);
     }
-    memory->base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory->base == MAP_FAILED) {
-        result = make_failure("mmap", size_bytes);
+    if (result != COMM_OK) {
         goto failed;
     }
     result = populate_unlocked(client, memory->base, fd, 0, size_bytes);
@@ -353,6 +302,7 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
         goto failed;
     }
     memory->owned = true;
+    memory->pooled = kind == MEMORY_POOLED;
     memory->id = ++client->last_memory_id;
     memory->size_bytes = size_bytes;
     if (!staging) {
@@ -407,7 +357,7 @@ comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, voi
         return result;
     }
     struct client_memory *made;
-    result = memory_make(client, size, false, &made);
+    result = memory_make(client, size, MEMORY_ALLOCATED, COMM_HUGE_PAGES_NONE, &made);
     if (result == COMM_OK) {
         *memory = made->base;
     }
@@ -435,14 +385,19 @@ static comm_result_t await_unused(struct comm_client *client, struct client_memo
     return COMM_OK;
 }
 
+static enum memory_kind kind_of(const struct client_memory *memory)
+{
+    return !memory->owned ? MEMORY_REGISTERED : memory->pooled ? MEMORY_POOLED : MEMORY_ALLOCATED;
+}
+
 /* Finds the memory that was allocated or registered at the address. For registered GPU memory, the address
  * may be anywhere in it. */
 static struct client_memory *find_droppable(const struct comm_client *client, const unsigned char *at,
-                                            bool owned)
+                                            enum memory_kind kind)
 {
     struct client_memory *memory = memory_find(client, at, 1);
-    bool fits = memory != NULL && memory->ready && memory->owned == owned &&
-                (memory->base == at || (memory->gpu != NULL && !owned));
+    bool fits = memory != NULL && memory->ready && kind_of(memory) == kind &&
+                (memory->base == at || (memory->gpu != NULL && kind == MEMORY_REGISTERED));
     return fits ? memory : NULL;
 }
 
@@ -471,7 +426,20 @@ static comm_result_t await_writes(struct comm_client *client, const char *call)
                                                            call, client->path);
 }
 
-static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, const char *call)
+/* Waits until nothing uses the memory. With the lock, which it may release. */
+static comm_result_t await_rest(struct comm_client *client, struct client_memory *memory,
+                                enum memory_kind kind, const char *call)
+{
+    memory->ready = false;
+    comm_result_t result = await_unused(client, memory, call);
+    result = result == COMM_OK ? await_gpu(client, memory, call) : result;
+    result = result == COMM_OK && kind == MEMORY_REGISTERED ? await_writes(client, call) : result;
+    memory->ready = result != COMM_OK;
+    return result;
+}
+
+comm_result_t memory_drop(struct comm_client *client, void *base, enum memory_kind kind, bool wait,
+                          const char *call)
 {
     if (base == NULL) {
         return COMM_OK;
@@ -480,16 +448,14 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
     if (result != COMM_OK) {
         return result;
     }
-    struct client_memory *memory = find_droppable(client, base, owned);
+    struct client_memory *memory = find_droppable(client, base, kind);
     if (memory == NULL) {
         result = error_report(COMM_NOT_FOUND, "%s: %p is no memory of %s on this connection", call, base,
-                              owned ? "comm_mem_alloc" : "comm_mem_register");
+                              kind == MEMORY_REGISTERED ? "comm_mem_register" : "comm_mem_alloc");
+    } else if (!wait && memory->uses > 0) {
+        result = error_report(COMM_BUSY, "%s: operations still use the memory", call);
     } else {
-        memory->ready = false;
-        result = await_unused(client, memory, call);
-        result = result == COMM_OK ? await_gpu(client, memory, call) : result;
-        result = result == COMM_OK && !owned ? await_writes(client, call) : result;
-        memory->ready = result != COMM_OK;
+        result = await_rest(client, memory, kind, call);
     }
     if (result != COMM_OK) {
         client_leave(client);
@@ -500,7 +466,7 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
     }
     memory_remove(client, memory);
-    if (memory->gpu == NULL && owned) {
+    if (memory->gpu == NULL && kind != MEMORY_REGISTERED) {
         withdraw_some(client, id, memory->size_bytes);
     } else if (memory->gpu == NULL) {
         memory_withdraw(client, id);
@@ -512,12 +478,22 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
 
 comm_result_t comm_mem_free(comm_client_t *client, void *memory)
 {
-    return memory_drop(client, memory, true, "comm_mem_free");
+    return memory_drop(client, memory, MEMORY_ALLOCATED, true, "comm_mem_free");
 }
 
 comm_result_t comm_mem_deregister(comm_client_t *client, void *memory)
 {
-    return memory_drop(client, memory, false, "comm_mem_deregister");
+    return memory_drop(client, memory, MEMORY_REGISTERED, true, "comm_mem_deregister");
+}
+
+int comm_mem_is_shared(comm_client_t *client, const void *memory, size_t size)
+{
+    if (memory == NULL || client_enter(client) != COMM_OK) {
+        return 0;
+    }
+    bool is_shared = memory_find(client, memory, size != 0 ? size : 1) != NULL;
+    client_leave(client);
+    return is_shared;
 }
 
 static comm_result_t check_file(int memfd, size_t size, uint64_t offset)

@@ -48,6 +48,7 @@ struct client_memory {
     size_t size_bytes;
     uint64_t file_offset_bytes; /* of base, in the file that commd has mapped from its start */
     bool owned;                 /* mapped by the library */
+    bool pooled;                /* owned, by a pool */
     struct staging_slab *slab;  /* the slab of a staging block; null otherwise */
     bool ready;                 /* commd knows it, and no thread is removing it */
     bool gone;                  /* on a GPU: it is in no list any more, and is freed after its last use */
@@ -84,20 +85,34 @@ struct staging_pool {
     bool has_keeper, keeper_runs, closing;
 };
 
-/* --- memory.c --- */
+/* --- pages.c: any thread, no lock --- */
 
-/* Makes a memfd whose size cannot change. Failures are reported. */
-comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out);
+/* Makes a memfd whose size cannot change. size_bytes: for huge pages, a multiple of them. Failures are
+ * reported. */
+comm_result_t pages_make_file(size_t size_bytes, enum comm_huge_pages pages, const char *name, int *out);
+/* Maps the whole file. Failures are reported. */
+comm_result_t pages_map(int fd, size_t size_bytes, enum comm_huge_pages pages, unsigned char **out);
+/* Returns what the size of a file with such pages should be a multiple of. */
+size_t pages_unit_bytes(enum comm_huge_pages pages, size_t size_bytes);
 /*
  * Makes all pages of a part of a memfd that is mapped at base, so that they are charged to this process's
  * memory cgroup. commd makes no pages, and an operation that meets a missing page fails. Pages that exist
  * keep their contents. Returns COMM_NO_MEMORY if memory is short. commd reports other faults of the file.
  */
-comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes);
-/* Makes a memfd, maps it and registers it with commd; releases the lock meanwhile. staging: the memory is not
+comm_result_t pages_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes);
+
+/* --- memory.c --- */
+
+enum memory_kind { MEMORY_STAGING, MEMORY_REGISTERED, MEMORY_ALLOCATED, MEMORY_POOLED };
+
+/* Makes a memfd, maps it and registers it with commd; releases the lock meanwhile. Memory for staging is not
  * added to the caller's memories. Failures are reported. */
-comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
-                          struct client_memory **out);
+comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum memory_kind kind,
+                          enum comm_huge_pages pages, struct client_memory **out);
+/* Ends the memory of that kind that begins at the address. Waits for operations that use it; without `wait`,
+ * fails with COMM_BUSY if there are any. Without the lock. Failures are reported. */
+comm_result_t memory_drop(struct comm_client *client, void *base, enum memory_kind kind, bool wait,
+                          const char *call);
 /* Registers host memory with commd, and waits for its reply. Failures are reported. */
 comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd);
 /* Sends a request whose reply is Done, and waits. Without a reply, withdraws the memory. Failures are

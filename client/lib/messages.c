@@ -53,6 +53,7 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
         return result;
     }
     given.persistent = 0;
+    given.queue = NULL;
     given.request = &requests[0];
     result = comm_group_begin(); /* otherwise one operation would wait for the other in their stream */
     if (result != COMM_OK) {

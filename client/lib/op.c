@@ -21,33 +21,108 @@ static void memory_unuse(struct comm_client *client, struct client_memory *memor
     }
 }
 
-void op_free(struct comm_client *client, struct client_op *op, bool clean)
+static void release_use(struct comm_client *client, struct client_op *op, int use, bool clean)
+{
+    memory_unuse(client, op->uses[use], clean);
+    op->uses[use] = NULL;
+}
+
+void op_release(struct comm_client *client, struct client_op *op, bool clean)
 {
     /* If two uses share a block, the last call gives it back. */
     for (int use = 0; use < USE_COUNT; use++) {
-        memory_unuse(client, op->uses[use], clean);
+        release_use(client, op, use, clean);
     }
     if (op->slot != NULL) {
         fence_reach(&op->ended);
         fence_give(&client->fences, op->slot, !clean);
+        op->slot = NULL;
     }
+}
+
+void op_free(struct comm_client *client, struct client_op *op, bool clean)
+{
+    op_release(client, op, clean);
+    free(op->known);
     free(op);
 }
 
+void op_copy_out(const struct client_op *op)
+{
+    for (uint32_t i = 0; i < op->copy_count; i++) {
+        memcpy(op->copies[i].to, op->copies[i].from, op->copies[i].size_bytes);
+    }
+}
+
+/* How an operation ends. */
+struct ending {
+    const char *text; /* of a failure */
+    comm_failure_t data;
+    comm_received_t received;
+    bool clean; /* commd has finished with its buffers */
+};
+
 /* The handle gets the result; without one, the communicator keeps the first failure. */
-static void op_tell(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text,
-                    comm_received_t received)
+static void op_tell(struct comm_comm *comm, struct client_op *op, const struct ending *ending)
 {
     struct comm_request *request = op->request;
+    comm_result_t result = ending->data.result;
     if (request != NULL) {
         request->op = NULL;
-        request->received = received;
-        request_end(request, result, text);
+        request->received = ending->received;
+        request_end(request, result, &ending->data, ending->text);
         op->request = NULL;
     } else if (result != COMM_OK && comm->op_failure == COMM_OK) {
         comm->op_failure = result;
-        (void)snprintf(comm->op_failure_text, sizeof comm->op_failure_text, "%s", text);
+        comm->op_failure_data = ending->data;
+        (void)snprintf(comm->op_failure_text, sizeof comm->op_failure_text, "%s", ending->text);
     }
+}
+
+/* Keeps only the staging blocks that are still to be copied out. */
+static void op_keep_copies(struct comm_client *client, struct client_op *op)
+{
+    for (int use = 0; use < USE_COUNT; use++) {
+        if (op->uses[use] != NULL && op->uses[use]->slab == NULL) {
+            release_use(client, op, use, true);
+        }
+    }
+}
+
+/* Ends an operation that is in no list any more. Its queue gets it, or it is freed. */
+static void op_end(struct comm_comm *comm, struct client_op *op, const struct ending *ending)
+{
+    comm_result_t result = ending->data.result;
+    size_t copied_bytes = 0;
+    for (uint32_t i = 0; i < op->copy_count; i++) {
+        copied_bytes += op->copies[i].size_bytes;
+    }
+    bool copies_later = op->place.queue != NULL && copied_bytes > QUEUE_COPY_NOW_MAX_BYTES;
+    if (result == COMM_OK && !copies_later) {
+        op_copy_out(op);
+    }
+    if (op->place.queue == NULL) {
+        op_tell(comm, op, ending);
+        op_free(comm->client, op, ending->clean);
+        return;
+    }
+    if (result == COMM_OK && copies_later) {
+        op_keep_copies(comm->client, op);
+    } else {
+        op_release(comm->client, op, ending->clean);
+        op->copy_count = 0;
+    }
+    op->place.result = result;
+    op->place.received = ending->received;
+    op->place.failure = result != COMM_OK ? failure_new(&ending->data, ending->text) : NULL;
+    queue_add(op);
+}
+
+void op_fail_unsent(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text)
+{
+    struct ending ending = {
+        .text = text, .data = failure_data(result, op_kind_text(op->kind)), .clean = true};
+    op_end(comm, op, &ending);
 }
 
 /* --- Operations in flight or held: a list, and a table by ticket --- */
@@ -99,13 +174,20 @@ static void list_append(struct comm_comm *comm, struct client_op *op)
     }
 }
 
-/* Takes the operation out of the list and the table. Returns null if it is not there. */
-static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
+/* Returns what points to the operation in the table, or would. */
+static struct client_op **list_find(const struct comm_comm *comm, uint64_t ticket)
 {
     struct client_op **link = bucket_of(comm, ticket);
     while (*link != NULL && (*link)->ticket != ticket) {
         link = &(*link)->next_in_bucket;
     }
+    return link;
+}
+
+/* Takes the operation out of the list and the table. Returns null if it is not there. */
+static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
+{
+    struct client_op **link = list_find(comm, ticket);
     struct client_op *op = *link;
     if (op == NULL) {
         return NULL;
@@ -128,10 +210,16 @@ void ops_drop(struct comm_comm *comm, struct client_op *op)
         return;
     }
     (void)list_take(comm, op->ticket);
-    op_tell(comm, op, failed ? comm->failure : COMM_ABORTED,
-            failed ? comm->failure_text : "this rank left the communicator", (comm_received_t){0});
     held_free(comm, op->held);
-    op_free(comm->client, op, !was_sent);
+    struct ending ending = {.text = "this rank left the communicator",
+                            .data = failure_data(COMM_ABORTED, ""),
+                            .clean = !was_sent};
+    if (failed) {
+        ending.text = comm->failure_text;
+        ending.data = comm->failure_data;
+    }
+    ending.data.operation = op_kind_text(op->kind);
+    op_end(comm, op, &ending);
 }
 
 void ops_forget(struct comm_comm *comm)
@@ -174,22 +262,36 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
     }
     comm_result_t result = completion->status == STATUS_OK ? COMM_OK : failure_from_wire(completion->status);
     bool has_text = result == COMM_OK || completion->text[0] != '\0';
-    const char *text = has_text ? completion->text : comm_result_text(result);
-    for (uint32_t i = 0; result == COMM_OK && i < op->copy_count; i++) {
-        size_t size_bytes = op->copies[i].size_bytes;
-        size_t came = (size_t)completion->count_elements * dtype_size_bytes(op->dtype);
-        bool shorter = op->kind == OP_KIND_RECEIVE && came < size_bytes;
-        memcpy(op->copies[i].to, op->copies[i].from, shorter ? came : size_bytes);
+    size_t came = (size_t)completion->count_elements * dtype_size_bytes(op->dtype);
+    if (op->kind == OP_KIND_RECEIVE && op->copy_count > 0 && came < op->copies[0].size_bytes) {
+        op->copies[0].size_bytes = came;
     }
     trace_op_seen(client->trace, comm, op, result);
-    op_tell(
-        comm, op, result, text,
-        (comm_received_t){.source = completion->source_rank, .count = (size_t)completion->count_elements});
     if (result == COMM_OK && op->slot != NULL) { /* commd has set its word, or is about to */
         fence_give(&client->fences, op->slot, false);
         op->slot = NULL;
     }
-    op_free(client, op, result == COMM_OK);
+    struct ending ending = {
+        .text = has_text ? completion->text : comm_result_text(result),
+        .data = op->known != NULL ? *op->known : failure_data(result, ""),
+        .received = {.source = completion->source_rank, .count = (size_t)completion->count_elements},
+        .clean = result == COMM_OK};
+    ending.data.result = result;
+    ending.data.operation = result != COMM_OK ? op_kind_text(op->kind) : "";
+    op_end(comm, op, &ending);
+}
+
+void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed)
+{
+    struct comm_comm *comm = event_comm(client, failed->handle, "a failure");
+    struct client_op *op = comm != NULL ? *list_find(comm, failed->ticket) : NULL;
+    if (op == NULL || failed->failure == NULL) {
+        return;
+    }
+    op->known = op->known != NULL ? op->known : malloc(sizeof *op->known);
+    if (op->known != NULL) {
+        *op->known = failure_from_message(failed->failure);
+    }
 }
 
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted)
@@ -197,8 +299,13 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
     struct comm_comm *comm = event_comm(client, aborted->handle, "an abort");
     if (comm != NULL) {
         comm_result_t failure = failure_from_wire(aborted->status);
+        bool first = comm->failure == COMM_OK;
         member_fail(comm, failure, "%s",
                     aborted->text[0] != '\0' ? aborted->text : comm_result_text(failure));
+        if (first && aborted->failure != NULL) {
+            comm->failure_data = failure_from_message(aborted->failure);
+            comm->failure_data.result = failure;
+        }
     }
 }
 
@@ -279,7 +386,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
     }
     comm_result_t result = member_check(comm);
     if (result == COMM_OK && comm->op_failure != COMM_OK) {
-        result = error_repeat(comm->op_failure, comm->op_failure_text);
+        result = error_repeat_failure(&comm->op_failure_data, comm->op_failure_text);
         comm->op_failure = COMM_OK;
     }
     return result;
@@ -291,7 +398,7 @@ static const struct client_op *oldest_of(const struct comm_comm *comm, const str
     return op->held != NULL ? comm->ops : op;
 }
 
-void ops_progress(const struct comm_request *request, uint64_t began_ns)
+void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_t deadline_ns)
 {
     struct comm_comm *comm = request->comm;
     struct client_op *op = request->op;
@@ -300,7 +407,8 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns)
         held_await(comm);
         return;
     }
-    client_progress(comm->client, frozen_ns(comm, oldest_of(comm, op), began_ns));
+    uint64_t late_ns = frozen_ns(comm, oldest_of(comm, op), began_ns);
+    client_progress(comm->client, deadline_ns < late_ns ? deadline_ns : late_ns);
     if (request->op != op || op->ticket != ticket ||
         clock_ns() < frozen_ns(comm, oldest_of(comm, op), began_ns)) {
         return;
@@ -312,11 +420,48 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns)
     ops_drop(comm, op);
 }
 
-void ops_finish_request(struct comm_request *request)
+bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns)
 {
     uint64_t began_ns = clock_ns();
-    while (request->op != NULL) {
-        ops_progress(request, began_ns);
+    bool passed = false;
+    while (request->op != NULL && !passed) {
+        ops_progress(request, began_ns, deadline_ns);
+        passed = deadline_ns != UINT64_MAX && clock_ns() >= deadline_ns;
+    }
+    return request->op == NULL;
+}
+
+/* Returns an operation of the queue that commd should have ended; null: none. */
+static struct client_op *find_late(const struct comm_comm *comm, const struct comm_queue *queue,
+                                   uint64_t began_ns)
+{
+    uint64_t now_ns = clock_ns();
+    for (struct client_op *op = comm->ops; op != NULL; op = op->next) {
+        if (op->place.queue == queue && now_ns >= frozen_ns(comm, op, began_ns)) {
+            return op;
+        }
+    }
+    return NULL;
+}
+
+void ops_check_late(struct comm_client *client, const struct comm_queue *queue, uint64_t began_ns)
+{
+    for (struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
+        const struct client_op *late = find_late(comm, queue, began_ns);
+        if (late == NULL) {
+            continue;
+        }
+        member_fail(comm, COMM_TIMED_OUT,
+                    "%s: commd does not answer: operation %" PRIu64
+                    " on \"%s\", %s, is past its deadline, and commd has not ended it",
+                    client->path, late->ticket, comm->name, op_kind_text(late->kind));
+        struct client_op *op, *next;
+        DL_FOREACH_SAFE(comm->ops, op, next)
+        {
+            if (op->place.queue == queue) {
+                ops_drop(comm, op);
+            }
+        }
     }
 }
 
@@ -360,8 +505,7 @@ static void fail_unsent(struct comm_client *client, const struct submit_record *
                 client->path, record->ticket, comm->name);
     struct client_op *unsent = list_take(comm, record->ticket);
     if (unsent != NULL) {
-        op_tell(comm, unsent, comm->failure, comm->failure_text, (comm_received_t){0});
-        op_free(client, unsent, true);
+        op_fail_unsent(comm, unsent, comm->failure, comm->failure_text);
     }
 }
 

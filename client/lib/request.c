@@ -18,18 +18,20 @@ struct comm_request *request_new(struct comm_comm *comm)
 void request_free(struct comm_request *request)
 {
     if (request != NULL) {
-        free(request->text);
+        free(request->failure);
         free(request->call);
         free(request);
     }
 }
 
-void request_end(struct comm_request *request, comm_result_t result, const char *text)
+void request_end(struct comm_request *request, comm_result_t result, const comm_failure_t *data,
+                 const char *text)
 {
+    comm_failure_t plain = failure_data(result, "");
     request->ended = true;
     request->result = result;
-    free(request->text);
-    request->text = result != COMM_OK ? strdup(text) : NULL;
+    free(request->failure);
+    request->failure = result != COMM_OK ? failure_new(data != NULL ? data : &plain, text) : NULL;
 }
 
 static bool is_started(const struct comm_request *request)
@@ -50,9 +52,15 @@ struct comm_request *request_leave_group(struct comm_request *request)
     return request;
 }
 
-/* Refuses a handle that a group of another thread has collected. Callers check this thread's group before. */
+/* Refuses a handle that a group of another thread has collected, or whose operation ends into a queue.
+ * Callers check this thread's group before. */
 static comm_result_t check_submitted(const char *name, const struct comm_request *request)
 {
+    if (request != NULL && request->call != NULL && request->call->options.queue != NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": the operation ends into a queue: comm_queue_next waits for it",
+                            name, request->comm->name);
+    }
     return request == NULL || !request->collected
                ? COMM_OK
                : error_report(COMM_INVALID_ARGUMENT,
@@ -66,7 +74,9 @@ static comm_result_t request_take(comm_request_t **handle, comm_received_t *rece
     struct comm_request *request = *handle;
     comm_result_t result = request->ended ? request->result : COMM_OK;
     if (result != COMM_OK) {
-        (void)error_repeat(result, request->text != NULL ? request->text : comm_result_text(result));
+        const comm_failure_t *data =
+            request->failure != NULL ? &request->failure->data : failure_plain(result);
+        (void)error_repeat_failure(data, data->text);
     }
     if (received != NULL) {
         *received = request->received;
@@ -92,23 +102,38 @@ static comm_result_t check_waiting(const char *name, const void *handle)
     return COMM_OK;
 }
 
-comm_result_t comm_wait(comm_request_t **handle, comm_received_t *received)
+/* deadline_ns: UINT64_MAX: the operation's own deadline bounds the wait. */
+static comm_result_t wait_until(const char *name, comm_request_t **handle, uint64_t deadline_ns,
+                                comm_received_t *received)
 {
-    comm_result_t result = check_waiting("comm_wait", handle);
+    comm_result_t result = check_waiting(name, handle);
     if (result != COMM_OK || *handle == NULL) {
         return result;
     }
     struct comm_client *client = (*handle)->comm->client;
     result = client_enter(client);
     if (result == COMM_OK) {
-        result = check_submitted("comm_wait", *handle);
-        if (result == COMM_OK) {
-            ops_finish_request(*handle);
+        result = check_submitted(name, *handle);
+        if (result == COMM_OK && !ops_finish_request(*handle, deadline_ns)) {
+            result = error_report(COMM_TIMED_OUT, "%s on \"%s\": %s has not ended yet", name,
+                                  (*handle)->comm->name, op_kind_text((*handle)->op->kind));
+        } else if (result == COMM_OK) {
             result = request_take(handle, received);
         }
         client_leave(client);
     }
     return result;
+}
+
+comm_result_t comm_wait(comm_request_t **handle, comm_received_t *received)
+{
+    return wait_until("comm_wait", handle, UINT64_MAX, received);
+}
+
+comm_result_t comm_wait_for(comm_request_t **handle, uint32_t timeout_ms, comm_received_t *received)
+{
+    uint64_t deadline_ns = timeout_ms == COMM_NO_TIMEOUT ? UINT64_MAX : clock_after_ms(timeout_ms);
+    return wait_until("comm_wait_for", handle, deadline_ns, received);
 }
 
 comm_result_t comm_test(comm_request_t **handle, int *done, comm_received_t *received)
@@ -212,7 +237,7 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
         if (*index < count || waiting == NULL) {
             break;
         }
-        ops_progress(waiting, began_ns);
+        ops_progress(waiting, began_ns, UINT64_MAX);
     }
     if (*index < count) {
         result = request_take(&handles[*index], received);
@@ -280,7 +305,8 @@ comm_result_t comm_start(comm_request_t *request)
         return start_in_group(request);
     }
     struct comm_client *client = request->comm->client;
-    struct client_entry entry = {.comm = request->comm, .call = request->call, .request = request};
+    struct client_entry entry = {
+        .comm = request->comm, .call = request->call, .request = request, .returns = true};
     comm_result_t result = stream_begin(request->comm, request->call, &entry.order);
     if (result != COMM_OK) {
         return result;
@@ -300,7 +326,7 @@ comm_result_t comm_start(comm_request_t *request)
         }
     }
     client_leave(client);
-    return result == COMM_OK ? stream_end(entry.comm, entry.call, &entry.order) : result;
+    return result == COMM_OK ? submit_end(&entry) : result;
 }
 
 void comm_request_free(comm_request_t *request)

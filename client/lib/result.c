@@ -16,6 +16,7 @@ static_assert(COMM_C128 + 1 == DTYPE_COUNT, "commclient.h: comm_dtype_t");
 static_assert(COMM_LOR + 1 == REDUCE_COUNT, "commclient.h: comm_op_t");
 
 static _Thread_local char last_error[ERROR_TEXT_BYTES];
+static _Thread_local comm_failure_t last_failure; /* its text is set when it is copied out */
 
 comm_result_t error_report(comm_result_t result, const char *format, ...)
 {
@@ -23,6 +24,7 @@ comm_result_t error_report(comm_result_t result, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(last_error, sizeof last_error, format, arguments);
     va_end(arguments);
+    last_failure = failure_data(result, "");
     DEBUG("%s: %s", comm_result_text(result), last_error);
     return result;
 }
@@ -36,13 +38,39 @@ comm_result_t error_within(comm_result_t result, const char *format, ...)
     vsnprintf(before, sizeof before, format, arguments);
     va_end(arguments);
     (void)snprintf(text, sizeof text, "%s", last_error);
-    return error_report(result, "%s: %s", before, text);
+    comm_failure_t data = last_failure;
+    (void)error_report(result, "%s: %s", before, text);
+    last_failure = data;
+    last_failure.result = result;
+    return result;
 }
 
 comm_result_t error_repeat(comm_result_t result, const char *text)
 {
-    snprintf(last_error, sizeof last_error, "%s", text[0] != '\0' ? text : comm_result_text(result));
-    return result;
+    comm_failure_t data = failure_data(result, "");
+    return error_repeat_failure(&data, text);
+}
+
+comm_result_t error_repeat_failure(const comm_failure_t *data, const char *text)
+{
+    snprintf(last_error, sizeof last_error, "%s", text[0] != '\0' ? text : comm_result_text(data->result));
+    last_failure = *data;
+    return data->result;
+}
+
+int comm_last_failure(comm_failure_t *failure)
+{
+    size_t size = failure != NULL ? failure->struct_size : 0;
+    if (size < offsetof(comm_failure_t, operation) || size > OPTIONS_MAX_BYTES) {
+        return 0;
+    }
+    comm_failure_t known = last_failure;
+    known.operation = known.operation != NULL ? known.operation : "";
+    known.text = last_error;
+    memset(failure, 0, size);
+    memcpy(failure, &known, size < sizeof known ? size : sizeof known);
+    failure->struct_size = size;
+    return known.result != COMM_OK;
 }
 
 comm_result_t failure_from_wire(uint32_t number)

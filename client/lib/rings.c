@@ -138,17 +138,40 @@ static bool spin(struct client_rings *rings, uint64_t deadline_ns)
     return false;
 }
 
-bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_t deadline_ns)
+static void quiet_bell(const struct client_rings *rings)
 {
+    char bytes[64];
+    (void)recv(rings->bell_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+}
+
+bool rings_wait(struct client_rings *rings, int socket_fd, short events, struct pollfd *other,
+                uint64_t deadline_ns)
+{
+    if (rings->armed) { /* while this thread looks, commd need not ring */
+        ring_consumer_wakes(&rings->in);
+    }
     if (spin(rings, deadline_ns) || !ring_consumer_sleep(&rings->in)) {
         return false;
     }
-    struct pollfd ready[] = {{.fd = socket_fd, .events = events}, {.fd = rings->bell_fd, .events = POLLIN}};
-    (void)poll(ready, 2, poll_timeout_ms(deadline_ns));
+    struct pollfd ready[] = {{.fd = socket_fd, .events = events},
+                             {.fd = rings->bell_fd, .events = POLLIN},
+                             {.fd = other != NULL ? other->fd : -1, .events = POLLIN}};
+    (void)poll(ready, sizeof ready / sizeof *ready, poll_timeout_ms(deadline_ns));
     ring_consumer_wakes(&rings->in);
     if ((ready[1].revents & POLLIN) != 0) {
-        char bytes[64];
-        (void)recv(rings->bell_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        quiet_bell(rings);
+    }
+    if (other != NULL) {
+        other->revents = ready[2].revents;
     }
     return true;
+}
+
+bool rings_arm(struct client_rings *rings)
+{
+    if (rings->armed) {
+        quiet_bell(rings); /* a byte may be late; the ring is looked at afterwards */
+    }
+    rings->armed = true;
+    return ring_consumer_sleep(&rings->in);
 }

@@ -130,7 +130,8 @@ static comm_result_t slab_make(struct comm_client *client, unsigned class, struc
     if (slab == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for a staging block");
     }
-    comm_result_t result = memory_make(client, size_bytes, true, &slab->mapping);
+    comm_result_t result =
+        memory_make(client, size_bytes, MEMORY_STAGING, COMM_HUGE_PAGES_NONE, &slab->mapping);
     if (result != COMM_OK) {
         free(slab);
         return result;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/layout.h"
 
 /* Turns calls into operations: finds or stages their buffers, and makes their records for commd. */
 
@@ -37,16 +38,6 @@ static size_t residual_bytes(const struct client_call *call)
     return has_residual ? call->terms.count_elements * sizeof(float) : 0;
 }
 
-static size_t layout_bytes(const struct comm_comm *comm)
-{
-    return 2 * (size_t)comm->size * sizeof(uint64_t);
-}
-
-static bool has_layouts(const struct client_call *call)
-{
-    return call->input.counts != NULL || call->output.counts != NULL;
-}
-
 /* Finds the caller's memory that holds the whole range. *out is null if there is none: the bytes are copied.
  */
 static comm_result_t locate(struct comm_comm *comm, const struct client_call *call, const void *at,
@@ -57,32 +48,83 @@ static comm_result_t locate(struct comm_comm *comm, const struct client_call *ca
     return on_host ? COMM_OK : gpu_memory_locate(comm, call, at, size_bytes, out);
 }
 
+static void use_found(const struct client_call *call, struct client_memory *found, struct client_op *op,
+                      enum client_use use)
+{
+    /* On a GPU, commd handles operations in place. */
+    if (found != NULL && (use != USE_INPUT || !call->stages_input || found->gpu != NULL)) {
+        op->uses[use] = use_memory(found);
+    }
+}
+
 /* If commd has mapped the memory, the operation uses it. */
 static comm_result_t find_memory(struct comm_comm *comm, const struct client_call *call, const void *at,
                                  size_t size_bytes, struct client_op *op, enum client_use use)
 {
     struct client_memory *found = NULL;
     comm_result_t result = locate(comm, call, at, size_bytes, &found);
-    if (result != COMM_OK || found == NULL) {
-        return result;
+    if (result == COMM_OK) {
+        use_found(call, found, op, use);
     }
-    /* On a GPU, commd handles operations in place. */
-    if (use != USE_INPUT || !call->stages_input || found->gpu != NULL) {
-        op->uses[use] = use_memory(found);
+    return result;
+}
+
+/* Registers the list's blocks that are on a GPU. *on_gpu: whether there are any. */
+static comm_result_t locate_blocks(struct comm_comm *comm, const struct client_call *call,
+                                   const struct call_buffer *buffer, bool *on_gpu)
+{
+    *on_gpu = false;
+    for (uint32_t rank = 0; comm->client->gpus != NULL && rank < comm->size; rank++) {
+        struct client_memory *found = NULL;
+        size_t size_bytes = buffer->counts[rank] * dtype_size_bytes(call->terms.dtype);
+        comm_result_t result =
+            size_bytes > 0 ? locate(comm, call, buffer->list[rank], size_bytes, &found) : COMM_OK;
+        if (result != COMM_OK) {
+            return result;
+        }
+        *on_gpu = *on_gpu || (found != NULL && found->gpu != NULL);
     }
     return COMM_OK;
+}
+
+/* If commd has mapped one memory that holds all blocks of the list, the operation uses it. */
+static comm_result_t find_list(struct comm_comm *comm, const struct client_call *call,
+                               const struct call_buffer *buffer, struct client_op *op, enum client_use use)
+{
+    bool on_gpu;
+    size_t span_bytes = layout_span_bytes(buffer, comm->size, dtype_size_bytes(call->terms.dtype));
+    comm_result_t result = locate_blocks(comm, call, buffer, &on_gpu);
+    if (result != COMM_OK) {
+        return result;
+    }
+    struct client_memory *found = span_bytes > 0 ? memory_find(comm->client, buffer->at, span_bytes) : NULL;
+    if (on_gpu && (found == NULL || found->gpu != comm->gpu)) {
+        return error_report(
+            COMM_UNSUPPORTED,
+            "%s on \"%s\": the %s blocks of the list lie in several allocations, at least one of them on a "
+            "GPU: allocate them from one chunk of a pool, or copy them into one buffer",
+            call->name, comm->name, use == USE_INPUT ? "send" : "receive");
+    }
+    use_found(call, found, op, use);
+    return COMM_OK;
+}
+
+static comm_result_t find_buffer(struct comm_comm *comm, const struct client_call *call,
+                                 const struct call_buffer *buffer, struct client_op *op, enum client_use use)
+{
+    if (buffer->at == NULL) {
+        return COMM_OK;
+    }
+    return buffer->list != NULL ? find_list(comm, call, buffer, op, use)
+                                : find_memory(comm, call, buffer->at, buffer_bytes(call, buffer), op, use);
 }
 
 static comm_result_t find_buffers(struct comm_comm *comm, const struct client_call *call,
                                   struct client_op *op)
 {
     comm_result_t result = member_check(comm);
-    if (result == COMM_OK && call->input.at != NULL) {
-        result = find_memory(comm, call, call->input.at, buffer_bytes(call, &call->input), op, USE_INPUT);
-    }
-    if (result == COMM_OK && call->output.at != NULL) {
-        result = find_memory(comm, call, call->output.at, buffer_bytes(call, &call->output), op, USE_OUTPUT);
-    }
+    result = result == COMM_OK ? find_buffer(comm, call, &call->input, op, USE_INPUT) : result;
+    result = result == COMM_OK ? find_buffer(comm, call, &call->output, op, USE_OUTPUT) : result;
     if (result == COMM_OK && residual_bytes(call) > 0) {
         result = find_memory(comm, call, call->options.residual, residual_bytes(call), op, USE_RESIDUAL);
     }
@@ -92,8 +134,8 @@ static comm_result_t find_buffers(struct comm_comm *comm, const struct client_ca
 /* Whether both buffers can share one block, because the operation is in place. */
 static bool shares_block(const struct client_call *call)
 {
-    return !call->stages_input && call->input.at == call->output.at &&
-           call->input.elements == call->output.elements;
+    return !call->stages_input && call->input.list == NULL && call->output.list == NULL &&
+           call->input.at == call->output.at && call->input.elements == call->output.elements;
 }
 
 /* Returns the bytes that must be staged, after find_buffers. */
@@ -104,52 +146,22 @@ static size_t staged_bytes(const struct comm_comm *comm, const struct client_cal
     bool stages_output = call->output.at != NULL && op->uses[USE_OUTPUT] == NULL;
     size_t sum = stages_input ? buffer_bytes(call, &call->input) : 0;
     sum += stages_output && !(stages_input && shares_block(call)) ? buffer_bytes(call, &call->output) : 0;
-    sum += has_layouts(call) ? 2 * layout_bytes(comm) : 0;
+    sum += layout_is_used(call) ? 2 * layout_bytes(comm->size) : 0;
     return sum + (op->uses[USE_RESIDUAL] == NULL ? residual_bytes(call) : 0);
 }
 
-/* Takes a block and copies into it. The lock is released during the copy: no other thread knows the block. */
-static comm_result_t stage_copy(struct comm_comm *comm, struct client_op *op, enum client_use use,
-                                const void *from, size_t size_bytes)
+/* Takes a block and copies the buffer into it. The lock is released during the copy: no other thread knows
+ * the block. */
+static comm_result_t stage_copy(struct comm_comm *comm, const struct client_call *call,
+                                const struct call_buffer *buffer, struct client_op *op)
 {
-    comm_result_t result = take_block(comm, op, use, size_bytes);
+    comm_result_t result = take_block(comm, op, USE_INPUT, buffer_bytes(call, buffer));
     if (result == COMM_OK) {
         client_leave(comm->client);
-        memcpy(op->uses[use]->base, from, size_bytes);
+        layout_copy_in(op->uses[USE_INPUT]->base, buffer, comm->size, dtype_size_bytes(call->terms.dtype));
         pthread_mutex_lock(&comm->client->lock);
     }
     return result;
-}
-
-static void add_copy(struct client_op *op, const struct client_call *call, const unsigned char *block,
-                     size_t begin, size_t count)
-{
-    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
-    if (count > 0) {
-        op->copies[op->copy_count++] =
-            (struct client_copy){.to = (unsigned char *)call->output.at + begin * element_bytes,
-                                 .from = block + begin * element_bytes,
-                                 .size_bytes = count * element_bytes};
-    }
-}
-
-/* Plans the copies to the caller's buffer: only its blocks, not the gaps between them. */
-static void plan_copies(struct client_op *op, const struct comm_comm *comm, const struct client_call *call,
-                        const unsigned char *block)
-{
-    size_t packed = 0;
-    if (call->keeps_output) {
-        return;
-    }
-    if (call->output.counts == NULL || call->output.displacements == NULL) {
-        add_copy(op, call, block, 0, call->output.elements);
-        return;
-    }
-    for (uint32_t rank = 0; rank < comm->size; rank++) {
-        size_t begin = call->output.displacements != NULL ? call->output.displacements[rank] : packed;
-        add_copy(op, call, block, begin, call->output.counts[rank]);
-        packed += call->output.counts[rank];
-    }
 }
 
 static comm_result_t stage_output(struct comm_comm *comm, const struct client_call *call,
@@ -163,29 +175,21 @@ static comm_result_t stage_output(struct comm_comm *comm, const struct client_ca
         result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
     }
     if (result == COMM_OK) {
-        plan_copies(op, comm, call, op->uses[USE_OUTPUT]->base);
+        layout_plan_copies(op, call, comm->size, op->uses[USE_OUTPUT]->base);
     }
     return result;
-}
-
-static void write_layout(uint64_t *numbers, const struct call_buffer *buffer, uint32_t size)
-{
-    uint64_t packed = 0;
-    for (uint32_t rank = 0; buffer->counts != NULL && rank < size; rank++) {
-        numbers[rank] = buffer->counts[rank];
-        numbers[size + rank] = buffer->displacements != NULL ? buffer->displacements[rank] : packed;
-        packed += buffer->counts[rank];
-    }
 }
 
 static comm_result_t stage_layouts(struct comm_comm *comm, const struct client_call *call,
                                    struct client_op *op)
 {
-    comm_result_t result = take_block(comm, op, USE_LAYOUTS, 2 * layout_bytes(comm));
+    comm_result_t result = take_block(comm, op, USE_LAYOUTS, 2 * layout_bytes(comm->size));
     if (result == COMM_OK) {
         uint64_t *numbers = (uint64_t *)(void *)op->uses[USE_LAYOUTS]->base;
-        write_layout(numbers, &call->input, comm->size);
-        write_layout(numbers + 2 * (size_t)comm->size, &call->output, comm->size);
+        size_t element_bytes = dtype_size_bytes(call->terms.dtype);
+        layout_write(numbers, &call->input, op->uses[USE_INPUT], comm->size, element_bytes);
+        layout_write(numbers + 2 * (size_t)comm->size, &call->output, op->uses[USE_OUTPUT], comm->size,
+                     element_bytes);
     }
     return result;
 }
@@ -195,8 +199,11 @@ static comm_result_t stage_residual(struct comm_comm *comm, const struct client_
 {
     float *residual = call->options.residual;
     size_t size_bytes = residual_bytes(call);
-    comm_result_t result = stage_copy(comm, op, USE_RESIDUAL, residual, size_bytes);
+    comm_result_t result = take_block(comm, op, USE_RESIDUAL, size_bytes);
     if (result == COMM_OK) {
+        client_leave(comm->client);
+        memcpy(op->uses[USE_RESIDUAL]->base, residual, size_bytes);
+        pthread_mutex_lock(&comm->client->lock);
         op->copies[op->copy_count++] = (struct client_copy){
             .to = residual, .from = op->uses[USE_RESIDUAL]->base, .size_bytes = size_bytes};
     }
@@ -207,12 +214,12 @@ comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *cal
 {
     comm_result_t result = COMM_OK;
     if (call->input.at != NULL && op->uses[USE_INPUT] == NULL) {
-        result = stage_copy(comm, op, USE_INPUT, call->input.at, buffer_bytes(call, &call->input));
+        result = stage_copy(comm, call, &call->input, op);
     }
     if (result == COMM_OK && call->output.at != NULL && op->uses[USE_OUTPUT] == NULL) {
         result = stage_output(comm, call, op);
     }
-    if (result == COMM_OK && has_layouts(call) && op->uses[USE_LAYOUTS] == NULL) {
+    if (result == COMM_OK && layout_is_used(call) && op->uses[USE_LAYOUTS] == NULL) {
         result = stage_layouts(comm, call, op);
     }
     if (result == COMM_OK && residual_bytes(call) > 0 && op->uses[USE_RESIDUAL] == NULL) {
@@ -243,7 +250,7 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
     add_range(out, RECORD_OUTPUT, uses[USE_OUTPUT], call->output.at, 0);
     add_range(out, RECORD_INPUT_LAYOUT, call->input.counts != NULL ? uses[USE_LAYOUTS] : NULL, NULL, 0);
     add_range(out, RECORD_OUTPUT_LAYOUT, call->output.counts != NULL ? uses[USE_LAYOUTS] : NULL, NULL,
-              layout_bytes(comm));
+              layout_bytes(comm->size));
     add_range(out, RECORD_RESIDUAL, uses[USE_RESIDUAL], call->options.residual, 0);
     if (op->slot != NULL) {
         fence_add(out, RECORD_ENDED, &op->ended);
@@ -260,7 +267,7 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
 
 /* --- Operations --- */
 
-static struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call)
+struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call)
 {
     size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
     struct client_op *op = calloc(1, sizeof *op + copies * sizeof op->copies[0]);
@@ -298,33 +305,65 @@ static comm_result_t place(struct comm_comm *comm, const struct client_call *cal
     return result == COMM_OK ? member_check(comm) : result;
 }
 
+/* Places the entry's operation, which is made if need be. On failure it stays with the entry, without memory.
+ */
+static comm_result_t prepare(struct client_entry *entry, struct submit_packet *packet)
+{
+    struct comm_comm *comm = entry->comm;
+    comm_result_t result = queue_check(comm, entry->call);
+    if (result != COMM_OK) {
+        return result;
+    }
+    if (entry->op == NULL && (entry->op = op_new(comm, entry->call)) == NULL) {
+        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
+    }
+    result = place(comm, entry->call, &entry->order, packet, entry->op);
+    if (result == COMM_OK) {
+        result = queue_check(comm, entry->call); /* another thread may have destroyed it */
+    }
+    if (result != COMM_OK) {
+        held_free(comm, entry->op->held);
+        entry->op->held = NULL;
+        op_release(comm->client, entry->op, true);
+        entry->op->copy_count = 0;
+    }
+    return result;
+}
+
+/* The operation gets what its end needs: its place in the stream, its handle and its queue. */
+static void connect_op(struct client_entry *entry, struct client_op *op)
+{
+    op->slot = entry->order.slot;
+    op->ended = entry->order.ended;
+    op->request = entry->request;
+    if (entry->request != NULL) {
+        entry->request->op = op;
+        entry->request->ended = false;
+    }
+    queue_expect(op, entry->call);
+    if (op->place.queue != NULL && op->slot != NULL && entry->returns) {
+        op->place.withheld = true;
+        entry->withheld = op;
+    }
+}
+
 /*
  * Adds the operation to the list, and its record to the packet, unless it is held. May release the lock.
  * Failures are reported.
  */
-static comm_result_t submit(struct comm_comm *comm, const struct client_call *call,
-                            struct comm_request *request, const struct stream_order *order,
-                            struct submit_packet *packet)
+static comm_result_t submit(struct client_entry *entry, struct submit_packet *packet)
 {
+    struct comm_comm *comm = entry->comm;
+    const struct client_call *call = entry->call;
     uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
-    struct client_op *op = op_new(comm, call);
-    if (op == NULL) {
-        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
-    }
-    comm_result_t result = place(comm, call, order, packet, op);
+    comm_result_t result = prepare(entry, packet);
     if (result != COMM_OK) {
-        held_free(comm, op->held);
-        op_free(comm->client, op, true);
         return result;
     }
     /* The lock is not released from here until the operation is in the list. */
-    op->slot = order->slot;
-    op->ended = order->ended;
-    op->request = request;
-    if (request != NULL) {
-        request->op = op;
-        request->ended = false;
-    }
+    struct client_op *op = entry->op;
+    entry->op = NULL;
+    connect_op(entry, op);
     ops_append(comm, op, timeout_ms);
     if (op->held != NULL) {
         held_push(comm, op->held);
@@ -332,7 +371,7 @@ static comm_result_t submit(struct comm_comm *comm, const struct client_call *ca
     }
     struct submit_record record;
     struct fence_mark waits[CLIENT_FENCES_MAX];
-    uint32_t wait_count = member_collect_waits(comm, order, waits);
+    uint32_t wait_count = member_collect_waits(comm, &entry->order, waits);
     submit_make_record(comm, call, op, waits, wait_count, &record);
     record.ticket = op->ticket;
     packet_add(comm->client, packet, comm, &record);
@@ -367,8 +406,7 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
     size_t submitted = 0;
     packet.size_bytes = packet.timeout_ms = 0;
     for (; submitted < count; submitted++) {
-        struct client_entry *entry = &entries[submitted];
-        result = submit(entry->comm, entry->call, entry->request, &entry->order, &packet);
+        result = submit(&entries[submitted], &packet);
         if (result != COMM_OK) {
             break;
         }
@@ -377,28 +415,43 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
     for (size_t i = submitted; i < count; i++) {
         stream_abandon(entries[i].comm, &entries[i].order);
     }
+    /* A queue has, or gets, the completion of what was submitted. */
     for (size_t i = 0; i < count && result == COMM_OK; i++) {
-        result = member_check(entries[i].comm);
+        result = entries[i].call->options.queue == NULL ? member_check(entries[i].comm) : COMM_OK;
     }
     return result;
 }
 
 /* The operation takes its place in the stream. If the call fails, the place is abandoned, and the handle has
  * no operation. */
-static comm_result_t submit_one(struct comm_comm *comm, const struct client_call *call,
-                                struct comm_request *request, struct stream_order *order)
+static comm_result_t submit_one(struct client_entry *entry)
 {
     struct submit_packet packet;
+    struct comm_request *request = entry->request;
     packet.size_bytes = packet.timeout_ms = 0;
-    comm_result_t result = submit(comm, call, request, order, &packet);
+    comm_result_t result = submit(entry, &packet);
     if (result != COMM_OK) {
-        stream_abandon(comm, order);
+        stream_abandon(entry->comm, &entry->order);
+        free(entry->op);
         return result;
     }
-    packet_send(comm->client, &packet);
-    result = member_check(comm);
+    packet_send(entry->comm->client, &packet);
+    if (entry->call->options.queue != NULL) {
+        return COMM_OK; /* the queue has, or gets, the completion */
+    }
+    result = member_check(entry->comm);
     if (result != COMM_OK && request != NULL && request->op != NULL) {
         request->op->request = NULL;
+    }
+    return result;
+}
+
+comm_result_t submit_end(const struct client_entry *entry)
+{
+    comm_result_t result = stream_end(entry->comm, entry->call, &entry->order);
+    if (entry->withheld != NULL && client_enter(entry->comm->client) == COMM_OK) {
+        queue_settle(entry->withheld, result == COMM_OK);
+        client_leave(entry->comm->client);
     }
     return result;
 }
@@ -415,25 +468,26 @@ static comm_result_t make_persistent(struct comm_comm *comm, const struct client
     return COMM_OK;
 }
 
-static comm_result_t submit_now(struct comm_comm *comm, const struct client_call *call,
-                                struct comm_request *request, struct stream_order *order)
+static comm_result_t submit_now(struct client_entry *entry)
 {
-    comm_result_t result = client_enter(comm->client);
+    struct comm_client *client = entry->comm->client;
+    struct comm_request *request = entry->request;
+    comm_result_t result = client_enter(client);
     if (result == COMM_OK) {
-        result = submit_one(comm, call, request, order);
-        client_leave(comm->client);
+        result = submit_one(entry);
+        client_leave(client);
     } else {
-        stream_abandon(comm, order);
+        stream_abandon(entry->comm, &entry->order);
     }
     if (result != COMM_OK) {
         request_free(request); /* it may have ended, and have a text */
         return result;
     }
-    result = stream_end(comm, call, order);
+    result = submit_end(entry);
     if (result != COMM_OK) {
         comm_request_free(request); /* its operation goes on */
     } else if (request != NULL) {
-        *call->options.request = request;
+        *entry->call->options.request = request;
     }
     return result;
 }
@@ -441,7 +495,7 @@ static comm_result_t submit_now(struct comm_comm *comm, const struct client_call
 comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call)
 {
     struct comm_request *request = NULL;
-    struct stream_order order;
+    struct client_entry entry = {.comm = comm, .call = call, .returns = true};
     if (call->options.request != NULL) {
         request = request_new(comm);
         if (request == NULL) {
@@ -452,20 +506,21 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
     if (call->options.persistent != 0) {
         return make_persistent(comm, call, request);
     }
-    comm_result_t result = stream_begin(comm, call, &order);
+    comm_result_t result = stream_begin(comm, call, &entry.order);
     if (result != COMM_OK) {
         free(request);
         return result;
     }
+    entry.request = request;
     if (!group_is_open()) {
-        return submit_now(comm, call, request, &order);
+        return submit_now(&entry);
     }
     if (request != NULL) {
         request->collected = true;
     }
-    result = group_add(comm, call, request, &order);
+    result = group_add(comm, call, request, &entry.order);
     if (result != COMM_OK) {
-        stream_abandon(comm, &order);
+        stream_abandon(comm, &entry.order);
         free(request);
     } else if (request != NULL) {
         *call->options.request = request;
@@ -475,26 +530,26 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
 
 comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_call *call)
 {
-    struct stream_order order;
+    struct client_entry entry = {.comm = comm, .call = call};
     if (group_is_open()) {
         return error_report(COMM_INVALID_ARGUMENT,
                             "%s on \"%s\": a group is open: a call cannot wait before comm_group_end",
                             call->name, comm->name);
     }
-    comm_result_t result = stream_begin(comm, call, &order);
+    comm_result_t result = stream_begin(comm, call, &entry.order);
     if (result != COMM_OK) {
         return result;
     }
     result = client_enter(comm->client);
     if (result != COMM_OK) {
-        stream_abandon(comm, &order);
+        stream_abandon(comm, &entry.order);
         return result;
     }
-    result = submit_one(comm, call, NULL, &order);
+    result = submit_one(&entry);
     uint64_t ticket = comm->last_ticket;
-    if (result == COMM_OK && order.slot != NULL) {
+    if (result == COMM_OK && entry.order.slot != NULL) {
         client_leave(comm->client);
-        result = stream_end(comm, call, &order);
+        result = stream_end(comm, call, &entry.order);
         pthread_mutex_lock(&comm->client->lock);
     }
     if (result == COMM_OK) {

@@ -16,6 +16,43 @@ static bool hello_asks_for(const Commd__Client__Hello *hello, const char *featur
     return false;
 }
 
+#define FEATURES_MAX 6
+
+/* Begins what both sides have. Returns the number of features; the list has room for FEATURES_MAX. */
+static size_t offer_features(struct api_session *session, const Commd__Client__Hello *hello, char **features,
+                             uint64_t now_ns)
+{
+    size_t count = 0;
+    struct error error;
+    if (hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
+        if (api_rings_new(session, &error) == STATUS_OK) {
+            session->offers_fds = true;
+            features[count++] = (char *)CLIENT_FEATURE_RINGS;
+        } else {
+            api_session_log(session, LOG_LEVEL_WARNING, "no rings: %s", error.text);
+        }
+    }
+    if (hello_asks_for(hello, CLIENT_FEATURE_HEARTBEAT)) {
+        api_heart_listen(session, now_ns);
+        session->offers_fds = true;
+        features[count++] = (char *)CLIENT_FEATURE_HEARTBEAT;
+    }
+    if (hello_asks_for(hello, CLIENT_FEATURE_RECORDS_BY_TICKET)) {
+        features[count++] = (char *)CLIENT_FEATURE_RECORDS_BY_TICKET;
+    }
+    if (hello_asks_for(hello, CLIENT_FEATURE_ABORT)) {
+        features[count++] = (char *)CLIENT_FEATURE_ABORT;
+    }
+    session->wants_failures = hello_asks_for(hello, CLIENT_FEATURE_FAILURES);
+    if (session->wants_failures) {
+        features[count++] = (char *)CLIENT_FEATURE_FAILURES;
+    }
+    if (session->api->stores != NULL && hello_asks_for(hello, CLIENT_FEATURE_STORE)) {
+        features[count++] = (char *)CLIENT_FEATURE_STORE;
+    }
+    return count;
+}
+
 bool api_session_is_visitor(const struct api_session *session)
 {
     return strcmp(session->program, "commctl") == 0;
@@ -59,24 +96,10 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = COMMS_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
-    char *features[3];
+    char *features[FEATURES_MAX];
     answer.features = features;
-    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
-        struct error error_of_rings;
-        if (api_rings_new(session, &error_of_rings) == STATUS_OK) {
-            session->offers_fds = true;
-            features[answer.n_features++] = (char *)CLIENT_FEATURE_RINGS;
-        } else {
-            api_session_log(session, LOG_LEVEL_WARNING, "no rings: %s", error_of_rings.text);
-        }
-    }
-    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_HEARTBEAT)) {
-        api_heart_listen(session, now_ns);
-        session->offers_fds = true;
-        features[answer.n_features++] = (char *)CLIENT_FEATURE_HEARTBEAT;
-    }
-    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RECORDS_BY_TICKET)) {
-        features[answer.n_features++] = (char *)CLIENT_FEATURE_RECORDS_BY_TICKET;
+    if (session->role == API_ROLE_CLIENT) {
+        answer.n_features = offer_features(session, hello, features, now_ns);
     }
     Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);

@@ -17,12 +17,31 @@ static void comm_forget(struct api_comm *comm)
     free(comm);
 }
 
+/* The message points into the detail. */
+static void failure_to_wire(const struct comms_detail *detail, Commd__Client__Failure *out)
+{
+    *out = (Commd__Client__Failure)COMMD__CLIENT__FAILURE__INIT;
+    out->kind = detail->kind;
+    out->seq = detail->seq;
+    out->rank_count = detail->rank_count;
+    out->n_ranks = out->n_pids = comms_detail_listed(detail);
+    out->ranks = (uint32_t *)(uintptr_t)detail->ranks;
+    out->pids = (int32_t *)(uintptr_t)detail->pids;
+    out->node = (char *)(uintptr_t)detail->node;
+}
+
 static void comm_formed(void *context, struct comms_member *member, const struct error *result,
                         uint64_t now_ns)
 {
     struct api_comm *comm = context;
     if (result->status != STATUS_OK) {
-        api_session_reply_error(comm->session, comm->init_request_id, result);
+        Commd__Client__Failure failure;
+        const struct comms_detail *detail = comms_member_detail(member);
+        if (detail != NULL) {
+            failure_to_wire(detail, &failure);
+        }
+        api_session_reply_detailed(comm->session, comm->init_request_id, result,
+                                   detail != NULL ? &failure : NULL);
         comms_member_leave(member, COMMS_LEAVE_ORDERLY, now_ns);
         comm_forget(comm);
         return;
@@ -40,6 +59,22 @@ static void comm_formed(void *context, struct comms_member *member, const struct
     api_session_reply(comm->session, &reply);
 }
 
+/* Tells more of a failure, before its completion. */
+static void comm_send_failed(struct api_session *session, uint32_t handle,
+                             const struct comms_completion *completion)
+{
+    Commd__Client__Failure failure;
+    Commd__Client__Failed failed = COMMD__CLIENT__FAILED__INIT;
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    failure_to_wire(completion->detail, &failure);
+    failed.handle = handle;
+    failed.ticket = completion->ticket;
+    failed.failure = &failure;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_FAILED;
+    event.failed = &failed;
+    api_session_send(session, &event);
+}
+
 static void comm_send_complete(struct api_session *session, uint32_t handle,
                                const struct comms_completion *completion)
 {
@@ -49,6 +84,9 @@ static void comm_send_complete(struct api_session *session, uint32_t handle,
     record.count_elements = completion->count_elements;
     if (completion->result->status != STATUS_OK) {
         completion_record_fail(&record, completion->result->status, completion->result->text);
+        if (completion->detail != NULL && session->wants_failures) {
+            comm_send_failed(session, handle, completion);
+        }
     }
     api_session_send_record(session, &record, completion_record_bytes(&record));
 }
@@ -72,10 +110,15 @@ static void comm_completed(void *context, struct comms_member *member,
 static void comm_aborted(void *context, struct comms_member *member, const struct error *cause,
                          uint64_t now_ns)
 {
-    (void)member;
     (void)now_ns;
     struct api_comm *comm = context;
+    const struct comms_detail *detail = comms_member_detail(member);
+    Commd__Client__Failure failure;
     Commd__Client__Aborted aborted = COMMD__CLIENT__ABORTED__INIT;
+    if (detail != NULL) {
+        failure_to_wire(detail, &failure);
+        aborted.failure = &failure;
+    }
     aborted.handle = comm->handle;
     aborted.status = cause->status;
     aborted.text = (char *)cause->text;
@@ -184,6 +227,47 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     }
     comms_member_leave(comm->member, COMMS_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);
+    api_session_reply_done(session, request_id);
+}
+
+/* The reason is any text of a client: it is checked before others get it. */
+static enum status check_reason(const char *reason, struct error *error)
+{
+    size_t length = strnlen(reason, CLIENT_ABORT_REASON_MAX_BYTES + 1);
+    if (length > CLIENT_ABORT_REASON_MAX_BYTES) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a reason of more than %d bytes",
+                         CLIENT_ABORT_REASON_MAX_BYTES);
+    }
+    for (size_t i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)reason[i];
+        if (byte < ' ' || byte == 0x7f) {
+            return error_set(error, STATUS_INVALID_ARGUMENT, "byte %zu of the reason is not printable", i);
+        }
+    }
+    return STATUS_OK;
+}
+
+void api_abort(struct api_session *session, uint64_t request_id, const Commd__Client__Abort *request,
+               uint64_t now_ns)
+{
+    struct error error;
+    const struct api_comm *comm = session_comm(session, request->handle);
+    if (comm == NULL || !comm->formed) {
+        api_session_reply_failure(session, request_id, STATUS_NOT_FOUND,
+                                  "no formed communicator has handle %u", request->handle);
+        return;
+    }
+    if (check_reason(request->reason, &error) != STATUS_OK) {
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    struct communicator_view view;
+    struct error cause;
+    comms_member_view(comm->member, &view);
+    error_set(&cause, STATUS_ABORTED, "communicator \"%s\": aborted by rank %u (pid %d) on node %s%s%s",
+              comm->name, view.rank, (int)session->client.pid, mesh_own_name(session->api->mesh),
+              request->reason[0] != '\0' ? ": " : "", request->reason);
+    comms_member_abort(comm->member, &cause, now_ns);
     api_session_reply_done(session, request_id);
 }
 
@@ -316,6 +400,10 @@ bool api_session_release_one(struct api_session *session, uint64_t now_ns)
             comms_member_leave(comm->member, COMMS_LEAVE_LOST, now_ns);
         }
         comm_forget(comm);
+        return true;
+    }
+    if (session->stores != NULL) {
+        api_store_forget(session->stores, now_ns);
         return true;
     }
     if (session->memories != NULL) {

@@ -304,6 +304,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->turns.clock = loop_now_ns;
     api->now_ns = now_ns;
     api->comms = options->comms;
+    api->stores = options->stores;
     api->mesh = options->mesh;
     api->net = options->net;
     api->rails = options->rails;
@@ -340,6 +341,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         api_free(api);
         return status;
     }
+    if (api->stores != NULL) {
+        stores_set_budget(api->stores, api->budget);
+    }
     *out = api;
     return STATUS_OK;
 }
@@ -367,6 +371,9 @@ void api_free(struct api *api)
         api_listener_close(listener);
     }
     api_heart_free(api);
+    if (api->stores != NULL) {
+        stores_set_budget(api->stores, NULL);
+    }
     budget_free(api->budget);
     free(api->network_address);
     free(api->gpus_absent);

@@ -240,7 +240,14 @@ void api_session_reply_done(struct api_session *session, uint64_t request_id)
 
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error)
 {
+    api_session_reply_detailed(session, request_id, error, NULL);
+}
+
+void api_session_reply_detailed(struct api_session *session, uint64_t request_id, const struct error *error,
+                                Commd__Client__Failure *failure)
+{
     Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
+    message.failure = failure;
     message.status = error->status;
     message.text = (char *)error->text;
     Commd__Client__Reply reply = API_REPLY(request_id, ERROR, error, &message);
@@ -387,10 +394,12 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(CONFIG, api_admin_config(session, id));
         HANDLE(RELOAD, api_reload(session, id, now_ns));
         HANDLE(LOG_LEVEL, api_log_level(session, id, request->log_level));
+        HANDLE(ABORT, api_abort(session, id, request->abort, now_ns));
         HANDLE(COMM_ABORT, api_comm_abort(session, id, request->comm_abort, now_ns));
         HANDLE(DISCONNECT, api_disconnect(session, id, request->disconnect));
         HANDLE(DRAIN, api_drain(session, id, request->drain, now_ns));
         HANDLE(UNDRAIN, api_undrain(session, id, now_ns));
+        HANDLE(STORE, api_store(session, id, request->store, now_ns));
         HANDLE(ALGORITHMS, api_algorithms(session, id, request->algorithms));
     case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
     case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:

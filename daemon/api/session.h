@@ -38,6 +38,14 @@ struct api_comm {
     UT_hash_handle hh;
 };
 
+/* One store that the session has open. */
+struct api_store {
+    uint32_t handle;
+    struct api_session *session;
+    struct stores_handle *opened;
+    UT_hash_handle hh;
+};
+
 struct api_memory {
     uint32_t id;
     struct memory *memory;
@@ -104,11 +112,13 @@ struct api_session {
     gid_t gid;
     char program[64];
     bool greeted;
-    bool closing; /* nothing more is read; it is freed once its queue is sent */
-    bool broken;  /* nothing more is done, except to give back what it held */
+    bool wants_failures; /* its client has CLIENT_FEATURE_FAILURES */
+    bool closing;        /* nothing more is read; it is freed once its queue is sent */
+    bool broken;         /* nothing more is done, except to give back what it held */
     struct turn turn;
     uint64_t connected_ns;
     struct api_comm *comms;
+    struct api_store *stores;
     struct api_memory *memories;
     uint64_t memory_bytes;
     uint32_t gpu_memory_count; /* memories that are on GPUs */
@@ -149,6 +159,7 @@ struct api_session {
 struct api {
     struct loop *loop;
     struct comms *comms;
+    struct stores *stores; /* null: none */
     struct mesh *mesh;
     struct net *net;
     struct rails *rails;
@@ -291,6 +302,9 @@ void api_session_send_record(struct api_session *session, const struct completio
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
 void api_session_reply_done(struct api_session *session, uint64_t request_id);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
+/* As api_session_reply_error, with what else is known of the failure; null: nothing. */
+void api_session_reply_detailed(struct api_session *session, uint64_t request_id, const struct error *error,
+                                Commd__Client__Failure *failure);
 /* Like api_session_reply_error, with a formatted text. */
 void api_session_reply_failure(struct api_session *session, uint64_t request_id, enum status status,
                                const char *format, ...) __attribute__((format(printf, 4, 5)));
@@ -411,6 +425,12 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
 void api_memory_deregister(struct api_session *session, uint64_t request_id,
                            const Commd__Client__MemDeregister *request);
 
+/* stores.c */
+void api_store(struct api_session *session, uint64_t request_id, const Commd__Client__StoreAsk *request,
+               uint64_t now_ns);
+/* Closes the store, if it is open. */
+void api_store_forget(struct api_store *store, uint64_t now_ns);
+
 /* requests.c: communicators, operations. fd: -1 or the packet's descriptor, which the caller keeps. */
 void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,
                    uint64_t now_ns);
@@ -418,10 +438,12 @@ void api_comm_table(struct api_session *session, uint64_t request_id,
                     const Commd__Client__CommTable *request);
 void api_comm_destroy(struct api_session *session, uint64_t request_id,
                       const Commd__Client__CommDestroy *request, uint64_t now_ns);
+void api_abort(struct api_session *session, uint64_t request_id, const Commd__Client__Abort *request,
+               uint64_t now_ns);
 void api_submit(struct api_session *session, const struct submit_record *record, uint64_t now_ns);
 /* Removes what other modules hold to report to the session: a ping, a trace. */
 void api_session_forget(struct api_session *session);
-/* Gives back one communicator or one memory. Returns false if the session holds none. */
+/* Gives back one communicator, one store or one memory. Returns false if the session holds none. */
 bool api_session_release_one(struct api_session *session, uint64_t now_ns);
 
 /* control.c: ends communicators and clients on request. */

@@ -206,9 +206,10 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
         release_begin(session);
         return TURN_MORE;
     }
-    if (session->comms != NULL && !session->api->ending && comms_is_crowded(session->api->comms)) {
+    bool tells_nodes = session->comms != NULL || session->stores != NULL;
+    if (tells_nodes && !session->api->ending && comms_is_crowded(session->api->comms)) {
         loop_timer_set(session->api->crowd, time_after(now_ns, API_CROWD_WAIT_NS));
-        return TURN_NOTHING; /* other nodes must be told of each communicator, and have too much to read */
+        return TURN_NOTHING; /* other nodes must be told, and have too much to read */
     }
     if (release_some(session, now_ns)) {
         return TURN_MORE;

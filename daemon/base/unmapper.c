@@ -78,6 +78,7 @@ static void unmap_in_pieces(struct unmapper *unmapper, const struct unmapping *u
     while (at < unmapping->size_bytes && !is_stopping(unmapper)) {
         uint64_t left_bytes = unmapping->size_bytes - at;
         uint64_t begun_ns = loop_now_ns();
+        piece_bytes = piece_bytes > unmapping->unit_bytes ? piece_bytes : unmapping->unit_bytes;
         piece_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
         (void)munmap((unsigned char *)unmapping->base + at, piece_bytes);
         at += piece_bytes;

@@ -30,6 +30,7 @@ struct unmapper;
 struct unmapping {
     void *base; /* on a page */
     uint64_t size_bytes;
+    uint64_t unit_bytes;         /* of huge pages, which can only be unmapped whole; 0: any page */
     void (*done)(void *context); /* on the loop's thread */
     void *context;
     struct unmapping *next;

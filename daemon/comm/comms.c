@@ -339,12 +339,15 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
 
 /* --- Leaving --- */
 
-static void send_leave(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why)
+static void send_leave(struct communicator *comm, uint32_t rank, int32_t pid, uint64_t last_seq,
+                       const char *why)
 {
     Commd__Mesh__Leave body = COMMD__MESH__LEAVE__INIT;
     body.comm_id = comm->comm_id;
     body.n_ranks = 1;
     body.ranks = &rank;
+    body.n_pids = 1;
+    body.pids = &pid;
     body.last_seq = last_seq;
     body.text = (char *)why;
     Commd__Mesh__Message message = MESH_MESSAGE(LEAVE, leave, &body);
@@ -379,12 +382,14 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
 {
     struct communicator *comm = member->comm;
     struct error cause;
+    struct comms_detail detail = {0};
+    comms_detail_add_member(&detail, member);
     if (why == NULL && how == COMMS_LEAVE_ORDERLY) {
         comms_verdict_tell_own(member, now_ns);
     }
     if (why != NULL) {
         expelled_text(member, why, &cause);
-        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+        communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
         return;
     }
     bool pending = member_has_pending(member), lost = how == COMMS_LEAVE_LOST;
@@ -398,13 +403,14 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
                   (unsigned long long)member->posted_seq);
     }
     if (pending || (lost && comms_p2p_pending(member))) {
-        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+        communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
         return;
     }
     /* Operations to which the lost process has contributed can still succeed. Then the communicator fails. */
-    communicator_rank_left(comm, member->rank, member->posted_seq, lost ? cause.text : "");
+    int32_t pid = (int32_t)member->client.pid;
+    communicator_rank_left(comm, member->rank, pid, member->posted_seq, lost ? cause.text : "");
     p2p_rank_leaves(comm->p2p, member->rank, now_ns);
-    send_leave(comm, member->rank, member->posted_seq, lost ? cause.text : "");
+    send_leave(comm, member->rank, pid, member->posted_seq, lost ? cause.text : "");
     comms_op_check_left(comm, now_ns);
 }
 
@@ -469,6 +475,18 @@ void comms_member_view(const struct comms_member *member, struct communicator_vi
 }
 
 /* --- By hand --- */
+
+void comms_member_abort(struct comms_member *member, const struct error *cause, uint64_t now_ns)
+{
+    struct comms_detail detail = {0};
+    comms_detail_add_member(&detail, member);
+    communicator_fail_with(member->comm, cause, &detail, COMMS_TELL_NODES, now_ns);
+}
+
+const struct comms_detail *comms_member_detail(const struct comms_member *member)
+{
+    return member->comm->detail;
+}
 
 enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,
                         uint64_t now_ns)

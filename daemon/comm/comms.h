@@ -7,6 +7,7 @@
 
 #include "daemon/base/budget.h"
 #include "daemon/base/error.h"
+#include "daemon/comm/detail.h"
 #include "daemon/comm/op_counts.h"
 #include "daemon/exec/exec.h"
 #include "daemon/host/memory.h"
@@ -189,8 +190,9 @@ struct comms_op {
 struct comms_completion {
     uint64_t ticket;
     const struct error *result;
-    uint32_t source_rank;    /* recv */
-    uint64_t count_elements; /* recv: number of elements received */
+    const struct comms_detail *detail; /* of a failure; null: nothing more is known */
+    uint32_t source_rank;              /* recv */
+    uint64_t count_elements;           /* recv: number of elements received */
 };
 
 /*
@@ -228,6 +230,10 @@ struct communicator_view {
 };
 void comms_member_view(const struct comms_member *member, struct communicator_view *out);
 
+/* What is known of the failure of the member's communicator; null: nothing more than its cause. */
+const struct comms_detail *comms_member_detail(const struct comms_member *member);
+/* Ends the member's communicator on all nodes, because of this member, unless it has failed already. */
+void comms_member_abort(struct comms_member *member, const struct error *cause, uint64_t now_ns);
 /* Aborts a communicator by hand (commctl), or every one (shutdown), as any other failure does. NOT_FOUND if
  * that user has none of that name. */
 enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,

@@ -139,6 +139,7 @@ struct communicator_op {
     bool finished;
     bool succeeded;
     struct error *cause;            /* its own cause, if it failed; null: the communicator's */
+    struct comms_detail *detail;    /* of its own cause; may be null */
     struct budget_account *account; /* of the rank that posted it first: charged until it is freed */
     uint64_t charged_bytes;
     struct communicator_post posts[]; /* by local index */
@@ -149,6 +150,8 @@ struct comms_verdict {
     uint64_t seq;
     uint64_t ops;
     struct error cause;
+    bool has_detail;
+    struct comms_detail detail;
 };
 
 /* Consecutive operations that were refused to one member. */
@@ -164,6 +167,9 @@ struct comms_missing {
     uint64_t known_ns;
     uint32_t count;
     char text[COMMS_LIST_TEXT_MAX_BYTES]; /* "rank 3 (pid 4711) of node c" */
+    uint32_t listed;                      /* of the ranks, as numbers */
+    uint32_t ranks[CLIENT_FAILURE_RANKS_MAX];
+    int32_t pids[CLIENT_FAILURE_RANKS_MAX];
 };
 
 /* A node of a communicator, in the communicator's order. */
@@ -196,7 +202,8 @@ struct communicator {
     struct communicator_terms terms;
     enum communicator_state state;
     uint64_t since_ns;
-    struct error cause; /* if FAILED */
+    struct error cause;          /* if FAILED */
+    struct comms_detail *detail; /* of the cause; may be null */
     uint32_t generation;
     bool named; /* in comms->by_key */
     struct timer_node timer;
@@ -233,6 +240,7 @@ struct communicator {
     bool *has_left;          /* by rank */
     uint64_t *left_messages; /* by rank of other nodes: p2p_rank_left's sent_count */
     uint32_t left_rank;
+    int32_t left_pid;                             /* 0: not known */
     char left_why[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* empty: it left regularly */
     /* The last operation in which left_rank took part. left_rank is the rank with the smallest such number.
      * UINT64_MAX if no rank has left. */
@@ -335,6 +343,9 @@ enum comms_tell { COMMS_TELL_NODES, COMMS_TELL_NOBODY };
  */
 void communicator_fail(struct communicator *comm, const struct error *cause, enum comms_tell tell,
                        uint64_t now_ns);
+/* As communicator_fail, with what else is known of the cause; null: nothing. */
+void communicator_fail_with(struct communicator *comm, const struct error *cause,
+                            const struct comms_detail *detail, enum comms_tell tell, uint64_t now_ns);
 #define COMMS_LEFT_OUT_BYTES 64
 /* Whether a line about the communicator may be logged. left_out gets the line's end: how many lines of its
  * user were suppressed. */
@@ -342,7 +353,8 @@ bool communicator_may_log(const struct communicator *comm, struct user_log *logs
                           char left_out[COMMS_LEFT_OUT_BYTES]);
 /* Records that a rank takes part in no operation after last_seq. why: cause for operations that need it
  * later; empty if it left regularly. */
-void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why);
+void communicator_rank_left(struct communicator *comm, uint32_t rank, int32_t pid, uint64_t last_seq,
+                            const char *why);
 /* Charges what a rank holds from its join until it is removed. LIMIT. */
 enum status communicator_charge_rank(struct budget_account *account, struct error *error) COMM_MUST_USE;
 void communicator_uncharge_rank(struct budget_account *account);
@@ -438,7 +450,8 @@ void comms_users_broadcast(const struct communicator *comm, const Commd__Mesh__M
 
 /* dispute.c: operations on which ranks disagree. */
 /* Two local ranks disagree; the text of cause names both calls. */
-void comms_dispute_local(struct communicator_op *op, const struct error *cause, uint64_t now_ns);
+void comms_dispute_local(struct communicator_op *op, const struct error *cause,
+                         const struct comms_detail *detail, uint64_t now_ns);
 /*
  * Call it when a local rank has posted an operation: disputes it if its counts contradict those of a local
  * rank that has posted it before. Takes time in proportion to their number. A copy between two ranks is as
@@ -454,12 +467,14 @@ void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Disput
 /* Asks the communicator's first node for a verdict on `ops` operations from seq on, at most
  * OP_BUCKET_OPS_MAX. For each operation the first request that arrives there counts. */
 void comms_verdict_ask(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
-                       uint64_t now_ns);
+                       const struct comms_detail *detail, uint64_t now_ns);
 /* The caller has checked the numbers, and that the node may send this. */
 void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns);
 /* Whether there is a verdict on an operation; *cause gets it, unless cause is null. If the text is not kept
  * any more, *cause has the verdict's status and a general text. */
 bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct error *cause);
+/* What else is known of an operation's verdict; null: nothing. Valid until the next verdict. */
+const struct comms_detail *comms_verdict_detail(const struct communicator *comm, uint64_t seq);
 /*
  * Operations were refused to one member: the other ranks are notified in the next tick, once for consecutive
  * operations. While other nodes have too much to read, that waits.
@@ -539,7 +554,8 @@ static inline struct communicator_op *comms_op_at(const struct communicator *com
 /* Submits to exec, in order, the operations that every local rank has posted. */
 void comms_op_start_ready(struct communicator *comm, uint64_t now_ns);
 /* Ends the operation with a cause of its own, as soon as nothing uses its buffers. */
-void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_t now_ns);
+void comms_op_end(struct communicator_op *op, const struct error *cause, const struct comms_detail *detail,
+                  uint64_t now_ns);
 /* The member's post is settled: its owner was notified of the end, or the member is gone. */
 void comms_op_settle(struct communicator_op *op, struct comms_member *member);
 /* Settles all posts of a member. Takes time in proportion to those that are owed, and at most to all pending

@@ -147,6 +147,7 @@ void communicator_free(struct communicator *comm)
         exec_comm_free(comm->exec);
     }
     comms_formation_free(comm);
+    free(comm->detail);
     timer_heap_remove(&comms->timers, &comm->timer);
     DL_DELETE(comms->comms, comm);
     comms->comm_count--;
@@ -220,6 +221,11 @@ static void comm_tell_abort(struct communicator *comm, const struct error *cause
     body.status = cause->status;
     body.text = (char *)cause->text;
     body.origin_node = (char *)communicator_own_name(comm);
+    Commd__Mesh__Failure failure;
+    if (comm->detail != NULL) {
+        comms_detail_to_wire(comm->detail, &failure);
+        body.failure = &failure;
+    }
     Commd__Mesh__Message message = MESH_MESSAGE(ABORT, abort, &body);
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (i != comm->own_index) {
@@ -289,11 +295,21 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
     communicator_queue(comm);
 }
 
+void communicator_fail_with(struct communicator *comm, const struct error *cause,
+                            const struct comms_detail *detail, enum comms_tell tell, uint64_t now_ns)
+{
+    if (comm->state != COMMS_COMM_FAILED) {
+        comm->detail = comms_detail_copy(detail); /* without memory there is only the text */
+        communicator_fail(comm, cause, tell, now_ns);
+    }
+}
+
 /* --- Members --- */
 
 #define MEMBER_COST_BYTES (sizeof(struct comms_member) + sizeof(struct comms_member *))
 
-void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why)
+void communicator_rank_left(struct communicator *comm, uint32_t rank, int32_t pid, uint64_t last_seq,
+                            const char *why)
 {
     if (comm->has_left[rank]) {
         return;
@@ -303,6 +319,7 @@ void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t l
     if (last_seq < comm->left_seq) {
         comm->left_seq = last_seq;
         comm->left_rank = rank;
+        comm->left_pid = pid;
         (void)snprintf(comm->left_why, sizeof comm->left_why, "%s", why);
     }
 }
@@ -357,6 +374,22 @@ void communicator_remove_member(struct comms_member *member)
 
 static const struct error comm_success = {.status = STATUS_OK};
 
+/* What is known of an operation's failure: at least which operation it is. */
+static struct comms_detail op_detail(const struct communicator_op *op)
+{
+    const struct comms_detail *known = op->cause != NULL ? op->detail : op->comm->detail;
+    struct comms_detail detail = {0};
+    if (op->succeeded) {
+        return detail;
+    }
+    if (known != NULL) {
+        detail = *known;
+    }
+    detail.kind = (uint32_t)op->terms.kind + 1;
+    detail.seq = op->seq;
+    return detail;
+}
+
 /* Calls the owner's next due callback. Returns whether there was one. The member may be gone afterwards. */
 static bool member_tell(struct comms_member *member, uint64_t now_ns)
 {
@@ -391,8 +424,10 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
             return false;
         }
         struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;
+        struct comms_detail detail = op_detail(op);
         struct comms_completion completion = {.ticket = op->posts[member->local_index].ticket,
-                                              .result = &cause};
+                                              .result = &cause,
+                                              .detail = op->succeeded ? NULL : &detail};
         member->completed_seq++;
         trace_op_told(comm->comm_id, op->seq, op->terms.kind, member->rank, 0, cause.status);
         comms_op_settle(op, member);

@@ -136,12 +136,14 @@ static void on_abort(struct comms *comms, uint32_t node, const Commd__Mesh__Abor
 {
     struct communicator *comm = find_promised(comms, abort_message->comm_id, node);
     struct error cause;
+    struct comms_detail detail;
     if (comm != NULL) {
         cause_from_wire(comms, node, abort_message->status, abort_message->text, &cause);
         /* The origin tells all nodes. But if the communicator is still forming here, only we can withdraw our
          * part. */
-        communicator_fail(comm, &cause,
-                          comm->state == COMMS_COMM_FORMING ? COMMS_TELL_NODES : COMMS_TELL_NOBODY, now_ns);
+        communicator_fail_with(comm, &cause, comms_detail_from_wire(abort_message->failure, comm, &detail),
+                               comm->state == COMMS_COMM_FORMING ? COMMS_TELL_NODES : COMMS_TELL_NOBODY,
+                               now_ns);
     }
 }
 
@@ -165,7 +167,8 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
         if (comm->p2p != NULL) {
             p2p_rank_left(comm->p2p, leave->ranks[i], leave->messages, now_ns);
         }
-        communicator_rank_left(comm, leave->ranks[i], leave->last_seq, why);
+        communicator_rank_left(comm, leave->ranks[i], i < leave->n_pids ? leave->pids[i] : 0, leave->last_seq,
+                               why);
     }
     comms_op_check_left(comm, now_ns);
 }
@@ -297,7 +300,9 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
                 }
                 continue; /* the node is not needed, or not any more */
             }
-            communicator_fail(comm, &lost, COMMS_TELL_NODES, now_ns);
+            struct comms_detail detail = {0};
+            comms_detail_add_node(&detail, comm, index);
+            communicator_fail_with(comm, &lost, &detail, COMMS_TELL_NODES, now_ns);
         }
     }
 }

@@ -8,10 +8,21 @@
  * with. That node puts both calls in one text and asks for a verdict (verdict.c).
  */
 
-void comms_dispute_local(struct communicator_op *op, const struct error *cause, uint64_t now_ns)
+void comms_dispute_local(struct communicator_op *op, const struct error *cause,
+                         const struct comms_detail *detail, uint64_t now_ns)
 {
     op->disputed = true;
-    comms_verdict_ask(op->comm, op->seq, 1, cause, now_ns);
+    comms_verdict_ask(op->comm, op->seq, 1, cause, detail, now_ns);
+}
+
+/* Adds a local rank. */
+static void add_local(struct comms_detail *detail, const struct communicator *comm, uint32_t rank)
+{
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        if (comm->locals[i] != NULL && comm->locals[i]->rank == rank) {
+            comms_detail_add_member(detail, comm->locals[i]);
+        }
+    }
 }
 
 /*
@@ -81,7 +92,7 @@ static bool posts_fit(const struct communicator_op *op, const struct communicato
 
 /* All earlier posts have equal counts, so it is enough to compare with one of them. */
 static bool post_agrees(const struct communicator_op *op, const struct communicator_post *post,
-                        struct error *cause)
+                        uint32_t *other_rank, struct error *cause)
 {
     const struct communicator_post *other = op->posts;
     while (other < op->posts + op->comm->local_count && (other == post || other->buffers == NULL)) {
@@ -90,6 +101,7 @@ static bool post_agrees(const struct communicator_op *op, const struct communica
     if (other == op->posts + op->comm->local_count || counts_equal(op, other, post)) {
         return true;
     }
+    *other_rank = other->rank;
     uint32_t low = other->rank < post->rank ? other->rank : post->rank;
     error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": %s_v: ranks %u and %u have different counts",
               (unsigned long long)op->seq, op->comm->name, op_kind_text(op->terms.kind), low,
@@ -101,21 +113,28 @@ void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uin
 {
     struct error cause;
     const struct communicator_post *post = &op->posts[local_index];
+    uint32_t other_rank = post->rank;
     bool agrees = true;
     if (!op->terms.has_layouts) {
         return;
     }
     if (op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_REDUCE_SCATTER) {
-        agrees = post_agrees(op, post, &cause);
+        agrees = post_agrees(op, post, &other_rank, &cause);
     } else {
         for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* with itself, too */
             const struct communicator_post *other = &op->posts[i];
+            other_rank = other->rank;
             agrees = other->buffers == NULL ||
                      (posts_fit(op, post, other, &cause) && posts_fit(op, other, post, &cause));
         }
     }
     if (!agrees) {
-        comms_dispute_local(op, &cause, now_ns);
+        struct comms_detail detail = {.seq = op->seq};
+        add_local(&detail, op->comm, other_rank);
+        if (other_rank != post->rank) {
+            add_local(&detail, op->comm, post->rank);
+        }
+        comms_dispute_local(op, &cause, &detail, now_ns);
     }
 }
 
@@ -144,6 +163,8 @@ void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char 
     body.ops = op->terms.bucket_ops;
     body.call = call;
     body.how = (char *)how;
+    body.rank = op->first_rank + 1;
+    body.pid = (int32_t)op->first_pid;
     Commd__Mesh__Message message = MESH_MESSAGE(DISPUTE, dispute, &body);
     communicator_send(comm, comm->nodes[node].node, &message);
 }
@@ -154,20 +175,25 @@ void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Disput
     char ours[sizeof theirs];
     char how[128];
     struct error cause;
+    struct comms_detail detail = {.seq = dispute->seq};
     if (comm->state != COMMS_COMM_FORMED || comms_verdict_find(comm, dispute->seq, NULL)) {
         return;
     }
     comms_text_from_wire(dispute->call, theirs, sizeof theirs);
     comms_text_from_wire(dispute->how, how, sizeof how);
     uint32_t ops = dispute->ops;
+    if (dispute->rank > 0) {
+        comms_detail_add(&detail, comm, dispute->rank - 1, dispute->pid);
+    }
     const struct communicator_op *op = comms_op_at(comm, dispute->seq);
     if (op != NULL) {
         describe_post(op, ours, sizeof ours);
+        comms_detail_add(&detail, comm, op->first_rank, (int32_t)op->first_pid);
         ops = op->terms.bucket_ops > ops ? op->terms.bucket_ops : ops;
     } else {
         (void)snprintf(ours, sizeof ours, "node %s has ended it already", communicator_own_name(comm));
     }
     error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": %s; %s%s%s", (unsigned long long)dispute->seq,
               comm->name, theirs, ours, how[0] != '\0' ? ": " : "", how);
-    comms_verdict_ask(comm, dispute->seq, ops, &cause, now_ns);
+    comms_verdict_ask(comm, dispute->seq, ops, &cause, &detail, now_ns);
 }

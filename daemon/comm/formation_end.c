@@ -91,6 +91,12 @@ void comms_formation_deadline(struct communicator *comm, uint64_t now_ns)
     struct comms_text text;
     uint32_t known = 0;
     uint8_t *bits = comms_formation_known(comm, &known);
+    struct comms_detail detail = {0};
+    for (uint32_t rank = 0; bits != NULL && rank < comm->terms.size; rank++) {
+        if ((bits[rank / 8] >> (rank % 8) & 1) == 0) {
+            comms_detail_add(&detail, comm, rank, 0);
+        }
+    }
     comms_text_begin(&text, why, sizeof why);
     if (bits != NULL && known < comm->terms.size) {
         comms_text_add(&text, "missing %s ", comm->terms.size - known == 1 ? "rank" : "ranks");
@@ -107,5 +113,5 @@ void comms_formation_deadline(struct communicator *comm, uint64_t now_ns)
               "communicator \"%s\" did not form within %llu ms: %s; nodes with ranks: %s%s%.120s", comm->name,
               (unsigned long long)late->form_timeout_ms, why, nodes, comm->last_loss[0] != '\0' ? "; " : "",
               comm->last_loss);
-    communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+    communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
 }

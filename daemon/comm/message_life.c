@@ -285,6 +285,31 @@ bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_messa
     return oldest != NULL && oldest->message_id <= last_message_id && oldest->ticket <= last_ticket;
 }
 
+/* What is known of a message's failure: the other rank, unless the whole communicator has failed. */
+static struct comms_detail point_detail(const struct comms_p2p *point, const struct communicator *comm,
+                                        enum status status)
+{
+    const struct p2p_message *message = &point->message;
+    struct comms_detail detail = {0};
+    bool is_own = comm->state != COMMS_COMM_FAILED || comm->cause.status != status;
+    if (status == STATUS_OK) {
+        return detail;
+    }
+    if (!is_own && comm->detail != NULL) {
+        detail = *comm->detail;
+    } else if (is_own && message->peer_rank != COMM_ANY_SOURCE_RANK) {
+        int32_t pid = 0;
+        for (uint32_t i = 0; i < comm->local_count; i++) {
+            const struct comms_member *local = comm->locals[i];
+            pid = local != NULL && local->rank == message->peer_rank ? (int32_t)local->client.pid : pid;
+        }
+        comms_detail_add(&detail, comm, message->peer_rank, pid);
+    }
+    detail.kind = (message->sends ? OP_KIND_SEND : OP_KIND_RECEIVE) + 1;
+    detail.seq = 0; /* messages have no number that ranks agree on */
+    return detail;
+}
+
 bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
 {
     struct comms_p2ps *points = member->points;
@@ -305,8 +330,10 @@ bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
     if (!point->overdue && point->reason != NULL) {
         result = *point->reason;
     }
+    struct comms_detail detail = point_detail(point, member->comm, result.status);
     struct comms_completion completion = {.ticket = point->ticket,
                                           .result = &result,
+                                          .detail = result.status != STATUS_OK ? &detail : NULL,
                                           .source_rank = p2p_message_source(&point->message),
                                           .count_elements = p2p_message_count(&point->message)};
     const struct comms_member_handler handler = member->handler;

@@ -29,9 +29,21 @@ static void send_step(struct communicator *comm, uint32_t index, Commd__Mesh__Mi
     if (known != NULL) {
         body.count = known->count;
         body.text = (char *)known->text;
+        body.n_ranks = body.n_pids = known->listed;
+        body.ranks = (uint32_t *)(uintptr_t)known->ranks;
+        body.pids = (int32_t *)(uintptr_t)known->pids;
     }
     Commd__Mesh__Message message = MESH_MESSAGE(MISSING, missing, &body);
     communicator_send(comm, comm->nodes[index].node, &message);
+}
+
+static void list_rank(struct comms_missing *missing, const struct communicator *comm, uint32_t rank,
+                      int32_t pid)
+{
+    if (missing->listed < CLIENT_FAILURE_RANKS_MAX && rank < comm->terms.size) {
+        missing->ranks[missing->listed] = rank;
+        missing->pids[missing->listed++] = pid;
+    }
 }
 
 /* This node's ranks that have not posted the operation. */
@@ -50,6 +62,7 @@ static void find_own(const struct communicator *comm, uint64_t seq, struct comms
         if (member != NULL && member->posted_seq < seq) {
             comms_text_add(&text, "%s%u (pid %d)", separator, member->rank, (int)member->client.pid);
             separator = ", ";
+            list_rank(out, comm, member->rank, (int32_t)member->client.pid);
         }
     }
     if (out->count > 0) {
@@ -58,15 +71,31 @@ static void find_own(const struct communicator *comm, uint64_t seq, struct comms
 }
 
 /* Adds ranks to what this node knows of the operation. */
-static void add(struct communicator *comm, uint32_t count, const char *said)
+static void add(struct communicator *comm, const struct comms_missing *more)
 {
+    uint32_t count = more->count;
+    const char *said = more->text;
     struct comms_missing *known = &comm->missing;
     struct comms_text text = {.out = known->text, .size = sizeof known->text};
     text.length = strlen(known->text);
     if (count > 0 && count <= comm->terms.size - known->count) {
         comms_text_add(&text, "%s%s", known->count > 0 ? ", " : "", said);
         known->count += count;
+        for (uint32_t i = 0; i < more->listed; i++) {
+            list_rank(known, comm, more->ranks[i], more->pids[i]);
+        }
     }
+}
+
+/* The same, as another node says it. */
+static void add_said(struct communicator *comm, const Commd__Mesh__Missing *said)
+{
+    struct comms_missing more = {.count = said->count};
+    comms_text_from_wire(said->text, more.text, sizeof more.text);
+    for (size_t i = 0; i < said->n_ranks && i < said->count; i++) {
+        list_rank(&more, comm, said->ranks[i], i < said->n_pids ? said->pids[i] : 0);
+    }
+    add(comm, &more);
 }
 
 /* On the first node: starts a new round, unless the last one has just begun. */
@@ -80,7 +109,7 @@ static void ask_all(struct communicator *comm, uint64_t seq, uint64_t now_ns)
     comm->missing_round_ns = now_ns;
     find_own(comm, seq, &own);
     comm->missing = (struct comms_missing){.seq = seq, .known_ns = now_ns};
-    add(comm, own.count, own.text);
+    add(comm, &own);
     for (uint32_t i = 0; i < comm->node_count; i++) {
         comm->nodes[i].answered = false;
         if (i != comm->own_index) {
@@ -124,7 +153,6 @@ bool comms_missing_received(struct communicator *comm, uint32_t node, const Comm
                             uint64_t now_ns)
 {
     struct comms_missing own;
-    char text[COMMS_LIST_TEXT_MAX_BYTES];
     uint32_t index = communicator_node_index(comm, node);
     bool from_first = said->step == COMMD__MESH__MISSING__STEP__QUESTION ||
                       said->step == COMMD__MESH__MISSING__STEP__SUMMARY;
@@ -134,7 +162,6 @@ bool comms_missing_received(struct communicator *comm, uint32_t node, const Comm
     if (comm->state != COMMS_COMM_FORMED) {
         return true;
     }
-    comms_text_from_wire(said->text, text, sizeof text);
     if (said->step == COMMD__MESH__MISSING__STEP__ASKED) {
         ask_all(comm, said->seq, now_ns);
         send_step(comm, index, COMMD__MESH__MISSING__STEP__SUMMARY, comm->missing.seq, &comm->missing);
@@ -146,11 +173,11 @@ bool comms_missing_received(struct communicator *comm, uint32_t node, const Comm
     } else if (said->step == COMMD__MESH__MISSING__STEP__ANSWER) {
         if (said->seq == comm->missing.seq && !comm->nodes[index].answered) {
             comm->nodes[index].answered = true;
-            add(comm, said->count, text);
+            add_said(comm, said);
         }
     } else if (said->step == COMMD__MESH__MISSING__STEP__SUMMARY) {
         comm->missing = (struct comms_missing){.seq = said->seq, .known_ns = now_ns};
-        add(comm, said->count, text);
+        add_said(comm, said);
     }
     return true;
 }

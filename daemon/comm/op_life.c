@@ -26,6 +26,7 @@ static void op_free(struct communicator_op *op)
     budget_release(op->account, BUDGET_OPERATIONS, op->charged_bytes);
     comm->ops[op->seq % COMMS_PENDING_OPS_MAX] = NULL;
     free(op->cause);
+    free(op->detail);
     free(op);
 }
 
@@ -172,11 +173,15 @@ void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
     communicator_work(comm, now_ns); /* may free it */
 }
 
-void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_t now_ns)
+void comms_op_end(struct communicator_op *op, const struct error *cause, const struct comms_detail *detail,
+                  uint64_t now_ns)
 {
     struct communicator *comm = op->comm;
     if (op->finished) {
         return;
+    }
+    if (op->cause == NULL) {
+        op->detail = comms_detail_copy(detail); /* without memory it has none */
     }
     op_set_cause(op, cause);
     if (op->running) {
@@ -220,21 +225,25 @@ void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
 {
     if (comm->state == COMMS_COMM_FORMED && !comms_op_any_pending(comm) && comm->left_why[0] != '\0') {
         struct error cause;
+        struct comms_detail detail = {0};
+        comms_detail_add(&detail, comm, comm->left_rank, comm->left_pid);
         error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
-        communicator_fail(comm, &cause, COMMS_TELL_NOBODY,
-                          now_ns); /* each node does so itself, after operations that can end */
+        communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NOBODY,
+                               now_ns); /* each node does so itself, after operations that can end */
         return;
     }
     if (comm->state == COMMS_COMM_FORMED && comm->pending != NULL &&
         comm->pending->prev->seq > comm->left_seq) {
         struct error cause;
+        struct comms_detail detail = {0};
+        comms_detail_add(&detail, comm, comm->left_rank, comm->left_pid);
         error_set(&cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u (node %s) has left after op %llu",
                   comm->name, comm->left_rank, comm->node_names[comm->node_of_rank[comm->left_rank]],
                   (unsigned long long)comm->left_seq);
         if (comm->left_why[0] != '\0') {
             error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
         }
-        op_fail_comm(comm, &cause, now_ns);
+        communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
     }
 }
 
@@ -276,7 +285,8 @@ static void add_late_ranks(const struct communicator_op *op, struct comms_text *
                    late == 1 ? "has" : "have");
 }
 
-static void op_late(const struct communicator_op *op, uint64_t now_ns, struct error *cause)
+static void op_late(const struct communicator_op *op, uint64_t now_ns, struct error *cause,
+                    struct comms_detail *detail)
 {
     const struct communicator *comm = op->comm;
     const struct communicator_op *oldest = comm->pending;
@@ -284,6 +294,8 @@ static void op_late(const struct communicator_op *op, uint64_t now_ns, struct er
     char why[256];
     char waits[192] = "";
     struct comms_text text;
+    *detail = (struct comms_detail){.kind = (uint32_t)op->terms.kind + 1, .seq = op->seq};
+    comms_detail_add_missing(detail, comm, oldest->seq, missing);
     comms_text_begin(&text, why, sizeof why);
     if (oldest != op) {
         comms_text_add(&text, "it comes after op %llu: ", (unsigned long long)oldest->seq);
@@ -333,16 +345,17 @@ static void op_give_up(struct communicator_op *op, uint64_t now_ns)
 {
     struct communicator *comm = op->comm;
     struct error cause;
+    struct comms_detail detail;
     uint64_t first = op->terms.bucket_index < op->seq ? op_bucket_first(op) : op->seq;
     uint32_t ops = op->terms.bucket_ops;
-    op_late(op, now_ns, &cause);
+    op_late(op, now_ns, &cause, &detail);
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *each = comms_op_at(comm, first + i);
         if (each != NULL) {
             each->late_ns = now_ns;
         }
     }
-    comms_verdict_ask(comm, first, ops, &cause, now_ns);
+    comms_verdict_ask(comm, first, ops, &cause, &detail, now_ns);
 }
 
 void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
@@ -357,12 +370,14 @@ void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
             op_give_up(due, now_ns);
         } else {
             struct error cause;
+            struct comms_detail detail = {0};
             if (due->cause != NULL) {
                 cause = *due->cause;
+                detail = due->detail != NULL ? *due->detail : detail;
             } else {
-                op_late(due, now_ns, &cause);
+                op_late(due, now_ns, &cause, &detail);
             }
-            op_fail_comm(comm, &cause, now_ns);
+            communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
         }
     }
     next_ns = time_min(next_ns, comms_missing_step(comm, now_ns));

@@ -137,13 +137,16 @@ static void op_contradiction(struct communicator_op *op, const struct comms_memb
     char first[OP_TERMS_TEXT_MAX_BYTES];
     char second[OP_TERMS_TEXT_MAX_BYTES];
     struct error cause;
+    struct comms_detail detail = {.seq = op->seq};
+    comms_detail_add(&detail, op->comm, op->first_rank, (int32_t)op->first_pid);
+    comms_detail_add_member(&detail, member);
     op_terms_describe(&op->terms, first, sizeof first);
     op_terms_describe(terms, second, sizeof second);
     error_set(&cause, STATUS_MISMATCH,
               "op %llu on \"%s\": rank %u (pid %d): %s; rank %u (pid %d): %s: they differ in: %s",
               (unsigned long long)op->seq, op->comm->name, op->first_rank, (int)op->first_pid, first,
               member->rank, (int)member->client.pid, second, field);
-    comms_dispute_local(op, &cause, now_ns);
+    comms_dispute_local(op, &cause, &detail, now_ns);
 }
 
 /* Cost of an operation with its entries for all local ranks, and its queue entry in exec. The rank that posts
@@ -218,7 +221,7 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
         comms_buffers_free(buffers);
         communicator_queue(comm);
     } else if (comms_verdict_find(comm, seq, &verdict)) {
-        comms_op_end(op, &verdict, now_ns);
+        comms_op_end(op, &verdict, comms_verdict_detail(comm, seq), now_ns);
     } else if ((field = op_terms_difference(&op->terms, terms)) != NULL) {
         op_contradiction(op, member, terms, field, now_ns);
     } else if (!op->disputed) {

@@ -37,6 +37,17 @@ bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct er
     return true;
 }
 
+const struct comms_detail *comms_verdict_detail(const struct communicator *comm, uint64_t seq)
+{
+    for (uint32_t i = 0; i < COMMS_VERDICT_TEXTS_MAX; i++) {
+        const struct comms_verdict *verdict = comm->verdict_texts[i];
+        if (verdict != NULL && seq >= verdict->seq && seq - verdict->seq < verdict->ops) {
+            return verdict->has_detail ? &verdict->detail : NULL;
+        }
+    }
+    return NULL;
+}
+
 /* Up to which operation every local rank has posted. */
 static uint64_t posted_by_all(const struct communicator *comm)
 {
@@ -54,7 +65,8 @@ static uint64_t posted_by_all(const struct communicator *comm)
     (COMMS_VERDICTS_MAX * sizeof(struct range) + COMMS_VERDICT_TEXTS_MAX * sizeof(struct comms_verdict))
 
 static enum status verdict_keep(struct communicator *comm, uint64_t seq, uint64_t ops,
-                                const struct error *cause, struct error *error)
+                                const struct error *cause, const struct comms_detail *detail,
+                                struct error *error)
 {
     uint64_t posted_seq = posted_by_all(comm);
     if (!comm->verdicts_charged && communicator_charge(comm, VERDICTS_COST_BYTES, error) != STATUS_OK) {
@@ -77,7 +89,10 @@ static enum status verdict_keep(struct communicator *comm, uint64_t seq, uint64_
     if (*place == NULL) {
         goto no_memory;
     }
-    **place = (struct comms_verdict){.seq = seq, .ops = ops, .cause = *cause};
+    **place = (struct comms_verdict){.seq = seq, .ops = ops, .cause = *cause, .has_detail = detail != NULL};
+    if (detail != NULL) {
+        (*place)->detail = *detail;
+    }
     comm->verdict_text_count++;
     return STATUS_OK;
 
@@ -96,13 +111,13 @@ void comms_verdicts_free(struct communicator *comm)
 
 /* Ends operations here; they had no verdict before. */
 static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops, const struct error *cause,
-                          uint64_t now_ns)
+                          const struct comms_detail *detail, uint64_t now_ns)
 {
     struct error failure;
     if (log_limit_pass(&comm->comms->verdict_limit, now_ns, NULL)) {
         log_warning("%s", cause->text);
     }
-    if (verdict_keep(comm, seq, ops, cause, &failure) != STATUS_OK) {
+    if (verdict_keep(comm, seq, ops, cause, detail, &failure) != STATUS_OK) {
         communicator_fail(comm, &failure, COMMS_TELL_NODES, now_ns);
         return;
     }
@@ -112,7 +127,7 @@ static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops,
     for (uint64_t each = seq; each < seq + ops; each++) {
         struct communicator_op *op = comms_op_at(comm, each);
         if (op != NULL) {
-            comms_op_end(op, cause, now_ns);
+            comms_op_end(op, cause, detail, now_ns);
         }
     }
     comms_op_start_ready(comm, now_ns);
@@ -121,8 +136,9 @@ static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops,
 }
 
 static void verdict_send(struct communicator *comm, uint32_t index, uint64_t seq, uint64_t ops,
-                         const struct error *cause, bool final)
+                         const struct error *cause, const struct comms_detail *detail, bool final)
 {
+    Commd__Mesh__Failure failure;
     Commd__Mesh__Verdict body = COMMD__MESH__VERDICT__INIT;
     body.comm_id = comm->comm_id;
     body.seq = seq;
@@ -130,13 +146,17 @@ static void verdict_send(struct communicator *comm, uint32_t index, uint64_t seq
     body.status = cause->status;
     body.text = (char *)cause->text;
     body.final = final;
+    if (detail != NULL) {
+        comms_detail_to_wire(detail, &failure);
+        body.failure = &failure;
+    }
     Commd__Mesh__Message message = MESH_MESSAGE(VERDICT, verdict, &body);
     communicator_send(comm, comm->nodes[index].node, &message);
 }
 
 /* Takes a verdict; the first one on each operation counts. The first node sends it to the others. */
 static void verdict_take(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
-                         uint64_t now_ns)
+                         const struct comms_detail *detail, uint64_t now_ns)
 {
     uint64_t end = seq + ops;
     for (uint64_t count;
@@ -144,26 +164,27 @@ static void verdict_take(struct communicator *comm, uint64_t seq, uint32_t ops, 
          seq += count) {
         for (uint32_t i = 0; comm->own_index == 0 && i < comm->node_count; i++) {
             if (i != comm->own_index) {
-                verdict_send(comm, i, seq, count, cause, true);
+                verdict_send(comm, i, seq, count, cause, detail, true);
             }
         }
-        verdict_apply(comm, seq, count, cause, now_ns);
+        verdict_apply(comm, seq, count, cause, detail, now_ns);
     }
 }
 
 void comms_verdict_ask(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
-                       uint64_t now_ns)
+                       const struct comms_detail *detail, uint64_t now_ns)
 {
     if (comm->own_index == 0) {
-        verdict_take(comm, seq, ops, cause, now_ns);
+        verdict_take(comm, seq, ops, cause, detail, now_ns);
     } else {
-        verdict_send(comm, 0, seq, ops, cause, false);
+        verdict_send(comm, 0, seq, ops, cause, detail, false);
     }
 }
 
 void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
 {
     struct error cause;
+    struct comms_detail detail;
     if (comm->state == COMMS_COMM_FAILED) {
         return;
     }
@@ -172,7 +193,8 @@ void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdic
         cause.status = STATUS_MISMATCH;
     }
     comms_text_from_wire(verdict->text, cause.text, sizeof cause.text);
-    verdict_take(comm, verdict->seq, verdict->ops, &cause, now_ns);
+    verdict_take(comm, verdict->seq, verdict->ops, &cause,
+                 comms_detail_from_wire(verdict->failure, comm, &detail), now_ns);
 }
 
 void comms_verdicts_begin(struct communicator *comm, uint64_t now_ns)
@@ -205,9 +227,11 @@ static void refusals_ask(struct comms_member *member, uint64_t now_ns)
     struct comms_refusals *refusals = member->refusals;
     struct communicator *comm = member->comm;
     struct error cause;
+    struct comms_detail detail = {.seq = refusals->seq};
     uint64_t seq = refusals->seq;
     uint64_t ops = refusals->ops < OP_BUCKET_OPS_MAX ? refusals->ops : OP_BUCKET_OPS_MAX;
     comms_verdict_refusal_text(member, seq, ops, &refusals->why, &cause);
+    comms_detail_add_member(&detail, member);
     refusals->seq += ops;
     refusals->ops -= ops;
     if (refusals->ops == 0) {
@@ -215,7 +239,7 @@ static void refusals_ask(struct comms_member *member, uint64_t now_ns)
     }
     exec_cancel(comm->exec, seq, ops, &cause,
                 now_ns); /* they must not begin here before the verdict arrives */
-    comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, now_ns);
+    comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, &detail, now_ns);
 }
 
 void comms_verdict_tell_own(struct comms_member *member, uint64_t now_ns)
@@ -274,7 +298,7 @@ void comms_verdict_refuse(struct comms_member *member, uint64_t seq, uint64_t op
     if (member->refusals == NULL) {
         comms_verdict_refusal_text(member, seq, ops, why, &cause);
         exec_cancel(comm->exec, seq, ops, &cause, now_ns);
-        comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, now_ns);
+        comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, NULL, now_ns);
         return;
     }
     *member->refusals = (struct comms_refusals){seq, ops, *why};

@@ -40,6 +40,7 @@ static uint32_t split_count; /* of all mappings */
 
 _Atomic uint64_t guard_holes;
 static int userfault_fd = -1;
+static bool watches_huge_pages;
 static uint64_t page_bytes;
 static struct sigaction previous_bus, previous_segv;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -162,6 +163,12 @@ static bool give_up_whole(struct guard *guard)
 
 static bool put_patch(struct guard *guard, uint64_t offset_bytes)
 {
+    if (guard->is_huge) {
+        if (!give_up_whole(guard)) {
+            return false;
+        }
+        guard->is_huge = false;
+    }
     uint64_t bytes = patch_bytes(guard);
     struct patch patch = {.guard = guard, .offset_bytes = offset_bytes / bytes * bytes};
     patch.size_bytes =
@@ -225,9 +232,9 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
 
 /* --- Starting --- */
 
-static int open_userfault(void)
+static int open_userfault(uint64_t features)
 {
-    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM};
+    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_SIGBUS | features};
     /* Faults in the kernel end in EFAULT anyway, so every user may open it. */
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
     if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) != 0) {
@@ -246,7 +253,11 @@ static void start(void)
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGBUS, &action, &previous_bus);
     (void)sigaction(SIGSEGV, &action, &previous_segv);
-    userfault_fd = open_userfault();
+    userfault_fd = open_userfault(UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS);
+    watches_huge_pages = userfault_fd >= 0;
+    if (userfault_fd < 0) { /* a kernel without huge pages may not know the feature */
+        userfault_fd = open_userfault(UFFD_FEATURE_MISSING_SHMEM);
+    }
     if (userfault_fd < 0) {
         log_warning("userfaultfd: %s: if a client takes a page out of registered memory, commd makes the "
                     "page anew, and the page is charged to commd's memory cgroup instead of the client's",
@@ -258,6 +269,11 @@ bool guard_start(void)
 {
     (void)pthread_once(&once, start);
     return userfault_fd >= 0;
+}
+
+bool guard_watches_huge_pages(void)
+{
+    return guard_start() && watches_huge_pages;
 }
 
 /* --- Mappings --- */
@@ -284,11 +300,13 @@ static enum status make_room(struct error *error)
     return STATUS_OK;
 }
 
-enum status guard_add(struct guard *guard, void *base, uint64_t size_bytes, struct error *error)
+enum status guard_add(struct guard *guard, void *base, uint64_t size_bytes, uint64_t huge_page_bytes,
+                      struct error *error)
 {
     bool guarded = guard_start();
-    *guard =
-        (struct guard){.base = base, .size_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes};
+    *guard = (struct guard){.base = base,
+                            .size_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes,
+                            .is_huge = huge_page_bytes != 0};
     enum status status = make_room(error);
     if (status != STATUS_OK) {
         return status;

@@ -23,6 +23,9 @@
  * needed, the oldest patch is removed, and comes back empty when it is touched. A signal at an address
  * outside every guarded mapping is a bug of commd: it has the effect that it would have without the handler.
  *
+ * No part of a huge page can be replaced. At the first hole in memory of huge pages, the whole mapping is
+ * replaced by usual pages, so that commd's own memory is bounded there, too.
+ *
  * The handler also covers pages with memory errors (BUS_MCEERR_AR). Threads must not block SIGBUS and
  * SIGSEGV.
  */
@@ -30,6 +33,7 @@ struct guard {
     unsigned char *base;
     uint64_t size_bytes;     /* whole pages */
     _Atomic uint64_t broken; /* 0: not; else 1 + offset of the first missing page touched */
+    bool is_huge;            /* it is of huge pages; owned by the handler, until it was given up whole */
     uint32_t patch_count;    /* owned by the handler: patches so far */
     uint32_t split_count;    /* owned by the handler: mappings that the patches added by splitting */
 };
@@ -50,12 +54,16 @@ struct guard {
  */
 bool guard_start(void);
 
+/* Whether there is a userfaultfd that watches mappings of huge pages. Calls guard_start. */
+bool guard_watches_huge_pages(void);
+
 /*
- * Guards a mapping of a memfd, which must be MAP_SHARED, from now on. `guard` must not move until
- * guard_remove. Calls guard_start. Without a userfaultfd, holes are not noticed: see guard_start. Errors:
- * NO_MEMORY, SYSTEM.
+ * Guards a mapping of a memfd, which must be MAP_SHARED, from now on. huge_page_bytes: 0, or the size of its
+ * huge pages; then size_bytes must be a multiple of it, and guard_watches_huge_pages must be true. `guard`
+ * must not move until guard_remove. Calls guard_start. Without a userfaultfd, holes are not noticed: see
+ * guard_start. Errors: NO_MEMORY, SYSTEM.
  */
-enum status guard_add(struct guard *guard, void *base, uint64_t size_bytes,
+enum status guard_add(struct guard *guard, void *base, uint64_t size_bytes, uint64_t huge_page_bytes,
                       struct error *error) COMM_MUST_USE;
 /* Call it after the last use of the mapping, before the mapping is unmapped. */
 void guard_remove(struct guard *guard);

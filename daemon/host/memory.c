@@ -36,16 +36,15 @@ enum status memory_new(void *base, uint64_t size_bytes, void (*release)(struct m
     return STATUS_OK;
 }
 
-static enum status check_seals(int fd, struct error *error)
+/* *huge_page_bytes: 0 for a memfd of usual pages. */
+static enum status check_seals(int fd, uint64_t *huge_page_bytes, struct error *error)
 {
     struct statfs file_system;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || fstatfs(fd, &file_system) < 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the file descriptor is no memfd");
     }
-    if (file_system.f_type == HUGETLBFS_MAGIC) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "the memfd is of huge pages (MFD_HUGETLB)");
-    }
+    *huge_page_bytes = file_system.f_type == HUGETLBFS_MAGIC ? (uint64_t)file_system.f_bsize : 0;
     if ((seals & F_SEAL_SHRINK) == 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "the memfd is not sealed against shrinking (F_SEAL_SHRINK)");
@@ -96,34 +95,67 @@ static enum status check_holes(int fd, uint64_t size_bytes, struct error *error)
     return STATUS_OK;
 }
 
-enum status memory_open_memfd(int fd, uint64_t size_bytes, struct memory **out, struct error *error)
+/* Checks what the guard cannot watch later. */
+static enum status check_pages(int fd, uint64_t size_bytes, uint64_t huge_page_bytes, struct error *error)
 {
-    enum status status = check_seals(fd, error);
-    if (status == STATUS_OK) {
-        status = check_size(fd, size_bytes, error);
+    if (huge_page_bytes != 0 && !guard_watches_huge_pages()) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "the memfd is of huge pages (MFD_HUGETLB), and this commd has no userfaultfd that "
+                         "watches them");
     }
-    if (status == STATUS_OK && !guard_start()) {
-        status = check_holes(fd, size_bytes, error);
-    }
-    if (status != STATUS_OK) {
-        return status;
-    }
-    void *base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return guard_start() ? STATUS_OK : check_holes(fd, size_bytes, error);
+}
+
+/*
+ * Takes the file's size rounded to whole pages. Without MAP_NORESERVE, the kernel could reserve huge pages
+ * for holes of the file.
+ */
+static enum status map_memfd(int fd, uint64_t size_bytes, uint64_t huge_page_bytes, void **out,
+                             struct error *error)
+{
+    int flags = MAP_SHARED | (huge_page_bytes != 0 ? MAP_NORESERVE : 0);
+    void *base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (base == MAP_FAILED) {
         return error_set_errno(error, errno, "mapping %llu bytes of a client",
                                (unsigned long long)size_bytes);
     }
     (void)madvise(base, size_bytes, MADV_DONTDUMP);
+    *out = base;
+    return STATUS_OK;
+}
+
+enum status memory_open_memfd(int fd, uint64_t size_bytes, struct memory **out, struct error *error)
+{
+    uint64_t huge_page_bytes = 0;
+    void *base = NULL;
+    enum status status = check_seals(fd, &huge_page_bytes, error);
+    if (status == STATUS_OK) {
+        status = check_size(fd, size_bytes, error);
+    }
+    if (status == STATUS_OK) {
+        status = check_pages(fd, size_bytes, huge_page_bytes, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    uint64_t unit = huge_page_bytes != 0 ? huge_page_bytes : 1; /* sizes are at most MEMORY_MAX_BYTES */
+    uint64_t address_bytes = (size_bytes + unit - 1) / unit * unit;
+    status = map_memfd(fd, address_bytes, huge_page_bytes, &base, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
     struct memory *memory = NULL;
     status = memory_new(base, size_bytes, NULL, &memory, error);
     if (status == STATUS_OK) {
-        status = guard_add(&memory->guard, base, size_bytes, error);
+        status = guard_add(&memory->guard, base, address_bytes, huge_page_bytes, error);
     }
     if (status != STATUS_OK) {
         free(memory);
-        (void)munmap(base, size_bytes);
+        (void)munmap(base, address_bytes);
         return status;
     }
+    memory->address_bytes = address_bytes;
+    memory->huge_page_bytes = huge_page_bytes;
     memory->guarded = true;
     *out = memory;
     return STATUS_OK;
@@ -168,8 +200,11 @@ void memory_unref(struct memory *memory)
         return;
     }
     guard_remove(&memory->guard);
-    memory->unmapping = (struct unmapping){
-        .base = memory->base, .size_bytes = memory->size_bytes, .done = memory_end, .context = memory};
+    memory->unmapping = (struct unmapping){.base = memory->base,
+                                           .size_bytes = memory->address_bytes,
+                                           .unit_bytes = memory->huge_page_bytes,
+                                           .done = memory_end,
+                                           .context = memory};
     unmapper_put(memory->unmapper, &memory->unmapping);
 }
 

@@ -18,10 +18,10 @@ struct memory;
 
 /*
  * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), so that no client
- * can truncate it while commd uses it. It must not be of huge pages. It must be open for writing, and not
- * sealed against it. Anything else is refused, with the reason in the text. size_bytes: as the client states
- * it; it must not be 0 or exceed the file. The caller keeps the fd and may close it afterwards. The caller
- * gets one reference.
+ * can truncate it while commd uses it. It must be open for writing, and not sealed against it. It may be of
+ * huge pages (MFD_HUGETLB), unless there is no userfaultfd that watches those. Anything else is refused, with
+ * the reason in the text. size_bytes: as the client states it; it must not be 0 or exceed the file. The
+ * caller keeps the fd and may close it afterwards. The caller gets one reference.
  *
  * The client must create the pages: the first use of a missing page breaks the memory (memory_check), and
  * nothing is charged to commd (guard.h). Without a userfaultfd, commd cannot notice that later: then it

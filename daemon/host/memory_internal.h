@@ -14,7 +14,8 @@ struct memory {
     bool by_ipc;
     struct memory_origin origin; /* valid if by_ipc */
     uint32_t references;
-    bool guarded; /* it is a memfd: guard is in use */
+    bool guarded;             /* it is a memfd: guard is in use */
+    uint64_t huge_page_bytes; /* 0: the memfd is not of huge pages */
     struct guard guard;
     struct unmapper *unmapper;
     struct unmapping unmapping;

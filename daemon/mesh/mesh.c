@@ -96,6 +96,11 @@ void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler)
     mesh->handler = *handler;
 }
 
+void mesh_set_store_handler(struct mesh *mesh, const struct mesh_handler *handler)
+{
+    mesh->store_handler = *handler;
+}
+
 /* --- Nodes --- */
 
 static bool peers_reserve(struct mesh *mesh)
@@ -343,6 +348,25 @@ void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns)
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         mesh_peer_end_hold_off(mesh->peers[i], now_ns);
     }
+}
+
+enum status mesh_send_packed(struct mesh *mesh, uint32_t node, const uint8_t *bytes, size_t size)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->state == MESH_NODE_UP && size > 0 && size <= FRAME_MAX_BYTES
+               ? mesh_peer_send_packed(peer, bytes, size)
+               : STATUS_UNREACHABLE;
+}
+
+uint32_t mesh_node_queued(const struct mesh *mesh, uint32_t node)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->outgoing != NULL && !peer->closing ? net_stream_queued(peer->outgoing) : 0;
+}
+
+bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature)
+{
+    return (mesh_peer_at(mesh, node)->offers & feature) != 0;
 }
 
 bool mesh_is_crowded(const struct mesh *mesh)

@@ -68,6 +68,8 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
                      struct error *error) COMM_MUST_USE;
 void mesh_free(struct mesh *mesh);
 void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler);
+/* Likewise for stores: of messages it gets StoreAsk and StoreAnswer, and comms gets all others. */
+void mesh_set_store_handler(struct mesh *mesh, const struct mesh_handler *handler);
 
 /* Adds a node of the configuration (net_add_peer). A node that was removed gets its old index back. LIMIT,
  * ALREADY_EXISTS, INVALID_ARGUMENT (also for our own name). */
@@ -115,6 +117,11 @@ void mesh_tick(struct mesh *mesh, uint64_t now_ns);
  * because the peer does not read, the peer is disconnected, and LIMIT is returned.
  */
 enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message) COMM_MUST_USE;
+/* As mesh_send, for a message of 1 to FRAME_MAX_BYTES bytes that is packed already. */
+enum status mesh_send_packed(struct mesh *mesh, uint32_t node, const uint8_t *bytes,
+                             size_t size) COMM_MUST_USE;
+/* How many messages to the node are not acknowledged. 0 if it is not connected. */
+uint32_t mesh_node_queued(const struct mesh *mesh, uint32_t node);
 /*
  * Whether some node's control stream holds at least MESH_CROWDED messages that the node has not acknowledged.
  * Then messages that clients can cause in any number must wait. The rest of the queue is kept for heartbeats
@@ -188,6 +195,10 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node,
                     struct mesh_node_info *out); /* texts belong to mesh, valid until it runs again */
 const char *mesh_node_name(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
+/* Features that a node may offer, one bit each. Their names on the wire are in proto/version.h. */
+#define MESH_OFFERS_STORE 1u
+/* Whether the node offered this feature when it last said Hello. */
+bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature);
 /* Whether a node of that name is known and not removed; *node gets its index. */
 bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node);
 const char *mesh_own_name(const struct mesh *mesh);

@@ -60,6 +60,7 @@ struct mesh_peer {
     struct mesh_heartbeat heartbeat;
     struct mesh_link link;
     uint64_t instance;
+    unsigned offers; /* MESH_OFFERS_* */
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     char last_error[ERROR_TEXT_MAX_BYTES];
     char differs[MESH_DIFFERS_MAX_BYTES];
@@ -84,8 +85,9 @@ struct mesh {
     char cluster_name[MESH_CLUSTER_NAME_MAX_BYTES + 1];
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     char *algorithms;
-    struct mesh_handler handler;
-    struct mesh_peer **peers; /* by the net's index */
+    struct mesh_handler handler;       /* of comms */
+    struct mesh_handler store_handler; /* of stores */
+    struct mesh_peer **peers;          /* by the net's index */
     uint32_t peer_count;
     uint32_t removed_count; /* removed ones of these */
     uint32_t peer_capacity;
@@ -120,6 +122,7 @@ void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns);
 /* As mesh_send, in any state that has a stream. */
 enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message) COMM_MUST_USE;
+enum status mesh_peer_send_packed(struct mesh_peer *peer, const uint8_t *bytes, size_t size) COMM_MUST_USE;
 
 /* message.c */
 size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,

@@ -17,9 +17,28 @@ static void text_copy(const char *from, char *out, size_t size)
     out[length] = '\0';
 }
 
+/* What this commd offers, by name and bit. */
+static const struct {
+    const char *name;
+    unsigned bit;
+} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE}};
+#define FEATURE_COUNT (sizeof features / sizeof features[0])
+
+static unsigned features_from_wire(const Commd__Mesh__Hello *hello)
+{
+    unsigned bits = 0;
+    for (size_t i = 0; i < hello->n_features; i++) {
+        for (size_t known = 0; known < FEATURE_COUNT; known++) {
+            bits |= strcmp(hello->features[i], features[known].name) == 0 ? features[known].bit : 0;
+        }
+    }
+    return bits;
+}
+
 void mesh_send_hello(struct mesh_peer *peer)
 {
     const struct mesh_options *options = &peer->mesh->options;
+    char *names[FEATURE_COUNT];
     Commd__Mesh__Hello hello = COMMD__MESH__HELLO__INIT;
     hello.protocol_version = MESH_PROTOCOL_VERSION;
     hello.oldest_version = MESH_PROTOCOL_OLDEST;
@@ -27,6 +46,11 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.cluster_name = (char *)options->cluster_name;
     hello.instance = options->instance;
     hello.version_text = (char *)options->version_text;
+    for (size_t i = 0; i < FEATURE_COUNT; i++) {
+        names[i] = (char *)features[i].name;
+    }
+    hello.features = names;
+    hello.n_features = FEATURE_COUNT;
     hello.slice_bytes = options->slice_bytes;
     hello.algorithms = (char *)options->algorithms;
     Commd__Mesh__Message message = MESH_MESSAGE(HELLO, hello, &hello);
@@ -103,6 +127,7 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
         return;
     }
     peer->instance = hello->instance;
+    peer->offers = features_from_wire(hello);
     text_copy(hello->version_text, peer->version_text, sizeof peer->version_text);
     note_settings(peer, hello);
     mesh_peer_greeted(peer, now_ns);
@@ -155,6 +180,14 @@ static void on_other(struct mesh_peer *peer, const Commd__Mesh__Message *message
     }
 }
 
+static void on_store(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    const struct mesh_handler *handler = &peer->mesh->store_handler;
+    if (handler->message != NULL) {
+        handler->message(handler->context, peer->index, message, now_ns);
+    }
+}
+
 typedef void message_function(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns);
 
 static message_function *const message_functions[] = {
@@ -172,6 +205,8 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_VERDICT] = on_other,
     [COMMD__MESH__MESSAGE__BODY_MISSING] = on_other,
     [COMMD__MESH__MESSAGE__BODY_REACH] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_STORE_ASK] = on_store,
+    [COMMD__MESH__MESSAGE__BODY_STORE_ANSWER] = on_store,
 };
 
 static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_t size, uint64_t now_ns)

@@ -102,9 +102,25 @@ void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause)
     }
 }
 
-enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message)
+enum status mesh_peer_send_packed(struct mesh_peer *peer, const uint8_t *bytes, size_t size)
 {
     uint8_t header[FRAME_HEADER_BYTES];
+    if (peer->outgoing == NULL || peer->closing) {
+        return STATUS_UNREACHABLE;
+    }
+    frame_put_header(header, size);
+    enum status status = net_stream_send(peer->outgoing, header, sizeof header, bytes, size, NULL, NULL);
+    if (status == STATUS_LIMIT || status == STATUS_NO_MEMORY) {
+        struct error cause;
+        error_set(&cause, STATUS_LIMIT, "node %s does not read its control stream", peer->name);
+        log_warning("%s", cause.text);
+        mesh_peer_disconnect(peer, &cause);
+    }
+    return status;
+}
+
+enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message)
+{
     uint8_t packed[FRAME_MAX_BYTES];
     if (peer->outgoing == NULL || peer->closing) {
         return STATUS_UNREACHABLE;
@@ -114,15 +130,7 @@ enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *m
         return STATUS_LIMIT;
     }
     commd__mesh__message__pack(message, packed);
-    frame_put_header(header, size);
-    enum status status = net_stream_send(peer->outgoing, header, sizeof header, packed, size, NULL, NULL);
-    if (status == STATUS_LIMIT || status == STATUS_NO_MEMORY) {
-        struct error cause;
-        error_set(&cause, STATUS_LIMIT, "node %s does not read its control stream", peer->name);
-        log_warning("%s", cause.text);
-        mesh_peer_disconnect(peer, &cause);
-    }
-    return status;
+    return mesh_peer_send_packed(peer, packed, size);
 }
 
 void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
@@ -163,6 +171,9 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     history_add(&about, "commd %s", peer->version_text);
     if (handler->node_up != NULL) {
         handler->node_up(handler->context, peer->index, now_ns);
+    }
+    if (peer->mesh->store_handler.node_up != NULL) {
+        peer->mesh->store_handler.node_up(peer->mesh->store_handler.context, peer->index, now_ns);
     }
 }
 
@@ -225,6 +236,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
         mesh_link_lost(peer);
         if (handler->node_down != NULL) {
             handler->node_down(handler->context, node, &copy, now_ns);
+        }
+        if (peer->mesh->store_handler.node_down != NULL) {
+            peer->mesh->store_handler.node_down(peer->mesh->store_handler.context, node, &copy, now_ns);
         }
     }
 }

@@ -41,10 +41,7 @@ def kinds(wire):
                 made.append(os.open(path, flags | os.O_NONBLOCK))
             except OSError:
                 pass
-    huge = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | HUGE)
-    os.ftruncate(huge, 1 << 30)  # the machine may have no huge pages; then no page is there
-    fcntl.fcntl(huge, ADD_SEALS, SEAL_SHRINK)
-    return [fd for fd in made + [huge] if fd >= 0], (epoll, pair)
+    return [fd for fd in made if fd >= 0], (epoll, pair)
 
 
 def strange(path, end_s, index):
@@ -84,6 +81,23 @@ def sealed_later(path, end_s, index):
         touch(wire, 1 << 30 | memory, memory, MIB)
         wire.ask(wire.DEREGISTER, {1: memory})
         os.close(fd)
+
+
+def huge(path, end_s, index):
+    """Memory of huge pages that has none of them, with sizes and places that are no multiples of them."""
+    wire = alone(path, f"huge-{index}")
+    fd = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | HUGE)
+    os.ftruncate(fd, 1 << 30)
+    fcntl.fcntl(fd, ADD_SEALS, SEAL_SHRINK)
+    memory = 0
+    while until(end_s):
+        memory += 1
+        size = (1 << 30) - (memory * 4099 % (3 * MIB))
+        wire.ask(wire.REGISTER, {1: memory, 2: size}, fd)
+        wire.post(operation(1, memory, ALL_REDUCE, U8, 5 * MIB, input=(memory, memory * 8191), output=(memory, 512 * MIB)))
+        wire.complete(memory)
+        libc.fallocate(fd, 3, 0, 4 * MIB)
+        wire.ask(wire.DEREGISTER, {1: memory})
 
 
 def addresses(path, end_s, index):

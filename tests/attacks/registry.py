@@ -128,6 +128,7 @@ LOCAL = [
     Local("memory.punched_slowly", 5, (), False),
     Local("descriptors.strange", 1, ("INVALID_ARGUMENT",), forbids=("MEMORY THAT IS NONE",)),
     Local("descriptors.sealed_later", 1, (), False),
+    Local("descriptors.huge", 1, (), False),
     Local("descriptors.addresses", 1, ("LIMIT",), False),
     Local("descriptors.same", 1, (), False),
     Local("descriptors.left_in_packets", 2),

@@ -115,6 +115,12 @@ def measure_submission(place, build):
     return {f"submission, {key}": value for key, value in json.loads(output).items()}
 
 
+def measure_pool(place, build):
+    environment = {**os.environ, "COMMD_SOCKET": place.cluster.socket(place.nodes[0])}
+    output = finish([start(place.command(place.nodes[0], build / "tests/bench/bench_pool"), env=environment)], 60)[0]
+    return {f"pool, ns for alloc and free, {key}": value for key, value in json.loads(output).items()}
+
+
 def measure_busy(place, commd):
     """Measures all-reduces of 8 bytes while another process keeps each processor busy."""
     burners = [start(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count())]
@@ -166,6 +172,7 @@ def measure_beside(place, commd, build, medians):
     if place.name == "local2":
         figures["idle: resident MiB, before anything ran"] = place.idle_kib / 1024
         figures.update(measure_submission(place, build))
+        figures.update(measure_pool(place, build))
         figures.update(measure_busy(place, commd))
         figures.update(measure_idle(place))
     if place.node_count == 2:
@@ -226,6 +233,7 @@ def rows(results, machine, figures):
     found.append(row("2 nodes over 1 Gbit/s, all-reduce >= 4 MiB: share of the line, worst size", min(line) if line else None, 0.93))
     found.append(row("one QUIC stream of daemon/net: of a minimal ngtcp2 program's rate", figures.get("bare QUIC, of the minimal program"), 0.85))
     found.append(row("submission to its execution, as the caller sees the output change, us", figures.get("submission, started_us"), 3, False))
+    found.append(row("comm_pool_alloc and comm_pool_free, sizes mixed, ns", figures.get("pool, ns for alloc and free, mixed"), 1000, False))
     found.append(row("idle daemon, % of a processor", figures.get("idle: % of a processor"), 0.1, False))
     found.append(row("the same, one of two connected nodes", figures.get("nodes2-9000: idle: % of a processor"), 0.1, False))
     found.append(row("idle daemon, resident MiB", figures.get("idle: resident MiB, before anything ran"), 32, False))

@@ -17,13 +17,13 @@
 /* usage: failure_rank SOCKET NAME RANK FD COMMCTL. FD is the descriptor of the struct fail_state that arms
  * this process, or -1. */
 
-enum { COUNT = 3000, TIMEOUT_MS = 6000, LARGE = 40000 };
+enum { COUNT = 3000, TIMEOUT_MS = 6000, LARGE = 40000, VALUE_BYTES = 20000 };
 
 struct rank {
     uint32_t number;
     comm_client_t *client;
     comm_t *comm, *part;
-    const char *socket_path, *commctl;
+    const char *socket_path, *commctl, *name;
     int64_t *registered; /* LARGE elements from comm_mem_alloc */
     enum failure_rank_end end;
 };
@@ -87,6 +87,44 @@ static bool messages(struct rank *rank)
     return true;
 }
 
+/* Each rank stores a value under its number, and gets the other rank's. */
+static bool exchange(struct rank *rank, comm_store_t *store)
+{
+    static unsigned char value[VALUE_BYTES];
+    static const char *const keys[] = {"0", "1"};
+    uint32_t other = 1 - rank->number;
+    int64_t sum = 0;
+    void *taken = NULL;
+    size_t size = 0;
+    for (size_t i = 0; i < sizeof value; i++) {
+        value[i] = (unsigned char)(i * 7 + rank->number);
+    }
+    if (!went(rank, comm_store_set(store, keys[rank->number], value, sizeof value), "store_set") ||
+        !went(rank, comm_store_get(store, keys[other], TIMEOUT_MS, &taken, &size), "store_get")) {
+        return false;
+    }
+    bool right = size == sizeof value;
+    for (size_t i = 0; i < sizeof value && right; i++) {
+        right = ((unsigned char *)taken)[i] == (unsigned char)(i * 7 + other);
+    }
+    comm_store_free(taken);
+    return is_right(rank, right, "store_get") &&
+           went(rank, comm_store_wait(store, keys, 2, TIMEOUT_MS), "store_wait") &&
+           went(rank, comm_store_add(store, "sum", 5, &sum), "store_add") &&
+           is_right(rank, sum == 5 || sum == 10, "store_add");
+}
+
+static bool stores(struct rank *rank)
+{
+    comm_store_t *store = NULL;
+    if (!went(rank, comm_store_open(rank->client, rank->name, TIMEOUT_MS, &store), "store_open")) {
+        return false;
+    }
+    bool fine = exchange(rank, store);
+    comm_store_close(store);
+    return fine;
+}
+
 /* Runs commctl as an administrator would. At this moment there is something to show, and no other rank
  * waits for this one. */
 static bool queries(struct rank *rank)
@@ -135,7 +173,7 @@ static bool work(struct rank *rank)
 {
     static int64_t small[COUNT];
     return all_reduce(rank, rank->comm, small, COUNT) &&
-           all_reduce(rank, rank->comm, rank->registered, LARGE) && messages(rank) &&
+           all_reduce(rank, rank->comm, rank->registered, LARGE) && messages(rank) && stores(rank) &&
            went(rank, comm_split(rank->comm, 0, 0, &rank->part), "split") &&
            is_right(rank, comm_size(rank->part) == 2, "split") && all_reduce(rank, rank->part, small, 7) &&
            went(rank, comm_barrier(rank->comm, NULL), "barrier") &&
@@ -147,7 +185,8 @@ static bool work(struct rank *rank)
 static enum failure_rank_end run(const char *socket_path, const char *name, uint32_t number,
                                  const char *commctl)
 {
-    struct rank rank = {.number = number, .end = RANK_WELL, .socket_path = socket_path, .commctl = commctl};
+    struct rank rank = {
+        .number = number, .end = RANK_WELL, .socket_path = socket_path, .commctl = commctl, .name = name};
     if (open_all(&rank, socket_path, name)) {
         (void)work(&rank);
     }

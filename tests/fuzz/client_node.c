@@ -109,11 +109,14 @@ void fuzz_node_start(struct fuzz_node *node)
     struct comms_options comms_options = {
         .mesh = node->mesh, .exec = node->exec, .p2p = node->p2p, .seed_secure = 5, .slice_bytes = 4096};
     fuzz_require(comms_new(&comms_options, &node->comms, NULL) == STATUS_OK);
+    struct stores_options stores_options = {.mesh = node->mesh, .seed_secure = 6};
+    fuzz_require(stores_new(&stores_options, &node->stores, NULL) == STATUS_OK);
     struct api_options options = {.socket_path = socket_path,
                                   .listen_fd = -1,
                                   .socket_mode = 0666,
                                   .socket_group = "",
                                   .comms = node->comms,
+                                  .stores = node->stores,
                                   .mesh = node->mesh,
                                   .cluster_name = "blue",
                                   .network_address = "",
@@ -130,6 +133,7 @@ static void node_look(struct fuzz_node *node)
     exec_tick(node->exec, now_ns);
     p2p_tick(node->p2p, now_ns);
     comms_tick(node->comms, now_ns);
+    stores_tick(node->stores, now_ns);
     (void)api_poll(node->api, now_ns);
     for (unsigned i = 0; node->woken && i < RUNS_MAX; i++) {
         node->woken = exec_run(node->exec, now_ns);
@@ -138,6 +142,7 @@ static void node_look(struct fuzz_node *node)
     if (comms_next_deadline_ns(node->comms) <= now_ns) {
         comms_tick(node->comms, now_ns);
     }
+    (void)stores_run(node->stores, now_ns);
     api_ring_bells(node->api);
 }
 
@@ -161,6 +166,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
         fuzz_require(i < TURNS_MAX);
         uint64_t next_ns = mesh_next_deadline_ns(node->mesh);
         next_ns = time_min(next_ns, comms_next_deadline_ns(node->comms));
+        next_ns = time_min(next_ns, stores_next_deadline_ns(node->stores));
         next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
         next_ns = time_min(next_ns, p2p_next_deadline_ns(node->p2p));
         /* Polling would look every few microseconds. This takes larger steps, or time would hardly move. */
@@ -177,6 +183,7 @@ void fuzz_node_stop(struct fuzz_node *node)
     fuzz_node_advance(node, 20 * TIME_S); /* some things are told or forgotten only after a while */
     fuzz_require(comms_idle(node->comms));
     api_free(node->api);
+    stores_free(node->stores);
     comms_free(node->comms);
     exec_free(node->exec);
     p2p_free(node->p2p);

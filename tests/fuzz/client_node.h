@@ -25,6 +25,7 @@ struct fuzz_node {
     struct exec *exec;
     struct p2p *p2p;
     struct comms *comms;
+    struct stores *stores;
     struct api *api;
     bool woken;
 };

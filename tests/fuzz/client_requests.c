@@ -1,3 +1,4 @@
+#include "proto/store.h"
 #include "proto/types.h"
 #include "proto/version.h"
 #include "tests/fuzz/client_node.h"
@@ -388,6 +389,35 @@ static void send_query(struct fuzz_session *session, struct fuzz_input *input,
     send_request(session, input, request, -1);
 }
 
+/* Sends a request to a store, of the right form or not. */
+static void send_store(struct fuzz_session *session, struct fuzz_input *input,
+                       Commd__Client__Request *request)
+{
+    static uint8_t large[STORE_VALUE_MAX_BYTES + 1];
+    static const size_t sizes[] = {0, 1, 20, 300, STORE_VALUE_MAX_BYTES, STORE_VALUE_MAX_BYTES + 1};
+    static ProtobufCBinaryData keys[2 * STORE_ASK_KEYS_MAX];
+    char own[160];
+    Commd__Client__StoreAsk body = COMMD__CLIENT__STORE_ASK__INIT;
+    body.handle = take_small(input, 3);
+    body.kind = take_small(input, STORE_KIND_COUNT + 2);
+    body.name = take_name(input, own);
+    body.delta = (int64_t)fuzz_number(input);
+    body.timeout_ms = take_timeout_ms(input);
+    body.n_keys = fuzz_below(input, 4);
+    body.n_keys = body.n_keys == 3 ? take_small(input, 8) * 256 % (2 * STORE_ASK_KEYS_MAX) : body.n_keys;
+    body.keys = keys;
+    for (size_t i = 0; i < body.n_keys; i++) {
+        size_t taken;
+        keys[i].data = (uint8_t *)(uintptr_t)fuzz_bytes(input, i < 3 ? 1 : 0, &taken);
+        keys[i].len = taken;
+    }
+    body.value = (ProtobufCBinaryData){.data = large, .len = sizes[fuzz_below(input, 6)]};
+    body.expected = (ProtobufCBinaryData){.data = large, .len = sizes[fuzz_below(input, 6)]};
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_STORE;
+    request->store = &body;
+    send_request(session, input, request, -1);
+}
+
 void fuzz_request_send(struct fuzz_session *session, struct fuzz_input *input)
 {
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
@@ -432,6 +462,9 @@ void fuzz_request_send(struct fuzz_session *session, struct fuzz_input *input)
         return;
     case 13:
         send_map(session, input, &request);
+        return;
+    case 14:
+        send_store(session, input, &request);
         return;
     default:
         send_submit(session, input);

@@ -9,6 +9,7 @@
 #include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
+#include "daemon/store/stores.h"
 #include "proto/frame.h"
 #include "proto/version.h"
 #include "tests/network/network.h"
@@ -17,7 +18,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
  * A node with the cluster's certificate sends anything to another node. That node has a communicator that is
- * being formed with the first one, and one of its own.
+ * being formed with the first one, and one of its own. It has two stores open: it keeps one itself, and the
+ * lying node keeps the other.
  *
  * Bit 0 of the first byte is 0: the rest are the bytes of the control stream, greeting included. Bit 0 is 1:
  * after a correct greeting come messages, each a length (u16, little-endian) and the packed message. In these
@@ -38,7 +40,9 @@ struct target {
     struct exec *exec;
     struct p2p *p2p;
     struct comms *comms;
-    struct net_stream *stream; /* the control stream of the lying node */
+    struct stores *stores;
+    struct stores_handle *handles[2]; /* numbers 1 and 2: kept here, and by the lying node */
+    struct net_stream *stream;        /* the control stream of the lying node */
     struct frame_decoder decoder;
     struct comms_member *members[3];
     uint64_t now_ns;
@@ -67,6 +71,42 @@ static void on_completed(void *context, struct comms_member *member,
 {
     on_formed(context, member, completion->result, now_ns);
     require(completion->ticket == 7);
+}
+
+static void on_answered(void *context, uint64_t request, enum store_kind kind,
+                        const struct stores_answer *answer)
+{
+    struct stores_handle **handle = context;
+    require(answer->value.size <= STORE_VALUE_MAX_BYTES);
+    if (kind == STORE_KIND_OPEN && answer->result->status != STATUS_OK) {
+        require(request == 7);
+        stores_close(*handle, 0);
+        *handle = NULL;
+    }
+}
+
+/* Opens both stores. */
+static void open_stores(struct target *target)
+{
+    static const char *const names[] = {"near@a", "far@b"};
+    for (unsigned i = 0; i < 2; i++) {
+        struct stores_client client = {.uid = CLIENT_UID};
+        struct stores_handler handler = {.context = &target->handles[i], .answered = on_answered};
+        require(stores_open(target->stores, &client, names[i], 7, 4 * TIME_S, &handler, target->now_ns,
+                            &target->handles[i], NULL) == STATUS_OK);
+    }
+}
+
+/* Waits for a key in a store. */
+static void ask_store(struct target *target, unsigned which)
+{
+    struct store_bytes key = {.data = (const uint8_t *)"k", .size = 1};
+    struct stores_ask ask = {
+        .request = 8, .kind = STORE_KIND_GET, .keys = &key, .key_count = 1, .timeout_ns = TIME_S};
+    if (target->handles[which] != NULL) {
+        enum status status = stores_request(target->handles[which], &ask, target->now_ns, NULL);
+        (void)status; /* it may be lost, or not open yet */
+    }
 }
 
 static void on_wake(void *context)
@@ -151,8 +191,10 @@ static void run(struct target *target, uint64_t span_ns)
             has_more = p2p_run(target->p2p, target->now_ns) || exec_has_more;
         }
         comms_tick(target->comms, target->now_ns);
+        stores_tick(target->stores, target->now_ns);
         uint64_t next_ns = time_min(network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
         next_ns = time_min(next_ns, comms_next_deadline_ns(target->comms));
+        next_ns = time_min(next_ns, stores_next_deadline_ns(target->stores));
         next_ns = time_min(next_ns, exec_next_deadline_ns(target->exec));
         next_ns = time_min(next_ns, p2p_next_deadline_ns(target->p2p));
         if (next_ns > until_ns) {
@@ -195,6 +237,8 @@ static void start(struct target *target)
     struct comms_options comms_options = {
         .mesh = target->mesh, .exec = target->exec, .p2p = target->p2p, .seed_secure = 1};
     require(comms_new(&comms_options, &target->comms, NULL) == STATUS_OK);
+    struct stores_options stores_options = {.mesh = target->mesh, .seed_secure = 1};
+    require(stores_new(&stores_options, &target->stores, NULL) == STATUS_OK);
     require(mesh_add_node(target->mesh, "b", "", &peer, NULL) == STATUS_OK);
     net_set_peer_handler(target->liar,
                          &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL});
@@ -206,6 +250,7 @@ static void start(struct target *target)
     target->members[0] = join(target, "comm", 0, 4);
     target->members[1] = join(target, "comm", 2, 4);
     target->members[2] = join(target, "own", 0, 1);
+    open_stores(target);
     run(target, TIME_MS);
     require(target->stream != NULL);
 }
@@ -229,8 +274,14 @@ static void stop(struct target *target)
                                target->now_ns);
         }
     }
+    for (unsigned i = 0; i < 2; i++) {
+        if (target->handles[i] != NULL) {
+            stores_close(target->handles[i], target->now_ns);
+        }
+    }
     run(target, TIME_MS);
     frame_decoder_free(&target->decoder);
+    stores_free(target->stores);
     comms_free(target->comms);
     exec_free(target->exec);
     p2p_free(target->p2p);
@@ -268,6 +319,9 @@ static void greet(struct target *target)
     hello.protocol_version = MESH_PROTOCOL_VERSION;
     hello.node_name = "b";
     hello.instance = 2;
+    char *features[] = {(char *)(uintptr_t)MESH_FEATURE_STORE};
+    hello.features = features;
+    hello.n_features = 1;
     message.body_case = COMMD__MESH__MESSAGE__BODY_HELLO;
     message.hello = &hello;
     say_message(target, &message);
@@ -317,7 +371,9 @@ static void act(struct target *target, uint8_t byte)
         op.peer_rank = 1;
         op.input.memory = target->memory;
     }
-    if (what == ACT_TIME) {
+    if (byte >= 250) {
+        ask_store(target, byte % 2);
+    } else if (what == ACT_TIME) {
         run(target, byte / ACT_COUNT * 50 * TIME_MS);
     } else if (what == ACT_LEAVE && target->members[which] != NULL) {
         comms_member_leave(target->members[which],
@@ -375,6 +431,8 @@ static void say_replaced(struct target *target, const uint8_t *packed, size_t si
         replace(target, &message->missing->comm_id);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REACH) {
         replace(target, &message->reach->comm_id);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_STORE_ASK) {
+        replace_uid(&message->store_ask->owner_uid);
     }
     say_message(target, message);
     commd__mesh__message__free_unpacked(message, NULL);

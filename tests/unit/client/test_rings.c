@@ -62,7 +62,7 @@ static bool client_hears(const struct sides *sides)
 
 static bool wait_ms(const struct sides *sides, uint64_t ms)
 {
-    return rings_wait(sides->client, sides->sockets[0], POLLIN, clock_after_ms(ms));
+    return rings_wait(sides->client, sides->sockets[0], POLLIN, NULL, clock_after_ms(ms));
 }
 
 static void assert_closed(int fd)
@@ -323,7 +323,7 @@ static void test_woken(void **state)
         uint64_t deadline_ns = clock_after_ms(60000);
         while (!ring_has_packet(&sides.client->in)) {
             assert_true(clock_ns() < deadline_ns);
-            (void)rings_wait(sides.client, sides.sockets[0], POLLIN, deadline_ns);
+            (void)rings_wait(sides.client, sides.sockets[0], POLLIN, NULL, deadline_ns);
         }
         assert_int_equal(ring_take(&sides.client->in, &got, sizeof got, &size_bytes), RING_OK);
         assert_int_equal(got, i);

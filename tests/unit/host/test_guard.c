@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/memfd.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -197,6 +198,49 @@ static void test_a_system_call_gets_efault(void **state)
     close(pipes[1]);
     memory_unref(memory);
     close(fd);
+}
+
+/*
+ * No part of a huge page can be replaced. So all of the memory is given up at the first hole. However large
+ * the pages are, that costs no more than usual pages do. No huge page is in reserve here, or few.
+ */
+static void check_huge_hole(unsigned flags, uint64_t size)
+{
+    int fd = memfd_create("guarded", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | flags);
+    if (fd < 0) {
+        return; /* this machine has no pages of this size */
+    }
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    unsigned char *bytes;
+    struct memory *memory = import(fd, size - PAGE - 1, &bytes);
+    memory_set_owner(memory, 4711, 42);
+    assert_int_equal(bytes[size / 2 + 5 * PAGE], 0);
+    bytes[17] = 9;
+    assert_int_equal(bytes[17], 9);
+    char text[128];
+    (void)snprintf(text, sizeof text, "memory 42 of process 4711 had no page at offset %llu",
+                   (unsigned long long)(size / 2 + 5 * PAGE));
+    assert_broken(memory, text);
+    for (uint64_t at = 0; at < 64u << 20 && at < size - PAGE - 1; at += 64) {
+        bytes[at] = 1;
+    }
+    assert_in_range(costs_of(bytes, bytes + size).anonymous_bytes, 1, GUARD_PATCHED_MAX_BYTES);
+    assert_int_equal(pages_of(fd), 0);
+    memory_unref(memory);
+    assert_int_equal(count_mappings("guarded"), 0);
+    close(fd);
+}
+
+static void test_holes_of_huge_pages(void **state)
+{
+    (void)state;
+    NEEDS_USERFAULTFD();
+    if (!guard_watches_huge_pages()) {
+        skip();
+    }
+    check_huge_hole(MFD_HUGE_2MB, 8u << 20);
+    check_huge_hole(MFD_HUGE_1GB, (uint64_t)1 << 30);
 }
 
 /* However large the hole, commd's own memory and mappings in its place are bounded. */
@@ -459,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_a_hole_reads_as_zero_and_makes_no_page),
         cmocka_unit_test(test_what_is_written_to_a_hole_is_lost),
         cmocka_unit_test(test_a_system_call_gets_efault),
+        cmocka_unit_test(test_holes_of_huge_pages),
         cmocka_unit_test(test_large_holes_cost_little),
         cmocka_unit_test(test_many_small_holes),
         cmocka_unit_test(test_small_pieces_within_larger_ones),

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <linux/memfd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/host/guard.h"
 #include "daemon/host/memory.h"
 #include "tests/lib/own_process.h"
 
@@ -170,16 +172,33 @@ static void test_other_kinds(void **state)
     assert_refused(file, PAGE, STATUS_INVALID_ARGUMENT, "no memfd"); /* closed */
 }
 
+/* A memfd of huge pages needs none of them in reserve, as long as nobody touches it. */
 static void test_huge_pages(void **state)
 {
     (void)state;
-    /* An empty memfd needs no huge page in the pool. */
-    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    enum { HUGE = 2 << 20 };
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_HUGE_2MB);
     if (fd < 0) {
         skip(); /* this kernel has no huge pages */
     }
+    assert_int_equal(ftruncate(fd, 3 * HUGE), 0);
+    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "not sealed against shrinking (F_SEAL_SHRINK)");
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "huge pages");
+    if (!guard_watches_huge_pages()) {
+        assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "huge pages");
+        close(fd);
+        return;
+    }
+    assert_refused(fd, 3 * HUGE + 1, STATUS_INVALID_ARGUMENT, "6291457 bytes, but the memfd has 6291456");
+    static const uint64_t sizes[] = {1, PAGE + 1, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct memory *memory = import(fd, sizes[i]);
+        assert_int_equal(memory_size_bytes(memory), sizes[i]);
+        assert_non_null(memory_range(memory, sizes[i] - 1, 1));
+        assert_null(memory_range(memory, sizes[i], 1));
+        memory_unref(memory);
+        assert_int_equal(count_mappings("test"), 0);
+    }
     close(fd);
 }
 

@@ -1,0 +1,79 @@
+#include <string.h>
+
+#include "daemon/base/hash.h"
+#include "daemon/store/stores_internal.h"
+#include "proto/little_endian.h"
+
+/* Which node keeps a store: a function of what all nodes have in their configurations. */
+
+#define KEEPER_SEED 0x73746f7265733176u /* part of the protocol: all nodes must have the same */
+
+size_t stores_name_make(struct stores_name *key, uint32_t owner_uid, const char *name)
+{
+    size_t name_bytes = strnlen(name, sizeof key->name - 1);
+    *key = (struct stores_name){.owner_uid = owner_uid};
+    memcpy(key->name, name, name_bytes);
+    return offsetof(struct stores_name, name) + name_bytes;
+}
+
+const char *stores_node_name(const struct stores *stores, uint32_t node)
+{
+    return node == STORES_NODE_OWN ? mesh_own_name(stores->mesh) : mesh_node_name(stores->mesh, node);
+}
+
+bool stores_user_may(const struct stores *stores, uint32_t uid, uint32_t node)
+{
+    return stores->user_may == NULL ||
+           stores->user_may(stores->user_may_context, uid, stores_node_name(stores, node));
+}
+
+static uint64_t weight_of(const char *node, uint32_t uid, const char *name)
+{
+    uint8_t uid_bytes[4];
+    put_u32_le(uid_bytes, uid);
+    uint64_t hash = hash_bytes(KEEPER_SEED, node, strlen(node));
+    hash = hash_bytes(hash, uid_bytes, sizeof uid_bytes);
+    return hash_bytes(hash, name, strlen(name));
+}
+
+/* Whether the name says its keeper: "job-17@node-a". */
+static bool keeper_is_named(const struct stores *stores, uint32_t uid, const char *name, uint32_t *node)
+{
+    const char *mark = strrchr(name, '@');
+    if (mark == NULL) {
+        return false;
+    }
+    if (strcmp(mark + 1, mesh_own_name(stores->mesh)) == 0) {
+        *node = STORES_NODE_OWN;
+        return true;
+    }
+    return mesh_find_node(stores->mesh, mark + 1, node) && stores_user_may(stores, uid, *node);
+}
+
+uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *name)
+{
+    uint32_t best = STORES_NODE_OWN;
+    if (keeper_is_named(stores, uid, name, &best)) {
+        return best;
+    }
+    uint64_t best_weight = weight_of(mesh_own_name(stores->mesh), uid, name);
+    for (uint32_t node = 0; node < mesh_node_count(stores->mesh); node++) {
+        if (mesh_node_is_removed(stores->mesh, node) || !stores_user_may(stores, uid, node)) {
+            continue;
+        }
+        uint64_t weight = weight_of(mesh_node_name(stores->mesh, node), uid, name);
+        bool wins = weight > best_weight ||
+                    (weight == best_weight &&
+                     strcmp(mesh_node_name(stores->mesh, node), stores_node_name(stores, best)) < 0);
+        if (wins) {
+            best = node;
+            best_weight = weight;
+        }
+    }
+    return best;
+}
+
+const char *stores_keeper_name(const struct stores *stores, uid_t uid, const char *name)
+{
+    return stores_node_name(stores, stores_keeper(stores, uid, name));
+}

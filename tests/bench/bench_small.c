@@ -1,0 +1,73 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <commclient.h>
+
+/*
+ * Measures an all_reduce of 8 bytes of ordinary memory with a handle that is waited for: what a binding of
+ * the library costs is the difference to this. usage: bench_small NAME RANK SIZE ROUNDS. Prints the median in
+ * microseconds.
+ */
+
+static double now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
+}
+
+static int compare(const void *left, const void *right)
+{
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static void must(comm_result_t result, const char *what)
+{
+    if (result != COMM_OK) {
+        fprintf(stderr, "bench_small: %s: %s\n", what, comm_last_error());
+        exit(1);
+    }
+}
+
+static double measure(comm_t *comm, size_t rounds, double *times_us)
+{
+    double value = 1;
+    for (size_t i = 0; i < rounds; i++) {
+        comm_request_t *request = NULL;
+        comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+        options.request = &request;
+        value = 1;
+        double began_us = now_us();
+        must(comm_all_reduce(comm, &value, &value, 1, COMM_F64, COMM_SUM, &options), "all_reduce");
+        must(comm_wait(&request, NULL), "comm_wait");
+        times_us[i] = now_us() - began_us;
+    }
+    qsort(times_us, rounds, sizeof times_us[0], compare);
+    return times_us[rounds / 2];
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 5) {
+        fprintf(stderr, "usage: bench_small NAME RANK SIZE ROUNDS\n");
+        return 2;
+    }
+    uint32_t rank = (uint32_t)strtoul(argv[2], NULL, 10), size = (uint32_t)strtoul(argv[3], NULL, 10);
+    size_t rounds = strtoul(argv[4], NULL, 10);
+    double *times_us = rounds > 0 ? calloc(rounds, sizeof *times_us) : NULL;
+    comm_client_t *client;
+    comm_t *comm;
+    if (times_us == NULL) {
+        return 1;
+    }
+    must(comm_client_open(NULL, &client), "comm_client_open");
+    must(comm_init(client, argv[1], rank, size, COMM_DEVICE_HOST, NULL, &comm), "comm_init");
+    (void)measure(comm, rounds, times_us);
+    printf("%.3f\n", measure(comm, rounds, times_us));
+    comm_destroy(comm);
+    comm_client_close(client);
+    free(times_us);
+    return 0;
+}

@@ -121,9 +121,11 @@ include proto/rules.mk
 include kernels/rules.mk
 include daemon/rules.mk
 include client/rules.mk
+include client/python/rules.mk
 include config/rules.mk
 include systemd/rules.mk
 include tests/rules.mk
+include tests/torch/torch.mk
 
 install: all install-daemon install-client install-completions install-config install-systemd ## install below PREFIX (and DESTDIR); configuration that is there is kept
 	$(if $(DESTDIR),,systemd/activate.sh $(sysusersdir) $(tmpfilesdir))
@@ -139,7 +141,7 @@ clean: ## remove what was built (the private libraries stay in their cache)
 help: ## list the targets
 	@echo "make [TARGET] [VARIANT=release|debug|asan|tsan] [CC=gcc|clang] [BUILD=folder] [HOST=aarch64-linux-gnu] [CUDA=auto|yes|no] [DEPS=install|check]"
 	@echo "     [PREFIX=$(PREFIX)] [DESTDIR=] [WERROR=1] [V=1]"
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile */rules.mk | expand -t 18
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile */rules.mk client/python/rules.mk tests/torch/torch.mk | expand -t 18
 
 .PHONY: all deps demo install uninstall clean help
 

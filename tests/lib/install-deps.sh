@@ -20,7 +20,7 @@ openssl_suites=(trixie forky sid)
 ngtcp2_suites=(forky trixie-backports sid)
 build_revision=3 # grows when the options of the private build change
 
-packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
+packages=(libc6-dev make pkg-config python3 python3-numpy python3-pytest python3-venv iproute2 protobuf-c-compiler scdoc
     libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libncurses-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
 bench_packages=(openmpi-bin libopenmpi-dev libgloo-dev iperf3 g++ iproute2)
 package_packages=(dpkg-dev debhelper lintian)

@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""Runs test programs (cmocka or any that print TAP) and system tests (unittest files), limits the time of each, and counts.
+"""Runs test programs (cmocka or any that print TAP), system tests (unittest files) and tests of the Python package (pytest files), limits the time
+of each, and counts.
 
 usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
+       run-tests.py --pytest test_*.py            one pytest file, likewise
 
 Programs run two at a time. Then the unittest files run one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
 Programs run under COMMD_TEST_RUNNER, if that is set: "qemu-aarch64" for those of another machine.
+A file beside a conftest.py is for pytest. It runs by the first of COMMD_PYTHON, this Python and /usr/bin/python3 that has numpy and pytest, and is
+skipped if none has.
 A program may run COMMD_TEST_TIMEOUT_S seconds (300). A unittest file that needs longer sets TIMEOUT_S = seconds at its top.
 """
 import concurrent.futures
+import contextlib
+import functools
 import importlib.util
 import os
 import pathlib
@@ -48,7 +54,7 @@ class Runner:
         command = [*os.environ.get("COMMD_TEST_RUNNER", "").split(), os.path.abspath(path)]
         limit_s = TIMEOUT_S
         if path.endswith(".py"):
-            command = [sys.executable, os.path.abspath(__file__), "--tap", path]
+            command = python_command(path)
             longer = re.search(r"^TIMEOUT_S\s*=\s*(\d+)", pathlib.Path(path).read_text(), re.MULTILINE)
             limit_s = max(limit_s, int(longer.group(1)) if longer else 0)
         started = time.monotonic()
@@ -79,7 +85,7 @@ class Runner:
 
     def stop(self, process):
         """Ends a process. Interrupts a unittest file, so that it can clean up. Then kills whatever is left of the group."""
-        if process.args[0] == sys.executable:
+        if process.args[1] == os.path.abspath(__file__):
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(timeout=CLEAN_UP_S)
@@ -136,6 +142,31 @@ class Runner:
         for path in paths:
             if path.endswith(".py"):
                 self.report(*self.run(path))
+
+
+def is_for_pytest(path):
+    return pathlib.Path(path).with_name("conftest.py").exists()
+
+
+@functools.lru_cache
+def python_for_pytest():
+    """Returns a Python that has what the tests of the Python package need, or None."""
+    for python in filter(None, (os.environ.get("COMMD_PYTHON"), sys.executable, "/usr/bin/python3")):
+        try:
+            if subprocess.run([python, "-c", "import numpy, pytest"], capture_output=True, timeout=60).returncode == 0:
+                return python
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    return None
+
+
+def python_command(path):
+    """Returns the command that runs a Python file of tests."""
+    mode, python = "--tap", sys.executable
+    if is_for_pytest(path):
+        python = python_for_pytest()
+        mode, python = ("--pytest", python) if python is not None else ("--without-pytest", sys.executable)
+    return [python, os.path.abspath(__file__), mode, path]
 
 
 def kill_group(process):
@@ -250,6 +281,43 @@ def run_unittest_file(path, names):
     return 0 if result.wasSuccessful() and result.number else 1
 
 
+class TapPlugin:
+    """Reports a pytest run as TAP, one line a test."""
+
+    def __init__(self):
+        self.number = 0
+        self.stream = os.fdopen(os.dup(1), "w")  # pytest takes the standard output for itself
+
+    def say(self, result, name, directive="", details=""):
+        self.number += 1
+        self.stream.write(details.rstrip("\n") + "\n" if details else "")
+        self.stream.write(f"{result} {self.number} - {name}{directive}\n")
+        self.stream.flush()
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.split("/")[-1].replace("#", "")
+        if report.failed:
+            self.say("not ok", f"{name} ({report.when})" if report.when != "call" else name, details=report.longreprtext)
+        elif report.skipped:
+            self.say("ok", name, f" # SKIP {' '.join(str(report.longrepr[-1]).removeprefix('Skipped: ').split())}")
+        elif report.when == "call":
+            self.say("ok", name)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.say("not ok", f"collecting {report.nodeid}", details=report.longreprtext)
+        elif report.skipped:
+            self.say("ok", report.nodeid, f" # SKIP {' '.join(str(report.longrepr[-1]).removeprefix('Skipped: ').split())}")
+
+
+def run_pytest_file(path):
+    import pytest
+    plugin = TapPlugin()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # pytest's own report
+        code = pytest.main([path, "-p", "no:cacheprovider"], plugins=[plugin])
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and plugin.number else int(code)
+
+
 def interrupt(_number, _frame):
     raise KeyboardInterrupt
 
@@ -257,6 +325,11 @@ def interrupt(_number, _frame):
 def main():
     if sys.argv[1:2] == ["--tap"]:
         return run_unittest_file(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["--pytest"]:
+        return run_pytest_file(sys.argv[2])
+    if sys.argv[1:2] == ["--without-pytest"]:
+        print(f"ok 1 - {sys.argv[2]} # SKIP no Python here has numpy and pytest (Debian: python3-numpy, python3-pytest)")
+        return 0
     runner = Runner()
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)

@@ -1,0 +1,34 @@
+"""commd: collectives and messages between processes, through the commd of each node.
+
+    import numpy, commd
+
+    with commd.init() as comm:                   # started by: python -m commd.run -n 4 program.py
+        total = comm.all_reduce(numpy.arange(8.0) * comm.rank)
+
+Arrays are anything with the buffer protocol, __array_interface__, __cuda_array_interface__ or DLPack: numpy, torch, cupy,
+jax and others. client/python/README.md is the guide.
+"""
+from __future__ import annotations
+
+from ._buffers import Buffer
+from ._group import Group, group
+from ._library import LibraryMissing
+from .communicator import Communicator, init
+from .errors import (Aborted, AlreadyExists, Closed, ConnectionFailed, DaemonLost, DeviceFailed, Error, InvalidArgument,
+                     LimitReached, Mismatch, NodeLost, NotFound, OutOfMemory, PermissionDenied, RankLost, Result, TimedOut,
+                     Unsupported)
+from .memory import empty, is_shared, zeros
+from .messages import ANY_SOURCE
+from .request import Received, Request, wait_all
+
+__version__ = "0.1.0"
+__all__ = ["ANY_SOURCE", "Aborted", "AlreadyExists", "Buffer", "Closed", "Communicator", "ConnectionFailed", "DaemonLost",
+           "DeviceFailed", "Error", "Group", "InvalidArgument", "LibraryMissing", "LimitReached", "Mismatch", "NodeLost",
+           "NotFound", "OutOfMemory", "PermissionDenied", "RankLost", "Received", "Request", "Result", "TimedOut",
+           "Unsupported", "empty", "group", "init", "is_shared", "library_version", "wait_all", "zeros"]
+
+
+def library_version() -> str:
+    """Returns the version of libcommclient, such as "0.1.0"."""
+    from . import _library
+    return _library.load().comm_version().decode()

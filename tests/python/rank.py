@@ -1,0 +1,28 @@
+"""One rank of a test: calls a function of a test file with a communicator, and arguments as JSON.
+
+usage: rank.py FILE FUNCTION [JSON]
+"""
+import importlib.util
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(ROOT / "tests/system")]
+if not any((pathlib.Path(folder) / "commd").is_dir() for folder in sys.path):
+    sys.path.insert(0, str(ROOT / "client/python"))
+
+
+def load(path):
+    specification = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    import commd
+    function = getattr(load(sys.argv[1]), sys.argv[2])
+    with commd.init(timeout=30, op_timeout=20) as comm:
+        function(comm, *json.loads(sys.argv[3] if len(sys.argv) > 3 else "[]"))

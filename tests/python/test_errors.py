@@ -1,0 +1,316 @@
+"""Failures are exceptions of fitting classes, with data; signals end a wait at once; a child of fork is refused."""
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import numpy
+import pytest
+
+from ranks import Daemons, finish
+
+AT_ONCE_S = 2.0  # a wait that did not end by itself would take 20 s
+
+
+def expect(kind, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+# --- Functions that the ranks run ---
+
+
+def mismatch(comm):
+    import commd
+    error = expect(commd.Mismatch, comm.all_reduce, numpy.ones(3 + comm.rank))
+    assert isinstance(error, ValueError) and error.result == commd.Result.MISMATCH and error.operation == "all_reduce"
+    assert len(error.ranks) >= 2 and set(error.ranks) <= set(range(comm.size)), error.ranks
+    assert comm.all_reduce(numpy.ones(3))[0] == comm.size  # the communicator goes on
+
+
+def timed_out(comm):
+    import commd
+    if comm.rank == 0:
+        began = time.monotonic()
+        error = expect(commd.TimedOut, comm.all_reduce, numpy.ones(3), timeout=0.3)
+        assert 0.2 < time.monotonic() - began < AT_ONCE_S
+        assert isinstance(error, TimeoutError) and error.operation == "all_reduce" and error.ranks == (1,), error.ranks
+        assert error.seq > 0
+        comm.objects.send("go on", 1)
+        request = comm.recv(numpy.zeros(3), 1, wait=False)
+        late = expect(commd.TimedOut, request.wait, 0.05)
+        assert "goes on" in str(late) and not request.done
+        comm.objects.send("send", 1)
+        assert request.wait().count == 2
+    else:
+        assert comm.objects.recv(0) == "go on"
+        expect(commd.TimedOut, comm.all_reduce, numpy.ones(3))
+        assert comm.objects.recv(0) == "send"
+        comm.send(numpy.ones(2), 0)
+    comm.barrier()
+
+
+def aborted(comm):
+    import commd
+    if comm.rank == 0:
+        assert comm.objects.recv(1) == "I wait"
+        comm.abort("the data are wrong")
+        expect(commd.Aborted, comm.barrier)
+    else:
+        comm.objects.send("I wait", 0)
+        began = time.monotonic()
+        error = expect(commd.Aborted, comm.recv, numpy.zeros(3), 0)
+        assert "the data are wrong" in str(error) and time.monotonic() - began < AT_ONCE_S, str(error)
+
+
+def aborted_by_exception(comm):
+    """An exception that leaves the block tells the other ranks why."""
+    import commd
+    part = comm.split(0)
+    if comm.rank == 0:
+        with pytest.raises(ZeroDivisionError):
+            with part:
+                1 / 0
+    else:
+        error = expect(commd.Aborted, part.recv, numpy.zeros(3), 0)
+        assert "rank 0: ZeroDivisionError" in str(error), str(error)
+    comm.barrier()
+
+
+def rank_lost(comm):
+    import commd
+    if comm.rank == 1:
+        comm.barrier()
+        os._exit(0)
+    comm.barrier()
+    began = time.monotonic()
+    error = expect(commd.RankLost, comm.all_reduce, numpy.ones(3))
+    assert isinstance(error, ConnectionError) and error.ranks == (1,), (error.ranks, str(error))
+    assert error.node == comm.node_of(1) and time.monotonic() - began < 10
+
+
+def closed(comm):
+    import commd
+    part = comm.split(0)
+    waiting = part.recv(numpy.zeros(3), 0, wait=False)
+    array = part.empty(10)
+    started, failures = threading.Event(), []
+
+    def wait():
+        started.set()
+        failures.append(expect(commd.Closed, part.recv, numpy.zeros(3), 0, tag=1))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    part.destroy()
+    thread.join()
+    assert part.closed and isinstance(failures[0], ValueError)
+    expect(commd.Closed, waiting.wait)
+    for call in (part.barrier, part.abort, lambda: part.split(0), lambda: part.all_reduce(array), part.__enter__,
+                 lambda: part.objects.bcast(1), lambda: part.send(array, 0)):
+        expect(commd.Closed, call)
+    array[:] = 1
+    comm.all_reduce(array, out=array)
+    assert array[0] == comm.size and repr(part).endswith("closed>")
+
+
+def forked(comm):
+    import commd
+    array = comm.empty(1000)
+    array[:] = comm.rank
+    request = comm.all_reduce(array, wait=False)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            expect(commd.Closed, comm.all_reduce, array)
+            expect(commd.Closed, comm.empty, 10)
+            expect(commd.Closed, request.wait)
+            expect(commd.Closed, comm.barrier)
+            del array
+            with commd.init(f"child-of-{comm.rank}", rank=0, size=1) as own:
+                assert own.all_reduce(numpy.ones(2))[0] == 1 and own.empty(3).size == 3
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert request.wait()[0] == sum(range(comm.size)) and comm.all_reduce(array)[5] == sum(range(comm.size))
+
+
+def threads(comm):
+    """Each thread has a communicator of its own; they wait at the same time."""
+    parts = [comm.split(0) for _ in range(4)]
+    failures = []
+
+    def work(part, number):
+        try:
+            for step in range(50):
+                out = part.all_reduce(numpy.full(100 + number, step + number + comm.rank, float))
+                assert (out == comm.size * (step + number) + sum(range(comm.size))).all()
+        except BaseException as error:
+            failures.append(error)
+
+    started = [threading.Thread(target=work, args=(part, number)) for number, part in enumerate(parts)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    assert not failures, failures
+
+
+FUNCTIONS = [mismatch, timed_out, aborted, aborted_by_exception, closed, forked, threads]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_one_node(daemons, function):
+    daemons.run_ranks(function, 2)
+
+
+@pytest.mark.parametrize("function", (mismatch, timed_out, aborted), ids=lambda function: function.__name__)
+def test_two_nodes(two_nodes, function):
+    two_nodes.run_ranks(function, 2)
+
+
+def test_rank_lost(daemons):
+    finished = [finish(process, check=False) for process in daemons.start_ranks(rank_lost, 3)]
+    assert finished[0][0] == 0 and finished[2][0] == 0, finished
+
+
+INTERRUPTED = """
+import numpy, commd, sys, time
+comm = commd.init({init})
+array = numpy.zeros(3)
+try:
+    print("waiting", flush=True)
+    {call}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+{after}
+"""
+CALLS = {"recv": "comm.recv(array, 0)", "request": "comm.recv(array, 0, wait=False).wait()", "objects": "comm.objects.recv(0)",
+         "group": "with comm.group(): comm.recv(array, 0)"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_interrupt(daemons, name):
+    """Ctrl-C ends a wait at once. The communicator can be used afterwards."""
+    after = "out = comm.all_reduce(numpy.ones(2)); assert out[0] == 1; comm.send(numpy.ones(3), 0); comm.barrier()"
+    process = daemons.start([sys.executable, "-B", "-c", INTERRUPTED.format(init="", call=CALLS[name], after=after)])
+    assert process.stdout.readline().strip() == "waiting"
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.stdout.readline().strip() == "interrupted"
+    assert time.monotonic() - began < AT_ONCE_S
+    finish(process)
+
+
+def test_interrupt_of_init(daemons):
+    """Ctrl-C also ends the wait for ranks that do not come."""
+    text = ("import commd, time\n\ntry:\n print('waiting', flush=True); commd.init('never', rank=0, size=2)\n"
+            "except KeyboardInterrupt: print('interrupted', flush=True)\n"
+            "with commd.init('after', rank=0, size=1) as comm: comm.barrier()")
+    process = daemons.start([sys.executable, "-B", "-c", text])
+    assert process.stdout.readline().strip() == "waiting"
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.stdout.readline().strip() == "interrupted"
+    finish(process)
+    assert time.monotonic() - began < 10
+
+
+def test_interrupt_of_split(daemons):
+    """Ctrl-C ends split, though the other rank does not come. The communicator can then be destroyed."""
+    text = ("import commd, sys\nrank = int(sys.argv[1])\ncomm = commd.init('split-' + sys.argv[2], rank=rank, size=2)\n"
+            "if rank == 0:\n"
+            "    try:\n        print('waiting', flush=True); comm.split(0)\n"
+            "    except KeyboardInterrupt: print('interrupted', flush=True)\n"
+            "    comm.destroy()\n"
+            "else:\n"
+            "    try: comm.objects.recv(0)\n"
+            "    except commd.Error as error: print(type(error).__name__)\n")
+    name = str(os.getpid())
+    first, second = (daemons.start([sys.executable, "-B", "-c", text, str(rank), name]) for rank in (0, 1))
+    assert first.stdout.readline().strip() == "waiting"
+    os.kill(first.pid, signal.SIGINT)
+    assert first.stdout.readline().strip() == "interrupted"
+    began = time.monotonic()
+    finish(first)
+    assert finish(second)[1].strip() in ("Aborted", "RankLost") and time.monotonic() - began < 10
+
+
+def test_signal_handler_runs(daemons):
+    """A handler that does not raise runs while the program waits, and the wait goes on."""
+    text = ("import signal, numpy, commd\ncomm = commd.init()\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: comm.send(numpy.ones(3), 0))\nout = numpy.zeros(3)\n"
+            "print('waiting', flush=True)\ncomm.recv(out, 0)\nassert out.all()\nprint('received')")
+    process = daemons.start([sys.executable, "-B", "-c", text])
+    assert process.stdout.readline().strip() == "waiting"
+    os.kill(process.pid, signal.SIGUSR1)
+    assert finish(process)[1].strip() == "received"
+
+
+def test_no_daemon(tmp_path):
+    """A daemon that does not run is one clear exception."""
+    import subprocess
+    text = "import commd\ntry: commd.init()\nexcept commd.DaemonLost as error: print(isinstance(error, ConnectionError), error)"
+    from ranks import BUILD, ROOT
+    environment = dict(os.environ, COMMD_SOCKET=str(tmp_path / "none.sock"), PYTHONPATH=str(ROOT / "client/python"),
+                       COMMD_LIBRARY=str(BUILD / "libcommclient.so"))
+    done = subprocess.run([sys.executable, "-B", "-c", text], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith("True") and "none.sock" in done.stdout, (done.stdout, done.stderr)
+
+
+def test_no_library(tmp_path):
+    import subprocess
+    from ranks import ROOT
+    (tmp_path / "text.so").write_text("no library")
+    text = "import commd\ntry: commd.init()\nexcept commd.LibraryMissing as error: print(isinstance(error, ImportError), error)"
+    for path in (tmp_path / "none.so", tmp_path / "text.so", "libm.so.6"):
+        environment = dict(os.environ, PYTHONPATH=str(ROOT / "client/python"), COMMD_LIBRARY=str(path))
+        done = subprocess.run([sys.executable, "-B", "-c", text], env=environment, capture_output=True, text=True, timeout=30)
+        assert done.stdout.startswith("True"), (done.stdout, done.stderr)
+
+
+def test_daemon_lost():
+    """A daemon that ends while ranks wait is one clear exception on each; a new one is found by the next init."""
+    daemons = Daemons()
+    try:
+        text = ("import numpy, commd, time\ncomm = commd.init()\narray = comm.empty(1000); array[:] = 3\nprint('waiting', flush=True)\n"
+                "try: comm.recv(numpy.zeros(3), 0)\nexcept commd.DaemonLost as error: print('lost', flush=True)\n"
+                "for call in (comm.barrier, lambda: comm.all_reduce(array)):\n"
+                "    try: call()\n"
+                "    except commd.DaemonLost: pass\n"
+                "    else: raise AssertionError\n"
+                "comm.destroy(); assert array[5] == 3\ninput()\n"
+                "with commd.init(daemon_wait=20) as comm: print(comm.all_reduce(array)[0], comm.empty(3).size)")
+        import subprocess
+        process = subprocess.Popen([sys.executable, "-B", "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, env=daemons.environment())
+        assert process.stdout.readline().strip() == "waiting"
+        daemons.cluster.daemons["solo"].kill()
+        daemons.cluster.daemons["solo"].wait()
+        assert process.stdout.readline().strip() == "lost"
+        daemons.cluster.start("solo", "--standalone")
+        output, problems = process.communicate("\n", timeout=60)
+        assert output.split() == ["3.0", "3"], problems
+    finally:
+        daemons.close()
+
+
+def test_exceptions_travel():
+    """Exceptions can be pickled, so that they pass multiprocessing and concurrent.futures."""
+    import commd
+    error = commd.RankLost("rank 3 has left", commd.Result.RANK_LOST, "all_reduce", 17, (3,), (99,), "alpha")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is commd.RankLost and str(again) == "rank 3 has left" and again.ranks == (3,) and again.node == "alpha"
+    assert again.seq == 17 and again.result == commd.Result.RANK_LOST
+    for name in commd.__all__:
+        kind = getattr(commd, name)
+        if isinstance(kind, type) and issubclass(kind, commd.Error):
+            assert str(kind("text")) == "text" and kind("text").ranks == ()

@@ -1,0 +1,45 @@
+"""Completes futures of operations.
+
+A thread that waits for an operation itself needs none of this. Only a future needs a thread: C++ code such as DDP's
+reducer blocks on it without calling commd, and callbacks may be attached to it.
+"""
+from __future__ import annotations
+
+import queue
+import threading
+
+
+class Completions:
+    """Waits for works in the order in which they were added, and completes their futures, in a thread of its own.
+
+    Callbacks run in that thread. A callback may submit an operation and wait for it: another thread then takes over
+    before its work is added.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._works: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work) -> None:
+        """Completes this work's future once its operation has ended. Any thread may call it."""
+        with self._lock:
+            if self._thread is None or self._thread is threading.current_thread():
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._works.put(work)
+
+    def _run(self) -> None:
+        while self._thread is threading.current_thread():
+            work = self._works.get()
+            if work is None:
+                return
+            work.complete()
+            work.settle()
+            del work  # its tensors must not live until the next one comes
+
+    def close(self) -> None:
+        """Ends the thread once it has completed what was added before."""
+        if self._thread is not None:
+            self._works.put(None)

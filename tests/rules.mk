@@ -156,7 +156,9 @@ MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(
 
 tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
-test: all tests ## run every test; the last line counts them
+test-deps:
+	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --tests > /dev/null || echo "The tests of the Python package will be skipped."
+test: all tests | test-deps ## run every test; the last line counts them
 	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
 test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## run the unit tests and replay the fuzz corpora
 	@$(run_tests) $^
@@ -168,9 +170,9 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
-test-python: all $(PYTHON_LIBRARY) ## run the tests of the Python package
+test-python: all $(PYTHON_LIBRARY) | test-deps ## run the tests of the Python package
 	@$(run_tests) $(wildcard tests/python/test_*.py)
 bench-python: all $(BUILD)/tests/bench/bench_small ## measure the Python package beside the C library (half a minute)
 	@COMMD_BUILD=$(abspath $(BUILD)) $$(for python in "$${COMMD_PYTHON:-python3}" /usr/bin/python3; do $$python -c 'import numpy' 2>/dev/null && echo $$python && break; done) \
@@ -330,5 +332,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -8,6 +9,8 @@
 #include <unistd.h>
 
 #include "client/lib/internal.h"
+
+#define BELL_TRIES 3
 
 static size_t rings_bytes(void)
 {
@@ -71,8 +74,14 @@ void rings_close(struct client_rings *rings)
 static void ring_bell(const struct client_rings *rings)
 {
     char byte = 1;
-    /* If the socket is full, it rings anyway. The connection reports it if commd has ended. */
-    (void)send(rings->daemon_bell_fd, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
+    /* A ring that is lost leaves commd asleep, so a failure is tried again. If the socket is full, it rings
+     * anyway. The connection reports it if commd has ended. */
+    for (int tries = 0; tries < BELL_TRIES; tries++) {
+        if (send(rings->daemon_bell_fd, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL) > 0 ||
+            errno == EAGAIN) {
+            return;
+        }
+    }
 }
 
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes)

@@ -11,6 +11,7 @@
  */
 
 #define BELL_READ_BYTES 4096
+#define BELL_TRIES 3
 #define BELLS_FOR_NOTHING_MAX 16u /* in a row; an honest client that commd overtook rings fewer */
 #define BELL_REST_NS (1 * TIME_MS)
 #define BELL_REST_DOUBLINGS_MAX 10u
@@ -18,8 +19,14 @@
 void api_bell_ring(const struct api_rings *rings)
 {
     char byte = 1;
-    /* A full socket wakes the client, too. */
-    (void)send(rings->client_bell[1], &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
+    /* A ring that is lost leaves the client asleep, so a failure is tried again. A full socket wakes it, too.
+     */
+    for (int tries = 0; tries < BELL_TRIES; tries++) {
+        if (send(rings->client_bell[1], &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL) > 0 ||
+            errno == EAGAIN) {
+            return;
+        }
+    }
 }
 
 /* Reads the bell. Returns false if the client can ring no more; then its session ends. Closes descriptors

@@ -3,6 +3,7 @@
 #
 #   install-deps.sh [FILE]          install and build what is missing; FILE gets the make variables that a build needs
 #   install-deps.sh --check [FILE]  install nothing: name all that is missing, and fail
+#   install-deps.sh --tests         what the tests of the Python package need, beside that
 #   install-deps.sh --bench         what the benchmark's peers need, beside that
 #   install-deps.sh --packages      what `make deb` needs, beside that
 #
@@ -20,8 +21,9 @@ openssl_suites=(trixie forky sid)
 ngtcp2_suites=(forky trixie-backports sid)
 build_revision=3 # grows when the options of the private build change
 
-packages=(libc6-dev make pkg-config python3 python3-numpy python3-pytest python3-venv iproute2 protobuf-c-compiler scdoc
+packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
     libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libncurses-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
+test_packages=(python3-numpy python3-pytest python3-venv) # of the tests of the Python package
 bench_packages=(openmpi-bin libopenmpi-dev libgloo-dev iperf3 g++ iproute2)
 package_packages=(dpkg-dev debhelper lintian)
 private_build_packages=(dpkg-dev debian-archive-keyring)
@@ -326,6 +328,10 @@ main() {
     local check=no variables=
     if [ "${1:-}" = --check ]; then
         check=yes
+        shift
+    fi
+    if [ "${1:-}" = --tests ]; then
+        packages+=("${test_packages[@]}")
         shift
     fi
     if [ "${1:-}" = --bench ]; then

@@ -7,6 +7,7 @@
 #include "daemon/net/quic_internal.h"
 
 #define QUIC_BUFFER_MIN_BYTES 512u
+#define GRANT_TRIES 3
 
 static const struct net_stream_handler *quic_receiver_handler(const struct quic_receiver *receiver)
 {
@@ -50,8 +51,15 @@ static void quic_receiver_grant(struct quic_receiver *receiver)
         limit == receiver->granted_end) {
         return;
     }
-    (void)ngtcp2_conn_extend_max_stream_offset(connection->transport, receiver->id,
-                                               limit - receiver->granted_end);
+    /* After a failure ngtcp2 counts the bytes as granted, but does not send that. A sender without room would
+     * wait for ever, and the heartbeats behind it too. So it is asked again, without more bytes. */
+    uint64_t more_bytes = limit - receiver->granted_end;
+    for (int tries = 0; tries < GRANT_TRIES; tries++) {
+        if (ngtcp2_conn_extend_max_stream_offset(connection->transport, receiver->id, more_bytes) == 0) {
+            break;
+        }
+        more_bytes = 0;
+    }
     receiver->granted_end = limit;
     quic_connection_hold(connection);
 }

@@ -132,12 +132,12 @@ def build_sdist(sdist_directory: str, config_settings: dict | None = None) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the wheel of commd.")
-    parser.add_argument("--library", type=pathlib.Path, required=True)
+    parser.add_argument("--library", dest="shared_object", type=pathlib.Path, required=True)
     parser.add_argument("--version", required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
     try:
-        print(make(options.library, options.version, options.out))
+        print(make(options.shared_object, options.version, options.out))
     except (BuildError, OSError, subprocess.CalledProcessError) as error:
         print(f"build_wheel: {error}", file=sys.stderr)
         return 1

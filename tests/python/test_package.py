@@ -57,7 +57,7 @@ def test_versions(version, tmp_path):
             "for module in pkgutil.iter_modules(commd.__path__):\n"
             "    if not module.ispkg: importlib.import_module('commd.' + module.name)\n"
             "for name in commd.__all__: assert getattr(commd, name).__doc__ or name == 'ANY_SOURCE', name\n"
-            "print(commd.library_version())")
+            "print(commd.c_library_version())")
     assert run(PYTHONS[version], text, tmp_path).strip()
 
 
@@ -75,7 +75,7 @@ def test_collective_on_version(daemons, version):
 def test_version():
     import commd
     stated = re.search(r'COMMD_VERSION_TEXT "([^"]+)"', (ROOT / "proto/version.h").read_text()).group(1)
-    assert commd.__version__ == stated == commd.library_version()
+    assert commd.__version__ == stated == commd.c_library_version()
 
 
 C_NAMES = {"OpenOptions": "comm_open_options_t", "InitOptions": "comm_init_options_t", "EnvOptions": "comm_env_options_t",

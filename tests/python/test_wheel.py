@@ -84,7 +84,7 @@ def test_installed(environment):
     assert "No broken requirements" in run(environment / "python", "-m", "pip", "check")
     assert "commd" in run(environment / "python", "-m", "pip", "show", "commd")
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COMMD_LIBRARY")}
-    text = "import commd, sys; print(commd.library_version() == commd.__version__, commd._library.load().path, 'numpy' in sys.modules)"
+    text = "import commd, sys; print(commd.c_library_version() == commd.__version__, commd._library.load().path, 'numpy' in sys.modules)"
     answer = run(environment / "python", "-c", text, env=clean, cwd="/").split()
     assert answer[0] == "True" and answer[1].startswith(str(environment.parent)) and answer[2] == "False"
 

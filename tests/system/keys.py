@@ -17,25 +17,25 @@ class Client:
     """A connection to the commd of $COMMD_SOCKET, or of a given socket."""
 
     def __init__(self, socket=None):
-        self.library = Library()
+        self.calls = Library()
         for name in ("open", "close", "set", "get", "free", "add", "compare_set", "wait", "check", "delete", "count"):
-            getattr(self.library, f"comm_store_{name}").restype = ctypes.c_int
-        self.library.comm_store_close.restype = None
-        self.library.comm_store_free.restype = None
-        self.library.comm_store_free.argtypes = [ctypes.c_void_p]
+            getattr(self.calls, f"comm_store_{name}").restype = ctypes.c_int
+        self.calls.comm_store_close.restype = None
+        self.calls.comm_store_free.restype = None
+        self.calls.comm_store_free.argtypes = [ctypes.c_void_p]
         self.handle = ctypes.c_void_p()
         options = OpenOptions(ctypes.sizeof(OpenOptions), socket.encode() if socket else None, 0, 0)
-        self.check(self.library.comm_client_open(ctypes.byref(options), ctypes.byref(self.handle)))
+        self.check(self.calls.comm_client_open(ctypes.byref(options), ctypes.byref(self.handle)))
 
     def check(self, result):
         if result != 0:
-            raise Failed(self.library.NAMES[result], self.library.error())
+            raise Failed(self.calls.NAMES[result], self.calls.error())
 
     def store(self, name, timeout_s=20):
         return Store(self, name, timeout_s)
 
     def close(self):
-        self.library.comm_client_close(self.handle)
+        self.calls.comm_client_close(self.handle)
 
     def __enter__(self):
         return self
@@ -61,7 +61,7 @@ class Store:
 
     def __init__(self, client, name, timeout_s):
         self.client = client
-        self.calls = client.library
+        self.calls = client.calls
         self.handle = ctypes.c_void_p()
         client.check(self.calls.comm_store_open(client.handle, name.encode(), ms(timeout_s), ctypes.byref(self.handle)))
 

@@ -28,9 +28,9 @@ def run(rank, device):
         sums = list(memoryview(gpu.get(at.value, 8 * COUNT)).cast("q"))
         check(sums == [3 * step + 2 * i for i in range(COUNT)], f"step {step}: {sums[:3]}")
     # Host buffers, which are copied, in a group.
-    rank.require(rank.library.comm_group_begin())
+    rank.require(rank.calls.comm_group_begin())
     buffers = {cookie: rank.reduce(cookie, COUNT) for cookie in (11, 12)}
-    rank.require(rank.library.comm_group_end())
+    rank.require(rank.calls.comm_group_end())
     for each in rank.take(2):
         check(list(buffers[each.cookie]) == rank.sums(each.cookie, COUNT), each)
     # A failure: the stream goes on. The other rank stays until it is told so.

@@ -40,24 +40,24 @@ class Failed:
 
 class QueueRank:
     def __init__(self, path):
-        self.library = Library()
+        self.calls = Library()
         self.comm, self.queue = None, None
-        code, self.client = self.library.open(path)
+        code, self.client = self.calls.open(path)
         self.require(code)
         self.buffers = []
 
     def require(self, code, expected="OK"):
         if NAMES[code] != expected:
-            raise AssertionError(f"{NAMES[code]} instead of {expected}: {self.library.error()}")
+            raise AssertionError(f"{NAMES[code]} instead of {expected}: {self.calls.error()}")
 
     def join(self, name, rank, size, **options):
-        code, self.comm = self.library.init(self.client, name, rank, size, **options)
+        code, self.comm = self.calls.init(self.client, name, rank, size, **options)
         self.require(code)
         self.rank, self.size = rank, size
 
     def make_queue(self):
         self.queue = ctypes.c_void_p()
-        self.require(self.library.comm_queue_create(self.client, ctypes.byref(self.queue)))
+        self.require(self.calls.comm_queue_create(self.client, ctypes.byref(self.queue)))
 
     def options(self, cookie=0, timeout_ms=0, queue=True, request=None, persistent=0):
         return Library.CallOptions(struct_size=ctypes.sizeof(Library.CallOptions), timeout_ms=timeout_ms, factor=1.0,
@@ -69,29 +69,29 @@ class QueueRank:
         values = (ctypes.c_int64 * count)(*((self.rank + 1) * 1000003 + 7 * i + cookie for i in range(count)))
         given = self.options(cookie, **options)
         self.buffers.append(values)
-        code = self.library.comm_all_reduce(self.comm, values, values, count, Library.DTYPES["i64"], 0, ctypes.byref(given))
+        code = self.calls.comm_all_reduce(self.comm, values, values, count, Library.DTYPES["i64"], 0, ctypes.byref(given))
         self.require(code, expected)
         return values
 
     def call(self, name, *arguments, cookie=0, expected="OK", **options):
         """Starts another operation, with this rank's communicator and options."""
         given = self.options(cookie, **options)
-        self.require(getattr(self.library, name)(self.comm, *arguments, ctypes.byref(given)), expected)
+        self.require(getattr(self.calls, name)(self.comm, *arguments, ctypes.byref(given)), expected)
 
     def barrier(self, cookie=0, **options):
         self.call("comm_barrier", cookie=cookie, **options)
 
     def last_failure(self):
         failure = Library.Failure(struct_size=ctypes.sizeof(Library.Failure))
-        found = self.library.comm_last_failure(ctypes.byref(failure))
+        found = self.calls.comm_last_failure(ctypes.byref(failure))
         return Failed(failure) if found else None
 
     def destroy(self):
-        self.library.comm_destroy(self.comm)
+        self.calls.comm_destroy(self.comm)
         self.comm = None
 
     def destroy_queue(self):
-        self.library.comm_queue_destroy(self.queue)
+        self.calls.comm_queue_destroy(self.queue)
         self.queue = None
 
     def sums(self, cookie, count=1):
@@ -101,7 +101,7 @@ class QueueRank:
     def next(self, most=64, timeout_ms=20000, expected="OK"):
         completions = (Library.Completion * most)()
         count = ctypes.c_size_t(99)
-        code = self.library.comm_queue_next(self.queue, completions, most, ctypes.byref(count), timeout_ms)
+        code = self.calls.comm_queue_next(self.queue, completions, most, ctypes.byref(count), timeout_ms)
         self.require(code, expected)
         return [Ended(each) for each in completions[:count.value]]
 
@@ -113,7 +113,7 @@ class QueueRank:
         return ended
 
     def close(self):
-        self.library.comm_client_close(self.client)
+        self.calls.comm_client_close(self.client)
 
 
 def together(*calls):

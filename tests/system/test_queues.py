@@ -72,7 +72,7 @@ class Queues(QueueCase):
             for layout in self.layouts:
                 with self.subTest(how=how, layout=layout):
                     first, second = self.form(layout)
-                    fd = first.library.comm_queue_fd(first.queue)
+                    fd = first.calls.comm_queue_fd(first.queue)
 
                     def readable(timeout_s, fd=fd, how=how):
                         if how == "select":
@@ -98,7 +98,7 @@ class Queues(QueueCase):
         ended = []
         completions = (Library.Completion * 8)()
         count = ctypes.c_size_t()
-        while NAMES[rank.library.comm_queue_next(rank.queue, completions, 8, ctypes.byref(count), 0)] == "OK":
+        while NAMES[rank.calls.comm_queue_next(rank.queue, completions, 8, ctypes.byref(count), 0)] == "OK":
             ended += [Ended(each) for each in completions[:count.value]]
         return ended
 
@@ -123,20 +123,20 @@ class Queues(QueueCase):
                 ranks = self.form(layout)
 
                 def run(rank):
-                    rank.require(rank.library.comm_group_begin())
+                    rank.require(rank.calls.comm_group_begin())
                     buffers = {cookie: rank.reduce(cookie, 5) for cookie in range(1, 6)}
-                    rank.require(rank.library.comm_queue_next(rank.queue, (Library.Completion * 1)(), 1, ctypes.byref(ctypes.c_size_t()), 0),
+                    rank.require(rank.calls.comm_queue_next(rank.queue, (Library.Completion * 1)(), 1, ctypes.byref(ctypes.c_size_t()), 0),
                                  "INVALID_ARGUMENT")  # a call that waits
-                    rank.require(rank.library.comm_group_end())
+                    rank.require(rank.calls.comm_group_end())
                     self.check_reduced(rank, buffers, rank.take(5))
                 together(*(lambda rank=rank: run(rank) for rank in ranks))
 
     def test_a_group_that_its_communicator_leaves(self):
         rank, _ = self.form("aa")
-        rank.require(rank.library.comm_group_begin())
+        rank.require(rank.calls.comm_group_begin())
         rank.reduce(1)
         rank.destroy()
-        rank.require(rank.library.comm_group_end())
+        rank.require(rank.calls.comm_group_end())
         ended, = rank.take(1)
         self.assertEqual((ended.cookie, ended.result), (1, "ABORTED"))
 
@@ -149,12 +149,12 @@ class Queues(QueueCase):
             first = list(values)
             for _ in range(3):
                 values[:] = first
-                rank.require(rank.library.comm_start(request))
-                rank.require(rank.library.comm_start(request), "IN_PROGRESS")
-                rank.require(rank.library.comm_wait(ctypes.byref(request), None), "INVALID_ARGUMENT")
+                rank.require(rank.calls.comm_start(request))
+                rank.require(rank.calls.comm_start(request), "IN_PROGRESS")
+                rank.require(rank.calls.comm_wait(ctypes.byref(request), None), "INVALID_ARGUMENT")
                 ended, = rank.take(1)
                 self.check_reduced(rank, {6: values}, [ended])
-            rank.library.comm_request_free(request)
+            rank.calls.comm_request_free(request)
         together(*(lambda rank=rank: run(rank) for rank in ranks))
 
     def test_barriers(self):
@@ -167,20 +167,20 @@ class Queues(QueueCase):
     def test_what_is_refused(self):
         first, second = self.form("aa")
         first.reduce(1, request=ctypes.c_void_p(), expected="INVALID_ARGUMENT")
-        self.assertIn("a handle and a queue", first.library.error())
+        self.assertIn("a handle and a queue", first.calls.error())
         own, first.queue = first.queue, second.queue
         first.reduce(1, expected="INVALID_ARGUMENT")
-        self.assertIn("belongs to another client", first.library.error())
+        self.assertIn("belongs to another client", first.calls.error())
         first.queue = own
         self.assertEqual(first.next(timeout_ms=0, expected="TIMED_OUT"), [])
         count = ctypes.c_size_t(7)
         for arguments in ((None, (Library.Completion * 1)(), 1, ctypes.byref(count), 0), (own, None, 1, ctypes.byref(count), 0),
                           (own, (Library.Completion * 1)(), 0, ctypes.byref(count), 0), (own, (Library.Completion * 1)(), 1, None, 0)):
-            first.require(first.library.comm_queue_next(*arguments), "INVALID_ARGUMENT")
-        first.require(first.library.comm_queue_create(first.client, None), "INVALID_ARGUMENT")
-        first.library.comm_queue_destroy(None)
-        first.library.comm_queue_wake(None)
-        self.assertEqual(first.library.comm_queue_fd(None), -1)
+            first.require(first.calls.comm_queue_next(*arguments), "INVALID_ARGUMENT")
+        first.require(first.calls.comm_queue_create(first.client, None), "INVALID_ARGUMENT")
+        first.calls.comm_queue_destroy(None)
+        first.calls.comm_queue_wake(None)
+        self.assertEqual(first.calls.comm_queue_fd(None), -1)
 
     def test_two_threads_take(self):
         """Each completion goes to one of them, while a third thread waits for a handle of the same client."""
@@ -198,13 +198,13 @@ class Queues(QueueCase):
                     with lock:
                         left[0] -= len(ended)
                         if left[0] == 0:
-                            rank.library.comm_queue_wake(rank.queue)
+                            rank.calls.comm_queue_wake(rank.queue)
 
             def wait():
                 for _ in range(50):
                     request = ctypes.c_void_p()
                     rank.call("comm_barrier", queue=False, request=request)
-                    rank.require(rank.library.comm_wait(ctypes.byref(request), None))
+                    rank.require(rank.calls.comm_wait(ctypes.byref(request), None))
                 return {cookie: rank.reduce(cookie) for cookie in range(1, total + 1)}
             _, _, buffers = together(lambda: take(0), lambda: take(1), wait)
             self.assertEqual(sorted(each.cookie for each in taken[0] + taken[1]), list(range(1, total + 1)))
@@ -213,11 +213,11 @@ class Queues(QueueCase):
 
     def test_wakes(self):
         rank, _ = self.form("aa")
-        fd = rank.library.comm_queue_fd(rank.queue)
+        fd = rank.calls.comm_queue_fd(rank.queue)
         for armed in (False, True):
             if armed:
                 self.assertEqual(rank.next(timeout_ms=0, expected="TIMED_OUT"), [])
-            rank.library.comm_queue_wake(rank.queue)
+            rank.calls.comm_queue_wake(rank.queue)
             self.assertTrue(select.select([fd], [], [], READABLE_S)[0])
             self.assertEqual(rank.next(timeout_ms=20000), [])
             self.assertEqual(rank.next(timeout_ms=0, expected="TIMED_OUT"), [])
@@ -225,14 +225,14 @@ class Queues(QueueCase):
         returned = []
         waiting = threading.Thread(target=lambda: returned.append(rank.next(timeout_ms=0xffffffff)))
         waiting.start()
-        rank.library.comm_queue_wake(rank.queue)  # it waits, or it is about to
+        rank.calls.comm_queue_wake(rank.queue)  # it waits, or it is about to
         waiting.join(READABLE_S)
         self.assertEqual(returned, [[]])
 
     def test_many_wakes_count_as_one(self):
         rank, _ = self.form("aa")
         for _ in range(100):
-            rank.library.comm_queue_wake(rank.queue)
+            rank.calls.comm_queue_wake(rank.queue)
         self.assertEqual(rank.next(timeout_ms=20000), [])
         self.assertEqual(rank.next(timeout_ms=0, expected="TIMED_OUT"), [])
 
@@ -241,13 +241,13 @@ class Queues(QueueCase):
         first, second = self.form("ab")
         values = first.reduce(5, 9000)
         failing = first.options(6, timeout_ms=300)
-        first.require(first.library.comm_recv(first.comm, (ctypes.c_ubyte * 4)(), 4, 13, 1, 4, ctypes.byref(failing)))
+        first.require(first.calls.comm_recv(first.comm, (ctypes.c_ubyte * 4)(), 4, 13, 1, 4, ctypes.byref(failing)))
         first.destroy_queue()
         second.reduce(5, 9000)
         self.check_reduced(second, {5: second.buffers[0]}, second.take(1))
-        first.require(first.library.comm_sync(first.comm, 0), "TIMED_OUT")
+        first.require(first.calls.comm_sync(first.comm, 0), "TIMED_OUT")
         self.assertEqual(list(values), first.sums(5, 9000))
-        first.require(first.library.comm_sync(first.comm, 0))
+        first.require(first.calls.comm_sync(first.comm, 0))
 
     def test_a_communicator_that_is_destroyed(self):
         first, _ = self.form("aa")
@@ -262,23 +262,23 @@ class Queues(QueueCase):
         ended, = first.take(1)
         self.assertEqual((ended.cookie, ended.result), (8, "TIMED_OUT"))
         self.assertEqual(first.last_failure().text, ended.failure.text)
-        first.require(first.library.comm_sync(first.comm, 0))
+        first.require(first.calls.comm_sync(first.comm, 0))
 
     def test_waiting_for_a_time(self):
         first, second = self.form("ab")
         request = ctypes.c_void_p()
         values = first.reduce(2, queue=False, request=request)
         for timeout_ms in (0, 50):
-            first.require(first.library.comm_wait_for(ctypes.byref(request), timeout_ms, None), "TIMED_OUT")
-            self.assertIn("all_reduce has not ended yet", first.library.error())
+            first.require(first.calls.comm_wait_for(ctypes.byref(request), timeout_ms, None), "TIMED_OUT")
+            self.assertIn("all_reduce has not ended yet", first.calls.error())
             self.assertIsNotNone(request.value)
         second.reduce(2)
-        first.require(first.library.comm_wait_for(ctypes.byref(request), 20000, None))
+        first.require(first.calls.comm_wait_for(ctypes.byref(request), 20000, None))
         self.assertIsNone(request.value)
         self.assertEqual(list(values), first.sums(2))
-        first.require(first.library.comm_wait_for(ctypes.byref(request), 0, None))
+        first.require(first.calls.comm_wait_for(ctypes.byref(request), 0, None))
         first.barrier(queue=False, request=request, timeout_ms=200)
-        first.require(first.library.comm_wait_for(ctypes.byref(request), 0xffffffff, None), "TIMED_OUT")
+        first.require(first.calls.comm_wait_for(ctypes.byref(request), 0xffffffff, None), "TIMED_OUT")
         self.assertIsNone(request.value)
 
 
@@ -300,11 +300,11 @@ class Aborts(QueueCase):
 
                 def abort():
                     started.wait()
-                    first.require(first.library.comm_abort(first.comm, "a loss that is \u00e4 bit \"large\"".encode()))
+                    first.require(first.calls.comm_abort(first.comm, "a loss that is \u00e4 bit \"large\"".encode()))
                 began = time.monotonic()
                 waited, synced, ended, _ = together(
-                    lambda: begin(lambda: NAMES[first.library.comm_wait(ctypes.byref(request), None)]),
-                    lambda: begin(lambda: NAMES[first.library.comm_sync(first.comm, 0)]),
+                    lambda: begin(lambda: NAMES[first.calls.comm_wait(ctypes.byref(request), None)]),
+                    lambda: begin(lambda: NAMES[first.calls.comm_sync(first.comm, 0)]),
                     lambda: begin(lambda: first.take(1)), abort)
                 self.assertEqual((waited, synced, ended[0].result), ("ABORTED", "ABORTED", "ABORTED"))
                 text = f'aborted by rank 0 (pid {os.getpid()}) on node a: a loss that is \u00e4 bit "large"'
@@ -313,28 +313,28 @@ class Aborts(QueueCase):
                 told, = second.take(1)
                 self.assertEqual((told.result, told.failure.operation, told.failure.ranks), ("ABORTED", "recv", [0]))
                 self.assertIn(text, told.failure.text)
-                second.require(second.library.comm_sync(second.comm, 0), "ABORTED")
+                second.require(second.calls.comm_sync(second.comm, 0), "ABORTED")
                 self.assertEqual((second.last_failure().ranks, second.last_failure().node), ([0], "a"))
                 second.reduce(2, expected="ABORTED")
-                first.require(first.library.comm_abort(first.comm, None))  # again
+                first.require(first.calls.comm_abort(first.comm, None))  # again
                 first.destroy()
                 self.assertLess(time.monotonic() - began, 5)
 
     def test_reasons(self):
         rank, _ = self.form("aa")
         for reason in (b"x" * 256, b"two\nlines", b"\x7f"):
-            rank.require(rank.library.comm_abort(rank.comm, reason), "INVALID_ARGUMENT")
-        rank.require(rank.library.comm_sync(rank.comm, 0))
-        rank.require(rank.library.comm_abort(rank.comm, b"y" * 255))
+            rank.require(rank.calls.comm_abort(rank.comm, reason), "INVALID_ARGUMENT")
+        rank.require(rank.calls.comm_sync(rank.comm, 0))
+        rank.require(rank.calls.comm_abort(rank.comm, b"y" * 255))
         rank.reduce(1, expected="ABORTED")
-        self.assertIn("y" * 255, rank.library.error())
-        rank.require(rank.library.comm_abort(None, None), "INVALID_ARGUMENT")
+        self.assertIn("y" * 255, rank.calls.error())
+        rank.require(rank.calls.comm_abort(None, None), "INVALID_ARGUMENT")
 
     def test_held_collectives_end(self):
         rank, _ = self.form("aa")
         for cookie in range(1, 3001):
             rank.reduce(cookie)
-        rank.require(rank.library.comm_abort(rank.comm, None))
+        rank.require(rank.calls.comm_abort(rank.comm, None))
         ended = rank.take(3000, most=512)
         self.assertEqual({each.result for each in ended}, {"ABORTED"})
         self.assertEqual(sorted(each.cookie for each in ended), list(range(1, 3001)))
@@ -377,7 +377,7 @@ class Failures(QueueCase):
         self.assertEqual((failure.ranks, failure.pids, failure.node, failure.operation), ([1], [os.getpid()], "a", "barrier"))
         request = ctypes.c_void_p()
         first.barrier(queue=False, request=request, timeout_ms=200)
-        first.require(first.library.comm_wait(ctypes.byref(request), None), "TIMED_OUT")
+        first.require(first.calls.comm_wait(ctypes.byref(request), None), "TIMED_OUT")
         self.assertEqual((first.last_failure().ranks, first.last_failure().seq), ([1], 2))
 
     def test_ranks_that_contradict_each_other(self):
@@ -421,7 +421,7 @@ class Failures(QueueCase):
     def test_a_communicator_that_does_not_form(self):
         rank = QueueRank(self.cluster.socket("a"))
         self.addCleanup(rank.close)
-        code, _ = rank.library.init(rank.client, "never", 1, 3, timeout_ms=300)
+        code, _ = rank.calls.init(rank.client, "never", 1, 3, timeout_ms=300)
         rank.require(code, "TIMED_OUT")
         self.assertEqual(rank.last_failure().ranks, [0, 2])
 
@@ -467,12 +467,12 @@ class TheEnd(QueueCase):
         self.assertEqual(self.rank.next(timeout_ms=0, expected="TIMED_OUT"), [])
         self.own.daemons["a"].kill()
         poll = select.poll()
-        poll.register(self.rank.library.comm_queue_fd(self.rank.queue), select.POLLIN)
+        poll.register(self.rank.calls.comm_queue_fd(self.rank.queue), select.POLLIN)
         ended = []
         deadline = time.monotonic() + READABLE_S
         while not ended and time.monotonic() < deadline and poll.poll(READABLE_S * 1000):
             completions, count = (Library.Completion * 8)(), ctypes.c_size_t()
-            if NAMES[self.rank.library.comm_queue_next(self.rank.queue, completions, 8, ctypes.byref(count), 0)] == "OK":
+            if NAMES[self.rank.calls.comm_queue_next(self.rank.queue, completions, 8, ctypes.byref(count), 0)] == "OK":
                 ended = [Ended(each) for each in completions[:count.value]]
         self.assertEqual([each.result for each in ended], ["DAEMON_LOST"] * 2)
         self.assertTrue(poll.poll(0))
@@ -487,11 +487,11 @@ class TheEnd(QueueCase):
         """The descriptor itself brings the program back to look."""
         self.own.daemons["a"].send_signal(signal.SIGSTOP)
         poll = select.poll()
-        poll.register(self.rank.library.comm_queue_fd(self.rank.queue), select.POLLIN)
+        poll.register(self.rank.calls.comm_queue_fd(self.rank.queue), select.POLLIN)
         result, looks, deadline = "TIMED_OUT", 0, time.monotonic() + 6
         while result == "TIMED_OUT" and time.monotonic() < deadline:
             completions, count = (Library.Completion * 8)(), ctypes.c_size_t()
-            result = NAMES[self.rank.library.comm_queue_next(self.rank.queue, completions, 8, ctypes.byref(count), 0)]
+            result = NAMES[self.rank.calls.comm_queue_next(self.rank.queue, completions, 8, ctypes.byref(count), 0)]
             if result == "TIMED_OUT":
                 looks += 1
                 self.assertTrue(poll.poll(1000))

@@ -119,7 +119,7 @@ class OneNode(StandaloneTest, StoreCase):
 
     def test_wrong_arguments(self):
         client = self.client("solo")
-        store, calls = client.store("arguments"), client.library
+        store, calls = client.store("arguments"), client.calls
         number, null = ctypes.c_int64(5), ctypes.c_void_p()
         size, out = ctypes.c_size_t(0), ctypes.byref(ctypes.c_void_p())
         wrong = [("the argument for the store is a null pointer", calls.comm_store_open, client.handle, b"x", 0, null),

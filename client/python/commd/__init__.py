@@ -25,10 +25,10 @@ __version__ = "0.1.0"
 __all__ = ["ANY_SOURCE", "Aborted", "AlreadyExists", "Buffer", "Closed", "Communicator", "ConnectionFailed", "DaemonLost",
            "DeviceFailed", "Error", "Group", "InvalidArgument", "LibraryMissing", "LimitReached", "Mismatch", "NodeLost",
            "NotFound", "OutOfMemory", "PermissionDenied", "RankLost", "Received", "Request", "Result", "TimedOut",
-           "Unsupported", "empty", "group", "init", "is_shared", "library_version", "wait_all", "zeros"]
+           "Unsupported", "c_library_version", "empty", "group", "init", "is_shared", "wait_all", "zeros"]
 
 
-def library_version() -> str:
+def c_library_version() -> str:
     """Returns the version of libcommclient, such as "0.1.0"."""
     from . import _library
     return _library.load().comm_version().decode()

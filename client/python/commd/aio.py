@@ -23,7 +23,7 @@ class LoopQueue:
 
     def __init__(self, client: Client, loop: Any) -> None:
         self._client = client
-        self._library = client.library
+        self._library = client.calls
         self.loop = weakref.ref(loop)
         self._requests: dict[int, Request] = {}
         self._next_cookie = 1

@@ -26,7 +26,7 @@ class Client:
 
     def __init__(self, socket_path: str | None = None, timeout: float | None = None,
                  daemon_wait: float | None = None) -> None:
-        self.library = library = _library.load()
+        self.calls = library = _library.load()
         self.handle: int | None = None
         self.lost = False
         self._pool: int | None = None
@@ -43,7 +43,7 @@ class Client:
         """Returns the exception for a call that has just failed in this thread."""
         if result == errors.Result.DAEMON_LOST:
             self.lost = True
-        return errors.last_error(self.library, result, operation)
+        return errors.last_error(self.calls, result, operation)
 
     def check(self, result: int, operation: str = "") -> None:
         """Raises the exception for a result that is a failure."""
@@ -64,7 +64,7 @@ class Client:
             with _lock:
                 if self._pool is None:
                     pool = ctypes.c_void_p()
-                    self.check(self.library.comm_pool_create(self.use(), None, ctypes.byref(pool)), "pool_create")
+                    self.check(self.calls.comm_pool_create(self.use(), None, ctypes.byref(pool)), "pool_create")
                     self._pool = pool.value
         return self._pool  # type: ignore[return-value]
 
@@ -73,9 +73,9 @@ class Client:
         client = self.use()
         memory = ctypes.c_void_p()
         if device == _library.DEVICE_HOST:
-            result = self.library.comm_pool_alloc(self._pool_handle(), max(size, 1), ctypes.byref(memory))
+            result = self.calls.comm_pool_alloc(self._pool_handle(), max(size, 1), ctypes.byref(memory))
         else:
-            result = self.library.comm_mem_alloc(client, max(size, 1), device, ctypes.byref(memory))
+            result = self.calls.comm_mem_alloc(client, max(size, 1), device, ctypes.byref(memory))
         self.check(result, "allocate")
         return memory.value or 0
 
@@ -84,23 +84,23 @@ class Client:
         if self.handle is None or _exiting:
             return
         if device == _library.DEVICE_HOST:
-            self.library.comm_pool_free(self._pool, memory)
+            self.calls.comm_pool_free(self._pool, memory)
         else:
-            self.library.comm_mem_free(self.handle, memory)
+            self.calls.comm_mem_free(self.handle, memory)
 
     def is_shared(self, memory: int, size: int) -> bool:
         """Returns whether commd works on this memory without a copy."""
-        return bool(self.library.comm_mem_is_shared(self.use(), memory, size))
+        return bool(self.calls.comm_mem_is_shared(self.use(), memory, size))
 
     def trim(self) -> int:
         """Gives unused shared memory back to the system. Returns how many bytes that were."""
-        return self.library.comm_pool_trim(self._pool) if self._pool is not None and self.use() else 0
+        return self.calls.comm_pool_trim(self._pool) if self._pool is not None and self.use() else 0
 
     def __del__(self) -> None:
         handle, self.handle = getattr(self, "handle", None), None
         if handle is None or _exiting:
             return
-        self.library.comm_client_close(handle)  # this frees the pool, too
+        self.calls.comm_client_close(handle)  # this frees the pool, too
 
 
 def shared_client(socket_path: str | None = None, daemon_wait: float | None = None) -> Client:

@@ -32,7 +32,7 @@ class Communicator(Collectives, Messages):
 
     def __init__(self, owner: client.Client, handle: int, name: str) -> None:
         self._client = owner
-        self._library = library = owner.library
+        self._library = library = owner.calls
         self._handle: int | None = handle
         self._inside: list[None] = []  # one entry for each call that is in the library
         self._pending: set[Request] = set()
@@ -340,7 +340,7 @@ def init(name: str | None = None, rank: int | None = None, size: int | None = No
     text = _name_bytes(name) if name is not None else None
     owner = client.shared_client(socket, daemon_wait)
     handle = ctypes.c_void_p()
-    library = owner.library
+    library = owner.calls
 
     def join(function: Callable[..., int], *arguments: Any) -> None:
         client.interruptible(owner.error_of, function, *arguments, ctypes.byref(handle), operation="init",

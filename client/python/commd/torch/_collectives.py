@@ -73,7 +73,7 @@ class Collectives:
         work.follow_stream(order)
 
     def _refused(self, work, result: int) -> None:
-        error = _failures.of_call(self.library, result, work.operation, self.context())
+        error = _failures.of_call(self.calls, result, work.operation, self.context())
         work.abandon(error)
         self.forget(work)
         raise error
@@ -81,15 +81,15 @@ class Collectives:
     @contextlib.contextmanager
     def _together(self):
         """The library submits what is started in here as one group."""
-        result = self.library.comm_group_begin()
+        result = self.calls.comm_group_begin()
         if result != 0:
-            raise _failures.of_call(self.library, result, "group", self.context())
+            raise _failures.of_call(self.calls, result, "group", self.context())
         try:
             yield
         finally:
-            result = self.library.comm_group_end()
+            result = self.calls.comm_group_end()
         if result != 0:
-            raise _failures.of_call(self.library, result, "group", self.context())
+            raise _failures.of_call(self.calls, result, "group", self.context())
 
     def _start_coalescing(self, device=None) -> None:
         """Collects the works of this thread until _end_coalescing."""
@@ -112,7 +112,7 @@ class Collectives:
         buffers = Buffers()
         target = buffers.write(tensor, fill=True)
         address = target.data_ptr()
-        return self.start("all_reduce", self.library.comm_all_reduce,
+        return self.start("all_reduce", self.calls.comm_all_reduce,
                           (address, address, target.numel(), dtype_for_reduction(target), operator), buffers, [tensor],
                           opts, factor, target)
 
@@ -132,7 +132,7 @@ class Collectives:
         buffers = Buffers()
         target = buffers.write(tensor, fill=True) if root == self._rank else buffers.read(tensor)
         address = target.data_ptr()
-        return self.start("reduce", self.library.comm_reduce,
+        return self.start("reduce", self.calls.comm_reduce,
                           (address, address, target.numel(), dtype_for_reduction(target), operator, root), buffers,
                           [tensor], opts, factor, target)
 
@@ -145,7 +145,7 @@ class Collectives:
         operator, factor = operator_of(_reduce_op(opts))
         buffers = Buffers()
         read, target = buffers.read(source), buffers.write(output)
-        return self.start("reduce_scatter", self.library.comm_reduce_scatter,
+        return self.start("reduce_scatter", self.calls.comm_reduce_scatter,
                           (read.data_ptr(), target.data_ptr(), target.numel(), dtype_for_reduction(target), operator),
                           buffers, [output], opts, factor, target)
 
@@ -169,7 +169,7 @@ class Collectives:
         buffers = Buffers()
         reads, target = [buffers.read(source) for source in sources], buffers.write(output)
         counts = _sizes([read.numel() for read in reads])
-        return self.start("reduce_scatter", self.library.comm_reduce_scatter_list,
+        return self.start("reduce_scatter", self.calls.comm_reduce_scatter_list,
                           (_pointers(reads), target.data_ptr(), counts, dtype_for_reduction(target), operator), buffers,
                           [output], opts, factor, target)
 
@@ -181,7 +181,7 @@ class Collectives:
         buffers = Buffers()
         target = buffers.write(tensor, fill=True) if root != self._rank else buffers.read(tensor)
         dtype, count = dtype_for_copy(target)
-        return self.start("broadcast", self.library.comm_broadcast, (target.data_ptr(), count, dtype, root), buffers,
+        return self.start("broadcast", self.calls.comm_broadcast, (target.data_ptr(), count, dtype, root), buffers,
                           [tensor], opts, tensor=target)
 
     def all_gather_single(self, output, source, opts=None):
@@ -193,7 +193,7 @@ class Collectives:
         buffers = Buffers()
         read, target = buffers.read(source), buffers.write(output)
         dtype, count = dtype_for_copy(read)
-        return self.start("all_gather", self.library.comm_all_gather, (read.data_ptr(), target.data_ptr(), count, dtype),
+        return self.start("all_gather", self.calls.comm_all_gather, (read.data_ptr(), target.data_ptr(), count, dtype),
                           buffers, [output], opts, tensor=target)
 
     _allgather_base = all_gather_single
@@ -216,7 +216,7 @@ class Collectives:
         read, writes = buffers.read(source), [buffers.write(target) for target in targets]
         dtype = dtype_for_copy(read)[0]
         counts = _sizes([dtype_for_copy(write)[1] for write in writes])
-        return self.start("all_gather", self.library.comm_all_gather_list,
+        return self.start("all_gather", self.calls.comm_all_gather_list,
                           (read.data_ptr(), _pointers(writes), counts, dtype), buffers, list(targets), opts, tensor=read)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
@@ -241,7 +241,7 @@ class Collectives:
             pointers, counts = _pointers(writes), _sizes([dtype_for_copy(write)[1] for write in writes])
         elif outputs and outputs[0]:
             raise ValueError("gather: only the root has outputs")
-        return self.start("gather", self.library.comm_gather_list,
+        return self.start("gather", self.calls.comm_gather_list,
                           (read.data_ptr(), count, pointers, counts, dtype, root), buffers, list(targets), opts,
                           tensor=read)
 
@@ -259,7 +259,7 @@ class Collectives:
             pointers, counts = _pointers(reads), _sizes([dtype_for_copy(read)[1] for read in reads])
         elif inputs and inputs[0]:
             raise ValueError("scatter: only the root has inputs")
-        return self.start("scatter", self.library.comm_scatter_list,
+        return self.start("scatter", self.calls.comm_scatter_list,
                           (pointers, counts, target.data_ptr(), count, dtype, root), buffers, [output], opts,
                           tensor=target)
 
@@ -271,7 +271,7 @@ class Collectives:
         reads, writes = [buffers.read(each) for each in inputs], [buffers.write(each) for each in outputs]
         arguments = (_pointers(reads), _sizes([dtype_for_copy(each)[1] for each in reads]), _pointers(writes),
                      _sizes([dtype_for_copy(each)[1] for each in writes]), dtype_for_copy(reads[0])[0])
-        return self.start("all_to_all", self.library.comm_all_to_all_list, arguments, buffers, list(outputs), opts,
+        return self.start("all_to_all", self.calls.comm_all_to_all_list, arguments, buffers, list(outputs), opts,
                           tensor=reads[0])
 
     def all_to_all_single(self, output, source, output_splits=(), input_splits=(), opts=None):
@@ -282,7 +282,7 @@ class Collectives:
         dtype = dtype_for_copy(read)[0]
         arguments = (read.data_ptr(), self._rows("input", read, input_splits), None, target.data_ptr(),
                      self._rows("output", target, output_splits), None, dtype)
-        return self.start("all_to_all", self.library.comm_all_to_all_v, arguments, buffers, [output], opts,
+        return self.start("all_to_all", self.calls.comm_all_to_all_v, arguments, buffers, [output], opts,
                           tensor=target)
 
     alltoall_base = all_to_all_single
@@ -301,7 +301,7 @@ class Collectives:
         return _sizes([split * each for split in splits])
 
     def barrier(self, opts=None):
-        return self.start("barrier", self.library.comm_barrier, (), Buffers(), [], opts)
+        return self.start("barrier", self.calls.comm_barrier, (), Buffers(), [], opts)
 
     def monitored_barrier(self, opts=None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks. If some do not come in time, the exception names them."""

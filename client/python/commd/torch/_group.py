@@ -77,7 +77,7 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         self._message_completions = Completions("commd-message-futures")
         self.futures_lock = threading.Lock()
         self._client = _failures.translated(client.shared_client)
-        self.library = self._client.library
+        self.calls = self._client.calls
         self.handle: int | None = None
         self._join()
         client.track(self)
@@ -96,9 +96,9 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         options = _library.InitOptions(ctypes.sizeof(_library.InitOptions), limit_ms, limit_ms, 0, None)
         handle = ctypes.c_void_p()
         _failures.translated(
-            client.interruptible, self._client.error_of, self.library.comm_init, self._client.use(), name.encode(),
+            client.interruptible, self._client.error_of, self.calls.comm_init, self._client.use(), name.encode(),
             self._rank, self._size, _device_of(self._device), ctypes.byref(options), ctypes.byref(handle),
-            operation="init", undo=lambda: self.library.comm_destroy(handle), context=self.context())
+            operation="init", undo=lambda: self.calls.comm_destroy(handle), context=self.context())
         self.handle = handle.value
 
     @property
@@ -158,9 +158,9 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         if not self.handle or self._pid != os.getpid():
             return
         text = (reason or f"rank {self._rank} called abort").encode()[:255]
-        result = self.library.comm_abort(self.handle, text)
+        result = self.calls.comm_abort(self.handle, text)
         if result != 0:
-            raise _failures.of_call(self.library, result, "abort", self.context())
+            raise _failures.of_call(self.calls, result, "abort", self.context())
 
     _abort = abort
 
@@ -184,7 +184,7 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         self._completions.close()
         self._message_completions.close()
         handle, self.handle = self.handle, None
-        self.library.comm_destroy(handle)
+        self.calls.comm_destroy(handle)
 
     _leave = close
 

@@ -18,7 +18,7 @@ class Messages:
         buffers = Buffers()
         read = buffers.read(tensor)
         dtype, count = dtype_for_copy(read)
-        return self.start("send", self.library.comm_send,
+        return self.start("send", self.calls.comm_send,
                           (read.data_ptr(), count, dtype, self._peer(rank), tag & 0xFFFFFFFF), buffers, [tensor],
                           tensor=read, collective=False)
 
@@ -34,5 +34,5 @@ class Messages:
         buffers = Buffers()
         target = buffers.write(tensor, fill=True)
         dtype, count = dtype_for_copy(target)
-        return self.start("recv", self.library.comm_recv, (target.data_ptr(), count, dtype, rank, tag & 0xFFFFFFFF),
+        return self.start("recv", self.calls.comm_recv, (target.data_ptr(), count, dtype, rank, tag & 0xFFFFFFFF),
                           buffers, [tensor], tensor=target, collective=False)

@@ -33,7 +33,7 @@ class Store(distributed.Store):
         super().__init__()
         self._timeout = timeout
         self._client = _failures.translated(client.shared_client)
-        self._library = _declare(self._client.library)
+        self._library = _declare(self._client.calls)
         self._handle = ctypes.c_void_p()
         self._check(self._library.comm_store_open(self._client.use(), name.encode(), self._limit(timeout),
                                                   ctypes.byref(self._handle)), "open")

@@ -23,7 +23,7 @@ class Work(_Base):
     def __init__(self, group, operation: str, seq: int, buffers, value, timeout_ms: int) -> None:
         super().__init__()
         self._group = group
-        self._library = group.library
+        self._library = group.calls
         self.operation = operation
         self.seq = seq
         self._buffers = buffers

@@ -14,6 +14,7 @@ import commd.torch
 
 LARGE = 24 << 20
 GRADIENTS = 21 << 20
+BATCH = int(os.environ.get("BENCH_BATCH", "24"))
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 
 
@@ -37,12 +38,16 @@ def model(group):
     width = int((GRADIENTS / 4 / 4) ** 0.5)
     layers = [layer for _ in range(4) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
-    batch = torch.randn(24, width)
+    batch = torch.randn(BATCH, width)
 
     def step():
         wrapped.zero_grad()
         wrapped(batch).square().mean().backward()
-    return step
+
+    def alone():
+        with wrapped.no_sync():
+            step()
+    return step, alone
 
 
 def main():
@@ -57,7 +62,8 @@ def main():
     waited = measure({"gloo": lambda: dist.all_reduce(small, group=gloo), "commd": lambda: dist.all_reduce(small)}, {"gloo": 300, "commd": 300})
     later = measure({"gloo": lambda: dist.all_reduce(small, group=gloo, async_op=True).wait(),
                      "commd": lambda: dist.all_reduce(small, async_op=True).wait()}, {"gloo": 300, "commd": 300})
-    ddp = measure({"gloo": model(gloo), "commd": model(ours)}, {"gloo": 3, "commd": 3})
+    (by_gloo, alone), (by_commd, _) = model(gloo), model(ours)
+    ddp = measure({"gloo": by_gloo, "commd": by_commd, "alone": alone}, {"gloo": 3, "commd": 3, "alone": 3})
     if rank == 0:
         print(f"torch {torch.__version__}, {size} processes")
         print(f"all_reduce 24 MB: gloo {large['gloo'] * 1e3:.1f} ms; gloo by commd: ordinary {large['gloo'] / large['ordinary']:.1f}, "
@@ -65,8 +71,8 @@ def main():
         for name, found in (("waited", waited), ("asynchronous", later)):
             print(f"all_reduce 4 B, {name}: gloo {found['gloo'] * 1e6:.0f} us, commd {found['commd'] * 1e6:.0f} us; commd by gloo "
                   f"{found['commd'] / found['gloo']:.2f}")
-        print(f"DDP step of 21 MB: gloo {ddp['gloo'] * 1e3:.1f} ms, commd {ddp['commd'] * 1e3:.1f} ms; commd by gloo {ddp['commd'] / ddp['gloo']:.2f}",
-              flush=True)
+        print(f"DDP step of 21 MB: gloo {ddp['gloo'] * 1e3:.1f} ms, commd {ddp['commd'] * 1e3:.1f} ms (computing alone {ddp['alone'] * 1e3:.1f}); "
+              f"commd by gloo {ddp['commd'] / ddp['gloo']:.2f}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -26,8 +26,8 @@ exec chroot "$root" env -C "$folder" "$@"
 def command(root, folder, *words, environment=None):
     """The command line that runs `words` in the root. `folder` has the sockets, and is where it is run and may write."""
     values = {"HOME": str(folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT / "client/python"), "PYTHONDONTWRITEBYTECODE": "1",
-              "COMMD_LIBRARY": str(BUILD / "libcommclient.so"), "USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
-    values.update({name: value for name, value in os.environ.items() if name.startswith(("COMMD_", "TORCH_")) and name not in values})
+              "COMMD_BUILD": str(BUILD), "COMMD_LIBRARY": str(BUILD / "libcommclient.so"), "USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"}
+    values.update({name: value for name, value in os.environ.items() if name.startswith(("BENCH_", "COMMD_", "TORCH_")) and name not in values})
     values.update(environment or {})
     if root is None:
         return ["env", *(f"{name}={value}" for name, value in values.items() if name not in ("HOME", "PATH")), *map(str, words)]

@@ -379,7 +379,9 @@ void api_submit(struct api_session *session, const struct submit_record *record,
     if (error.status == STATUS_LIMIT) {
         api_session_happened(session, HISTORY_REFUSED, "%s", error.text);
     }
-    struct comms_completion refused = {.ticket = record->ticket, .result = &error};
+    const struct api_comm *comm = session_comm(session, record->handle);
+    const struct comms_detail *detail = comm != NULL ? comms_refusal_detail(comm->member, &error) : NULL;
+    struct comms_completion refused = {.ticket = record->ticket, .result = &error, .detail = detail};
     comm_send_complete(session, record->handle, &refused);
 }
 

@@ -488,6 +488,12 @@ const struct comms_detail *comms_member_detail(const struct comms_member *member
     return member->comm->detail;
 }
 
+const struct comms_detail *comms_refusal_detail(const struct comms_member *member, const struct error *error)
+{
+    const struct communicator *comm = member->comm;
+    return comm->state == COMMS_COMM_FAILED && comm->cause.status == error->status ? comm->detail : NULL;
+}
+
 enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,
                         uint64_t now_ns)
 {

@@ -232,6 +232,8 @@ void comms_member_view(const struct comms_member *member, struct communicator_vi
 
 /* What is known of the failure of the member's communicator; null: nothing more than its cause. */
 const struct comms_detail *comms_member_detail(const struct comms_member *member);
+/* The same of an operation that was refused with `error`: null unless the communicator's failure is why. */
+const struct comms_detail *comms_refusal_detail(const struct comms_member *member, const struct error *error);
 /* Ends the member's communicator on all nodes, because of this member, unless it has failed already. */
 void comms_member_abort(struct comms_member *member, const struct error *cause, uint64_t now_ns);
 /* Aborts a communicator by hand (commctl), or every one (shutdown), as any other failure does. NOT_FOUND if

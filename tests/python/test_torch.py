@@ -1,9 +1,12 @@
 """commd as torch's backend. It runs where torch is installed; `make check-torch` runs it with Debian's torch."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+import zipfile
 
 import pytest
 
@@ -11,9 +14,15 @@ from ranks import Daemons, ROOT, finish
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make check-torch fetches Debian's")
 sys.path.insert(0, str(ROOT / "tests/torch"))
+# torch imports the entry points torch.backends itself. Debian's torch 2.14 does so, too.
+LOADS_AT_IMPORT = hasattr(torch, "_import_device_backends")
 CASES = ROOT / "tests/torch/cases.py"
-NAMES = [line.split("def ")[1].split("(")[0] for before, line in zip(CASES.read_text().splitlines(), CASES.read_text().splitlines()[1:])
-         if before == "@case"]
+
+
+def names(mark):
+    """The names of the cases that are marked so."""
+    texts = [path.read_text() for path in sorted((ROOT / "tests/torch").glob("cases_*.py"))]
+    return [name for text in texts for name in re.findall(rf"^@{mark}\ndef (\w+)", text, re.MULTILINE)]
 
 
 class Outside:
@@ -62,23 +71,45 @@ def start(daemons, size, command, init, **more):
                           USE_LIBUV="0", TEST_INIT=init, **more) for rank in range(size)]
 
 
-@pytest.fixture(scope="module")
-def results(daemons):
-    """What three ranks say of each case: the first failure, or None."""
+def run_cases(daemons, size):
+    """What the ranks say of each case: [(failure or None, reason of a skip or None)] by name."""
     found = {}
-    for process in start(daemons, 3, [CASES, f"commd://cases-{os.getpid()}"], ""):
-        output = finish(process, check=False)[1]
+    for process in start(daemons, size, [CASES, f"commd://cases-{os.getpid()}-{size}"], ""):
+        output, errors = finish(process, check=False)[1:3]
         for line in output.splitlines():
-            said = json.loads(line)
-            found.setdefault(said["case"], []).append(said["failure"])
+            if line.startswith('{"case"'):
+                said = json.loads(line)
+                found.setdefault(said["case"], []).append((said["failure"], said["skipped"]))
+        found.setdefault("errors", []).append(errors[-1000:])
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_case(results, name):
+@pytest.fixture(scope="module")
+def of_three(daemons):
+    return run_cases(daemons, 3)
+
+
+@pytest.fixture(scope="module")
+def of_four(two_nodes):
+    return run_cases(two_nodes, 4)
+
+
+def check_case(results, name, size):
     said = results.get(name, [])
-    assert [failure for failure in said if failure] == []
-    assert len(said) == 3, "not all ranks have come so far: an earlier case has failed"
+    assert [failure for failure, _ in said if failure] == []
+    assert len(said) == size, f"not all ranks have come so far: an earlier case has failed. {results['errors']}"
+    if said[0][1]:
+        pytest.skip(said[0][1])
+
+
+@pytest.mark.parametrize("name", names("case"))
+def test_case(of_three, name):
+    check_case(of_three, name, 3)
+
+
+@pytest.mark.parametrize("name", names("case_of_four"))
+def test_case_of_four(of_four, name):
+    check_case(of_four, name, 4)
 
 
 def run_text(daemons, size, text, init="commd://" , **more):
@@ -189,3 +220,119 @@ def test_import_is_light(daemons):
     finish(daemons.start([sys.executable, "-B", "-c", text]))
     text = "import commd.torch, sys\nassert 'commd.torch._group' not in sys.modules\n"
     finish(daemons.start([sys.executable, "-B", "-c", text]))
+
+
+def test_torchrun_starts_the_ranks_again(daemons, tmp_path):
+    """A worker dies in the middle of DDP. torchrun ends the others, starts all again, and they go on from the last checkpoint."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, torch, torch.distributed as dist\nimport commd.torch\n"
+        f"dist.init_process_group('commd', init_method='commd://again-{os.getpid()}')\n"
+        "rank, turn, saved = dist.get_rank(), int(os.environ['TORCHELASTIC_RESTART_COUNT']), 'checkpoint.pt'\n"
+        "torch.manual_seed(1)\nmodel = torch.nn.Linear(4, 4)\nbegin = 0\n"
+        "if os.path.exists(saved):\n"
+        "    state = torch.load(saved)\n    model.load_state_dict(state['model'])\n    begin = state['step']\n"
+        "wrapped = torch.nn.parallel.DistributedDataParallel(model)\n"
+        "for step in range(begin, 6):\n"
+        "    wrapped(torch.ones(2, 4) * (rank + 1)).sum().backward()\n"
+        "    if rank == 0: torch.save({'model': model.state_dict(), 'step': step + 1}, saved + '.part'); os.replace(saved + '.part', saved)\n"
+        "    dist.barrier()\n"
+        "    if rank == 1 and turn == 0 and step == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.write(1, f'turn {turn} began at {begin} and ended\\n'.encode())\ndist.destroy_process_group()\n")
+    process = daemons.start([sys.executable, "-B", "-m", "torch.distributed.run", "--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path}/meeting",
+                             "--rdzv-conf=store_type=file", "--max-restarts=1", "--monitor-interval=0.2", "--nproc-per-node=3",
+                             "--no-python", "env", "-C", tmp_path, sys.executable, "-B", program], USE_LIBUV="0", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert finish(process)[1].count("turn 1 began at 4 and ended") == 3
+
+
+def test_ctrl_c_in_the_middle_of_ddp(daemons):
+    """All ranks are interrupted, as by a terminal. Each ends soon, by the interrupt or because another rank has left before it."""
+    text = ("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))\n"
+            "for step in range(10 ** 6):\n"
+            "    model(torch.ones(2, 300)).sum().backward()\n"
+            "    if step == 5: print('ready', flush=True)\n")
+    processes = run_text(daemons, 3, text)
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    ended = [finish(process, check=False) for process in processes]
+    assert time.monotonic() - began < 20
+    for code, _, errors in ended:
+        assert code in (1, -signal.SIGINT) and ("KeyboardInterrupt" in errors or "BackendError" in errors or "RuntimeError" in errors), ended
+    assert any("KeyboardInterrupt" in errors for _, _, errors in ended), ended
+
+
+def test_desynchronised_ranks_are_reported(daemons):
+    """With torch's detailed debugging, too, each rank's exception and records show who called what."""
+    text = ("dist.all_reduce(torch.ones(3))\n"
+            "try:\n"
+            "    if rank == 1: dist.broadcast(torch.ones(3), 0)\n"
+            "    else: dist.all_reduce(torch.ones(3))\n"
+            "except RuntimeError as error:\n"
+            "    entries = [each for each in commd.torch.flight_records()['entries'] if each['error']]\n"
+            "    print('told', error.result.name, 'broadcast' in str(error), 'all_reduce' in str(error), 'rank 1' in str(error), len(entries))\n"
+            "    assert commd.torch.last_failure() is error or str(commd.torch.last_failure()) == str(error)\n")
+    for process in run_text(daemons, 3, text, TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+        assert "told MISMATCH True True True 1" in finish(process)[1]
+
+
+def test_detailed_debugging_of_ddp(daemons):
+    text = ("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 30))\n"
+            "for step in range(3): model(torch.ones(2, 30)).sum().backward()\nprint('fine')\n")
+    for process in run_text(daemons, 2, text, TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+        assert "fine" in finish(process)[1]
+
+
+def test_torch_may_keep_its_buckets(daemons):
+    """DDP_DISABLE_COMM_MEM=1 is torch's own switch."""
+    text = ("from commd.torch._memory import is_shared\nseen = []\n"
+            "def hook(state, bucket):\n"
+            "    seen.append(is_shared(bucket.buffer()))\n"
+            "    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])\n"
+            "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))\nmodel.register_comm_hook(None, hook)\n"
+            "for step in range(3): model(torch.ones(2, 300)).sum().backward()\nprint(seen)\n")
+    for process in run_text(daemons, 2, text, DDP_DISABLE_COMM_MEM="1"):
+        assert finish(process)[1] == "[False, False, False]\n"
+
+
+def test_a_program_that_ends_in_the_middle(daemons):
+    """Nothing was destroyed, futures are pending, and a receive never ends: the interpreter ends as usual."""
+    text = ("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))\n"
+            "model(torch.ones(2, 300)).sum().backward()\n"
+            "pending = dist.irecv(torch.zeros(4), 1 - rank)\n"
+            "futures = [dist.all_reduce(torch.ones(100000), async_op=True).get_future() for _ in range(20)] + [pending.get_future()]\n"
+            "print('fine', flush=True)\n")
+    for process in run_text(daemons, 2, text):
+        assert finish(process)[1] == "fine\n"
+
+
+def test_programs_that_end_with_ddp(daemons):
+    """The thread that completed the last step's futures does not disturb the interpreter's end."""
+    text = ("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))\n"
+            "for step in range(3): model(torch.ones(2, 300)).sum().backward()\n")
+    for _ in range(3):
+        for process in run_text(daemons, 2, text):
+            finish(process)
+
+
+def test_the_installed_wheel_needs_no_import(daemons, tmp_path):
+    """In a fresh virtual environment, torch finds the backend, and its store, by the package's entry points."""
+    wheel = os.environ.get("TEST_TORCH_WHEEL")
+    if not wheel:
+        pytest.skip("the wheel is not built: make check-torch builds it")
+    folder = tmp_path / "environment"
+    finish(daemons.start([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", folder]))
+    site = next(folder.glob("lib/python*/site-packages"))
+    zipfile.ZipFile(wheel).extractall(site)  # Debian's minimal system has no pip; of a wheel without data, pip does no more
+    text = ("import os, sys, torch, torch.distributed as dist\nassert 'commd.torch._group' not in sys.modules\n"
+            "dist.init_process_group('commd', init_method=os.environ['TEST_INIT'])\n"
+            "import commd\nassert commd.__file__.startswith(sys.prefix), commd.__file__\n"
+            "tensor = torch.ones(1)\ndist.all_reduce(tensor)\nassert tensor.item() == dist.get_world_size() == 2\n"
+            "dist.destroy_process_group()\nprint('fine')\n")
+    for init in ("env://", f"commd://wheel-{os.getpid()}") if LOADS_AT_IMPORT else ("env://",):
+        processes = [daemons.start([folder / "bin/python", "-B", "-c", text], daemons.names[0], RANK=str(rank), WORLD_SIZE="2", USE_LIBUV="0",
+                                   TEST_INIT=init, PYTHONPATH="", COMMD_LIBRARY="", MASTER_ADDR="127.0.0.1", MASTER_PORT="29617") for rank in range(2)]
+        for process in processes:
+            assert finish(process)[1] == "fine\n"

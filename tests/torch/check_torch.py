@@ -2,6 +2,7 @@
 
     check_torch.py [RELEASE...]     trixie (torch 2.6) and sid (the newest) if none is named
     CHECK_TORCH_OWN=no: leaves torch's own tests out
+    CHECK_TORCH_ONLY=WORDS: of our tests, only those that pytest's -k selects
 
 In each: tests/python/test_torch.py, then torch's own distributed tests on Gloo and on commd, three ranks. What passes on Gloo must pass on commd.
 """
@@ -18,6 +19,7 @@ import torch_image  # noqa: E402
 from cluster import BUILD, ROOT, Cluster  # noqa: E402
 
 OWN_LIMIT_S, TESTS_LIMIT_S = 3000, 1200
+SELECTED = ["-k", os.environ["CHECK_TORCH_ONLY"]] if "CHECK_TORCH_ONLY" in os.environ else []
 # Not decided by the backend: Python's text of an error, which the test compares.
 NOT_OURS = re.compile(r"gather_object")
 
@@ -28,6 +30,11 @@ def pytest_in(root, folder, limit_s, *arguments, **environment):
                              "--show-capture=no", *arguments, environment=environment)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit_s)
     return done.returncode, done.stdout
+
+
+def wheel():
+    """The wheel that `make wheel` has built, or nothing."""
+    return str(next(iter((BUILD / "python").glob("*.whl")), ""))
 
 
 def passed(output):
@@ -52,8 +59,10 @@ def check(release):
     root = torch_image.folder(release)
     with Cluster(["alpha", "beta"]) as cluster:
         sockets = ",".join(cluster.socket(name) for name in cluster.names)
-        code, output = pytest_in(root, cluster.folder, TESTS_LIMIT_S, ROOT / "tests/python/test_torch.py", TEST_TORCH_SOCKETS=sockets)
+        code, output = pytest_in(root, cluster.folder, TESTS_LIMIT_S, ROOT / "tests/python/test_torch.py", *SELECTED, TEST_TORCH_SOCKETS=sockets,
+                                 TEST_TORCH_WHEEL=wheel())
         print(f"{release}: our tests: {output.strip().splitlines()[-1]}", flush=True)
+        print("\n".join(sorted(set(re.findall(r"^SKIPPED.*", output, re.M)))))
         failures = 0
         if code != 0:
             print("\n".join(line for line in output.splitlines() if line.startswith(("FAILED", "ERROR", "E  ")))[:6000])

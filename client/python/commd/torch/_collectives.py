@@ -46,13 +46,18 @@ class Collectives:
             work._profile.__enter__()
         if not collective:
             work.expect_message()
-        self.remember(work)
+        self.record(work)
         if tensor is not None and tensor.is_cuda:
             self._start_on_stream(work, call, arguments, options, tensor, buffers)
         else:
             result = call(self.handle, *arguments, ctypes.byref(options))
             if result != 0:
                 self._refused(work, result)
+        together = getattr(self._collected, "together", None)
+        if together is None:
+            self.keep(work)
+        else:
+            together.append(work)
         collected = getattr(self._collected, "works", None)
         if collected is not None:
             collected.append(work)
@@ -75,21 +80,28 @@ class Collectives:
     def _refused(self, work, result: int) -> None:
         error = _failures.of_call(self.calls, result, work.operation, self.context())
         work.abandon(error)
-        self.forget(work)
         raise error
 
     @contextlib.contextmanager
     def _together(self):
-        """The library submits what is started in here as one group."""
+        """The library submits what is started in here as one group. Its works are known to others only after that."""
         result = self.calls.comm_group_begin()
         if result != 0:
             raise _failures.of_call(self.calls, result, "group", self.context())
+        works = self._collected.together = []
         try:
             yield
         finally:
+            self._collected.together = None
             result = self.calls.comm_group_end()
-        if result != 0:
-            raise _failures.of_call(self.calls, result, "group", self.context())
+            error = _failures.of_call(self.calls, result, "group", self.context()) if result != 0 else None
+            for work in works:
+                if error is None:
+                    self.keep(work)
+                else:
+                    work.abandon(error)
+        if error is not None:
+            raise error
 
     def _start_coalescing(self, device=None) -> None:
         """Collects the works of this thread until _end_coalescing."""

@@ -5,8 +5,15 @@ reducer blocks on it without calling commd, and callbacks may be attached to it.
 """
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
+
+# How often a thread that waits asks whether the program ends, and how long the program's end waits for it.
+_SLICE_MS = 100
+_EXIT_S = 2.0
+_all: weakref.WeakSet = weakref.WeakSet()
 
 
 class Completions:
@@ -21,6 +28,8 @@ class Completions:
         self._works: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._leaving = False
+        _all.add(self)
 
     def add(self, work) -> None:
         """Completes this work's future once its operation has ended. Any thread may call it."""
@@ -35,7 +44,10 @@ class Completions:
             work = self._works.get()
             if work is None:
                 return
-            work.complete()
+            while not work.complete(_SLICE_MS) and not self._leaving:
+                pass
+            if self._leaving:
+                return
             work.settle()
             del work  # its tensors must not live until the next one comes
 
@@ -43,3 +55,17 @@ class Completions:
         """Ends the thread once it has completed what was added before."""
         if self._thread is not None:
             self._works.put(None)
+
+    def leave(self) -> None:
+        """Ends the thread before the interpreter ends. Python would end it inside torch's C++ code, which aborts."""
+        self._leaving = True
+        self.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_EXIT_S)
+
+
+@atexit.register
+def _leave_all() -> None:
+    for completions in list(_all):
+        completions.leave()

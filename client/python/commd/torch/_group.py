@@ -14,7 +14,7 @@ import torch.distributed as distributed
 from torch._C._distributed_c10d import PrefixStore
 
 from .. import _library, client
-from . import _barrier, _failures, _memory, _records
+from . import _barrier, _ddp, _failures, _memory, _records
 from ._collectives import Collectives
 from ._completion import Completions
 from ._messages import Messages
@@ -47,6 +47,7 @@ def _device_of(wanted) -> int:
 def create(options, backend_options=None):
     """Makes the process group that torch asks for."""
     _barrier.install()
+    _ddp.install()
     device = getattr(backend_options, "device_id", None)
     return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, device)
 
@@ -120,20 +121,23 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         if not self.handle:
             raise _failures.BackendError(f"{self.context()}: the group was destroyed")
 
-    def remember(self, work: Work) -> None:
-        """Keeps a work, and has it in the records."""
+    def next_number(self) -> int:
+        """Returns a number for a work."""
+        self._number += 1
+        return self._number
+
+    def record(self, work) -> None:
+        """Numbers a work, and has it in the records."""
+        work.number = self.next_number()
         self.recent.append(work)
-        self.keep(work)
 
     def keep(self, work) -> None:
-        """Keeps a work until somebody has waited for it: its results must arrive even if the program drops it.
+        """Keeps a submitted work until somebody has waited for it: its results must arrive even if the program drops it.
 
         In torch 2.6, C++ code that holds a work does not keep its Python half. Without that, it would wait for ever.
         """
-        self._number += 1
-        work.number = self._number
         self._works[work.number] = work
-        if len(self._works) > _WORKS_MOST and self._number % (_WORKS_MOST // 4) == 0:
+        if len(self._works) > _WORKS_MOST and work.number % (_WORKS_MOST // 4) == 0:
             ended = [each for each in list(self._works.values()) if each.is_completed()]
             for each in ended[:max(0, len(self._works) - _WORKS_MOST // 2)]:
                 self._works.pop(each.number, None)

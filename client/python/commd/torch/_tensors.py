@@ -54,6 +54,8 @@ def check_dense(tensor) -> None:
         raise ValueError("commd works on dense tensors here; of the collectives, only all_reduce takes sparse ones")
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"commd works on tensors of the CPU and of CUDA GPUs, not on {tensor.device}")
+    if tensor.is_nested:
+        raise ValueError("commd does not work on nested tensors")
 
 
 def only(tensors, what: str):
@@ -62,16 +64,27 @@ def only(tensors, what: str):
         return tensors
     if len(tensors) != 1:
         raise ValueError(f"{what}: commd takes one tensor for each process, not {len(tensors)}")
+    if not isinstance(tensors[0], torch.Tensor):
+        raise TypeError(f"{what}: expected a tensor, not {type(tensors[0]).__name__}")
     return tensors[0]
 
 
 def same_dtype(tensors) -> None:
     """Raises an exception if the tensors differ in dtype."""
-    first = tensors[0].dtype
+    first = None
     for tensor in tensors:
         check_dense(tensor)
+        first = first or tensor.dtype
         if tensor.dtype != first:
             raise ValueError(f"tensors of one collective must have one dtype, not {first} and {tensor.dtype}")
+
+
+def check_storage(tensor) -> None:
+    """Raises ValueError if a contiguous tensor's memory is not there, was freed, or is smaller than the tensor."""
+    count = tensor.numel()
+    needed = (tensor.storage_offset() + count) * tensor.element_size()
+    if count > 0 and (tensor.untyped_storage().nbytes() < needed or tensor.data_ptr() == 0):
+        raise ValueError(f"a {type(tensor).__name__} of {tuple(tensor.shape)} has no memory, or less than it needs")
 
 
 class Buffers:
@@ -88,6 +101,7 @@ class Buffers:
         """Returns a contiguous tensor with the elements of this one."""
         check_dense(tensor)
         contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        check_storage(contiguous)
         self.held.append(contiguous)
         return contiguous
 
@@ -95,6 +109,7 @@ class Buffers:
         """Returns a contiguous tensor whose elements this one gets at the end. fill: it begins with its elements."""
         check_dense(tensor)
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            check_storage(tensor)
             self.held.append(tensor)
             return tensor
         contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous() if fill else \

@@ -251,7 +251,7 @@ class Several(_Base):
         super().__init__()
         self._group = group
         self._works = list(works)
-        self.number = 0
+        self.number = group.next_number()
         group.keep(self)
 
     def wait(self, timeout=datetime.timedelta(0)) -> bool:

@@ -1,0 +1,45 @@
+"""What the cases have in common: how one is named, its data, and how results and failures are checked."""
+import unittest
+
+import torch
+
+CASES = {}
+CASES_OF_FOUR = {}
+POISON = 77
+
+
+def case(function):
+    """A case for three ranks."""
+    CASES[function.__name__] = function
+    return function
+
+
+def case_of_four(function):
+    """A case for four ranks."""
+    CASES_OF_FOUR[function.__name__] = function
+    return function
+
+
+def skip(reason):
+    """Ends the case. All ranks must call it."""
+    raise unittest.SkipTest(reason)
+
+
+def data(rank, count=10, dtype=torch.float32, shift=0):
+    return ((torch.arange(count) * 3 + rank * 7 + shift) % 11 + 1).to(dtype)
+
+
+def same(found, expected):
+    if found.dtype.is_floating_point or found.dtype.is_complex:
+        found, expected = found.to(torch.complex128), expected.to(torch.complex128)
+    assert torch.equal(found, expected), f"found {found}, expected {expected}"
+
+
+def rejected(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{missing} is not in: {error}"
+        return error
+    raise AssertionError(f"no {kind} was raised")

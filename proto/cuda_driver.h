@@ -62,6 +62,9 @@ typedef struct cuda_stream_handle *cuda_stream;     /* CUstream: what applicatio
 typedef struct cuda_event_handle *cuda_event;       /* CUevent */
 typedef struct cuda_module_handle *cuda_module;     /* CUmodule */
 typedef struct cuda_function_handle *cuda_function; /* CUfunction */
+typedef struct cuda_graph_handle *cuda_graph;       /* CUgraph */
+typedef struct cuda_graph_node_handle *cuda_node;   /* CUgraphNode */
+typedef struct cuda_user_object_handle *cuda_user_object; /* CUuserObject */
 
 #define CUDA_UUID_BYTES 16
 struct cuda_uuid {
@@ -103,6 +106,19 @@ struct cuda_access { /* CUmemAccessDesc */
 };
 #define CUDA_ACCESS_READ_WRITE 3
 
+/* A wait for a word, or a write to it, among several that are carried out in their order. */
+struct cuda_memop { /* CUstreamBatchMemOpParams: the longest of its members */
+    int operation;  /* CUDA_MEMOP_* */
+    cuda_pointer address;
+    uint64_t value;
+    unsigned flags; /* of a wait: CUDA_WAIT_VALUE_* */
+    cuda_pointer for_the_driver;
+    uint64_t unused;
+};
+#define CUDA_MEMOP_WAIT_64 4
+#define CUDA_MEMOP_WRITE_64 5
+#define CUDA_MEMOPS_MAX 255 /* of one call */
+
 /* CUdevice_attribute */
 #define CUDA_DEVICE_MULTIPROCESSORS 16
 #define CUDA_DEVICE_INTEGRATED 18
@@ -143,6 +159,13 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_EVENT_DISABLE_TIMING 2u
 #define CUDA_WAIT_VALUE_GEQ 0u
 #define CUDA_CAPTURE_NONE 0 /* CUstreamCaptureStatus */
+#define CUDA_CAPTURE_ACTIVE 1
+#define CUDA_CAPTURE_INVALIDATED 2
+#define CUDA_CAPTURE_MODE_GLOBAL 0 /* CUstreamCaptureMode */
+#define CUDA_CAPTURE_MODE_THREAD_LOCAL 1
+#define CUDA_CAPTURE_MODE_RELAXED 2
+#define CUDA_USER_OBJECT_NO_SYNC 1u    /* CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: required */
+#define CUDA_GRAPH_USER_OBJECT_MOVE 1u /* the graph takes over the caller's reference */
 
 /*
  * X(name in struct cuda_driver, symbol, parameters). All return cuda_result.
@@ -207,6 +230,18 @@ struct cuda_access { /* CUmemAccessDesc */
     X(stream_synchronize, cuStreamSynchronize, (cuda_stream stream))                                         \
     X(stream_context, cuStreamGetCtx, (cuda_stream stream, cuda_context * context))                          \
     X(stream_is_capturing, cuStreamIsCapturing, (cuda_stream stream, int *status))                           \
+    X(stream_capture_info, cuStreamGetCaptureInfo_v2,                                                        \
+      (cuda_stream stream, int *status, uint64_t *id, cuda_graph *graph, const cuda_node **dependencies,     \
+       size_t *dependency_count))                                                                            \
+    X(thread_exchange_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                                  \
+    X(user_object_create, cuUserObjectCreate,                                                                \
+      (cuda_user_object * object, void *pointer, void (*destroy)(void *pointer), unsigned references,        \
+       unsigned flags))                                                                                      \
+    X(user_object_release, cuUserObjectRelease, (cuda_user_object object, unsigned count))                   \
+    X(graph_retain_object, cuGraphRetainUserObject,                                                          \
+      (cuda_graph graph, cuda_user_object object, unsigned count, unsigned flags))                           \
+    X(stream_memops, cuStreamBatchMemOp_v2,                                                                  \
+      (cuda_stream stream, unsigned count, struct cuda_memop *memops, unsigned flags))                       \
     X(stream_wait_event, cuStreamWaitEvent, (cuda_stream stream, cuda_event event, unsigned flags))          \
     X(stream_wait_value, cuStreamWaitValue64_v2,                                                             \
       (cuda_stream stream, cuda_pointer address, uint64_t value, unsigned flags))                            \

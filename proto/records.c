@@ -11,7 +11,7 @@ void submit_record_begin(struct submit_record *record, enum record_kind kind, ui
     record->version = RECORD_VERSION;
     record->kind = (uint8_t)kind;
     record->handle = handle;
-    record->terms.bucket_ops = kind == RECORD_OPERATION ? 1 : 0;
+    record->terms.bucket_ops = kind == RECORD_EVENT ? 0 : 1;
 }
 
 void submit_record_add(struct submit_record *record, enum record_what what, uint32_t memory,
@@ -46,10 +46,10 @@ static const char *wrong_field(const struct submit_record *record)
     static const char nothing[SUBMIT_RECORD_MIN_BYTES - offsetof(struct submit_record, terms)];
     const char *rest = (const char *)record + offsetof(struct submit_record, terms);
     bool is_event = record->kind == RECORD_EVENT;
-    return record->mark != RECORD_MARK                              ? "mark"
-           : record->version != RECORD_VERSION                      ? "version"
-           : !is_event && record->kind != RECORD_OPERATION          ? "kind"
-           : record->entry_count > RECORD_ENTRIES_MAX               ? "entry_count"
+    return record->mark != RECORD_MARK                                                        ? "mark"
+           : record->version != RECORD_VERSION                                                ? "version"
+           : !is_event && record->kind != RECORD_OPERATION && record->kind != RECORD_CAPTURED ? "kind"
+           : record->entry_count > RECORD_ENTRIES_MAX                                         ? "entry_count"
            : is_event && memcmp(rest, nothing, sizeof nothing) != 0 ? "reserved field"
            : record->terms.hash != 0                                ? "hash"
            : record->terms.has_residual != 0                        ? "has_residual"

@@ -27,7 +27,15 @@ enum record_kind {
      * are reached. No answer. With a ticket other than 0, earlier messages with higher tickets do not count.
      * Only its head, ticket and fences are not zero. */
     RECORD_EVENT = 2,
-    RECORD_COMPLETION = 3
+    RECORD_COMPLETION = 3,
+    /*
+     * An operation of a CUDA graph. commd keeps it, and answers by a completion whether it does. Its
+     * RECORD_WAIT is a word that the graph sets to 1 at each replay; commd then sets it to 0 and runs the
+     * operation. Its RECORD_ENDED is a word that commd sets to 1 at each end, however the operation ended.
+     * Replays are not answered, but those that fail are: by a completion of the same ticket. A communicator's
+     * captured operations run in the order in which they came, again and again.
+     */
+    RECORD_CAPTURED = 4
 };
 
 /* Entries must have this order. Each occurs at most once, except RECORD_WAIT. */

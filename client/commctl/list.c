@@ -263,12 +263,20 @@ enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
 enum exit_code verb_comms(struct commctl *commctl, int argc, char **argv)
 {
     static const struct column columns[] = {
-        {"name", "COMMUNICATOR", COLUMN_TEXT},     {"state", "STATE", COLUMN_TEXT},
-        {"since_ms", "SINCE", COLUMN_MS},          {"owner_uid", "UID", COLUMN_NUMBER},
-        {"size", "SIZE", COLUMN_NUMBER},           {"local_size", "LOCAL", COLUMN_NUMBER},
-        {"node_names", "NODES", COLUMN_LIST},      {"ops_posted", "POSTED", COLUMN_NUMBER},
-        {"ops_completed", "DONE", COLUMN_NUMBER},  {"bytes_reduced", "BYTES", COLUMN_BYTES},
-        {"missing_ranks", "MISSING", COLUMN_TEXT}, {"error", "ERROR", COLUMN_TEXT},
+        {"name", "COMMUNICATOR", COLUMN_TEXT},
+        {"state", "STATE", COLUMN_TEXT},
+        {"since_ms", "SINCE", COLUMN_MS},
+        {"owner_uid", "UID", COLUMN_NUMBER},
+        {"size", "SIZE", COLUMN_NUMBER},
+        {"local_size", "LOCAL", COLUMN_NUMBER},
+        {"node_names", "NODES", COLUMN_LIST},
+        {"ops_posted", "POSTED", COLUMN_NUMBER},
+        {"ops_completed", "DONE", COLUMN_NUMBER},
+        {"bytes_reduced", "BYTES", COLUMN_BYTES},
+        {"captured_ops", "CAPTURED", COLUMN_NUMBER},
+        {"replays", "REPLAYS", COLUMN_NUMBER},
+        {"missing_ranks", "MISSING", COLUMN_TEXT},
+        {"error", "ERROR", COLUMN_TEXT},
     };
     return show_list(commctl, argc, argv, &list_comms, columns, COLUMN_COUNT(columns), NULL);
 }

@@ -439,10 +439,38 @@ enum comm_compression {
  *     operations fail at their deadline with "waiting for the stream of rank 1". With COMM_STREAM_NONE and
  *     events, no stream is blocked before comm_event_wait.
  *   - A persistent operation takes its place in the stream at comm_start.
- *   - A stream that is being captured is refused with COMM_UNSUPPORTED, and the capture stays valid.
+ *   - If the stream is being captured, the operation becomes part of the CUDA graph: see below.
  *   - If commd ends, streams that wait for it go on, with whatever their buffers hold. The next call returns
  *     COMM_DAEMON_LOST.
  *   - The operation's deadline counts from the call, or from when a held operation is sent.
+ *
+ * CUDA graphs. A collective, a send or a receive on a stream that is being captured is not submitted. Each
+ * replay of the graph runs it, with the buffers' contents of that time. A replay takes no call of this
+ * library and no CPU time of the program.
+ *
+ *   - All ranks capture the same operations of a communicator, in the same order, each in one graph. The
+ * first of a capture waits until all ranks have come; each waits for commd. A different operation is found at
+ * the first replay (COMM_MISMATCH).
+ *   - The n-th replay of the graph on one rank runs with the n-th replay on the others. Between different
+ * graphs, and between graphs and other operations, ranks need no common order.
+ *   - Within a replay, the operations of a communicator begin in the order of their capture.
+ *   - Messages of a graph match messages of the same graph only, in the order of the replays.
+ *   - In a group, one graph captures all streams, or none is captured. Operations of a captured group do not
+ * run as one.
+ *   - Two replays of a graph must not run at once. CUDA prevents that for one executable of the graph, but
+ * not for two. commd ends the communicator with COMM_INVALID_ARGUMENT when it sees that, which it cannot
+ * always.
+ *   - The deadline of an operation counts from its turn in the replay.
+ *   - A replay whose operation fails goes on, with whatever the buffers hold. The failure is the
+ * communicator's: comm_sync, comm_last_failure and later calls return it. If the communicator has failed, was
+ * destroyed, or commd is gone, replays go on as well, and their operations do nothing.
+ *   - What the graph needs is released when the graph and all executables of it are destroyed. Destroy them
+ * before the buffers are freed.
+ *   - Refused with COMM_UNSUPPORTED, and the capture stays valid: host buffers that are not of comm_mem_alloc
+ * or registered; options.request, options.queue and comm_start; calls that wait (comm_barrier,
+ * comm_send_recv); events (comm_event_record, comm_event_wait); the bodies of conditional nodes; the legacy
+ * stream. A graph holds at most 4,096 operations of a communicator (COMM_LIMIT).
+ *   - Waits that comm_event_wait_comm has set up hold for operations outside of graphs.
  */
 #define COMM_STREAM_NONE ((void *)-1)
 

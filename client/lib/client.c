@@ -110,6 +110,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     bool has_heart = has_feature(reply, CLIENT_FEATURE_HEARTBEAT);
     client->offers_stores = has_feature(reply, CLIENT_FEATURE_STORE);
     client->records_by_ticket = has_feature(reply, CLIENT_FEATURE_RECORDS_BY_TICKET);
+    client->takes_graphs = has_feature(reply, CLIENT_FEATURE_GRAPHS);
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
@@ -202,6 +203,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_HEARTBEAT,
                         (char *)CLIENT_FEATURE_RECORDS_BY_TICKET,
                         (char *)CLIENT_FEATURE_ABORT,
+                        (char *)CLIENT_FEATURE_GRAPHS,
                         (char *)CLIENT_FEATURE_FAILURES,
                         (char *)CLIENT_FEATURE_STORE};
     size_t left_out = rings ? 0 : 1;
@@ -391,5 +393,6 @@ void comm_client_close(comm_client_t *client)
         client_await_daemon_end(client, clock_after_ms(FINISH_TIMEOUT_MS));
     }
     pthread_mutex_unlock(&client->lock);
+    graphs_close(client);
     client_free(client);
 }

@@ -29,6 +29,9 @@ static struct comm_comm *member_new(struct comm_client *client, const char *name
 
 static void member_free(struct comm_comm *comm)
 {
+    if (comm->graph != NULL) {
+        graph_part_left(comm->graph);
+    }
     for (struct comm_comm **link = &comm->client->comms; *link != NULL; link = &(*link)->next) {
         if (*link == comm) {
             *link = comm->next;
@@ -67,6 +70,11 @@ void member_fail(struct comm_comm *comm, comm_result_t failure, const char *form
     va_end(arguments);
     comm->failure = failure;
     comm->failure_data = failure_data(failure, "");
+    for (const struct comm_comm *part = comm->client->comms; part != NULL; part = part->next) {
+        if (part->parent == comm && part->graph != NULL) {
+            graph_part_lost(part->graph);
+        }
+    }
     DEBUG("communicator \"%s\", rank %u: failed: %s", comm->name, comm->rank, comm->failure_text);
 }
 
@@ -124,14 +132,14 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
     return COMM_OK;
 }
 
-static void tell_destroyed(struct comm_comm *comm)
+static void tell_destroyed(struct comm_client *client, uint32_t handle)
 {
     Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
-    body.handle = comm->handle;
+    body.handle = handle;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY;
     request.comm_destroy = &body;
-    client_tell(comm->client, &request);
+    client_tell(client, &request);
 }
 
 /* Asks for the communicator, and waits until it has formed. */
@@ -168,7 +176,7 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
         result = take_formed(comm, event->reply->comm_init);
         commd__client__event__free_unpacked(event, NULL);
     } else if (unanswered) {
-        tell_destroyed(comm); /* in case it forms after all */
+        tell_destroyed(comm->client, comm->handle); /* in case it forms after all */
     }
     return result;
 }
@@ -243,7 +251,7 @@ static comm_result_t fetch_table(struct comm_comm *comm)
         result = fetch_table_page(comm, &ranks, &nodes);
     }
     if (result != COMM_OK) {
-        tell_destroyed(comm);
+        tell_destroyed(comm->client, comm->handle);
     }
     return result;
 }
@@ -323,12 +331,55 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     return result;
 }
 
+comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,
+                               struct comm_comm **out)
+{
+    struct comm_comm *part = member_new(comm->client, name, comm->rank, comm->size, comm->device, comm->gpu);
+    if (part == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
+    }
+    part->parent = comm;
+    part->graph = graph;
+    comm_result_t result = member_join(part, &comm->options);
+    *out = result == COMM_OK ? part : NULL;
+    return result;
+}
+
 /* --- Leaving --- */
+
+void member_leave_part(struct comm_comm *part)
+{
+    struct comm_client *client = part->client;
+    uint32_t handle = part->handle;
+    ops_forget(part);
+    member_free(part); /* first: what follows may release the lock */
+    if (client->lost == COMM_OK) {
+        tell_destroyed(client, handle);
+    }
+}
+
+/* Returns a part of the communicator, or null. */
+static struct comm_comm *part_of(const struct comm_comm *comm)
+{
+    struct comm_comm *part = comm->client->comms;
+    while (part != NULL && part->parent != comm) {
+        part = part->next;
+    }
+    return part;
+}
 
 void member_drop(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
+    struct comm_comm *part;
+    if (comm->graph != NULL) { /* so that no other thread leaves it as well */
+        graph_part_left(comm->graph);
+        comm->graph = NULL;
+    }
     group_forget(comm);
+    while ((part = part_of(comm)) != NULL) {
+        member_drop(part, deadline_ns);
+    }
     if (comm->failure == COMM_OK) {
         (void)ops_finish(comm, comm->last_ticket, deadline_ns);
     }

@@ -39,6 +39,23 @@ static _Atomic uint64_t *word_of(const struct fence_slot *slot, enum fence_word 
     return &slot->area->lines[slot - slot->area->slots].words[word];
 }
 
+_Atomic uint64_t *fence_word(const struct fence_slot *slot, enum fence_word word)
+{
+    return word_of(slot, word);
+}
+
+void fence_lend(const struct fence_slot *slot)
+{
+    atomic_store_explicit(word_of(slot, FENCE_READY), 0, memory_order_relaxed);
+    atomic_store_explicit(word_of(slot, FENCE_ENDED), 0, memory_order_release);
+}
+
+void fence_take_back(const struct fence_slot *slot)
+{
+    atomic_store_explicit(word_of(slot, FENCE_READY), slot->values[FENCE_READY], memory_order_relaxed);
+    atomic_store_explicit(word_of(slot, FENCE_ENDED), slot->values[FENCE_ENDED], memory_order_release);
+}
+
 static bool has_reached(uint64_t word, uint64_t value)
 {
     return (int64_t)(word - value) >= 0;
@@ -377,6 +394,7 @@ void fences_release(struct client_fences *fences)
         }
     }
     pthread_mutex_unlock(&fences->lock);
+    graphs_lose(fences);
 }
 
 /* --- Messages --- */

@@ -77,6 +77,13 @@ bool fence_is_reached(const struct fence_mark *mark);
 /* Sets the word to the mark's value in place of its writer, unless it is there already. */
 void fence_reach(const struct fence_mark *mark);
 cuda_pointer fence_address(const struct fence_mark *mark); /* for streams */
+/*
+ * For an operation that a CUDA graph holds, the words of a slot are flags: fence_lend sets both to 0, and
+ * fence_take_back makes them numbers again, when nobody writes to them any more.
+ */
+void fence_lend(const struct fence_slot *slot);
+void fence_take_back(const struct fence_slot *slot);
+_Atomic uint64_t *fence_word(const struct fence_slot *slot, enum fence_word word);
 /* Whether both words have reached the last value given out. */
 bool fence_slot_rests(const struct fence_slot *slot);
 /* Maps all words so far on the GPU, then appends the GPU to the client's list. With the client's lock.

@@ -5,8 +5,20 @@
 
 /* Groups of a thread: the operations called within a group are collected, and submitted together. */
 
+/* A captured stream waits at the group's end for its operation. */
+struct captured {
+    const struct client_gpu *gpu;
+    cuda_stream stream;
+    struct fence_mark ended;
+};
+
 struct group {
     uint32_t depth;
+    bool has_streams;
+    uint64_t capture_id; /* of its streams; 0: none is captured */
+    struct captured *captured;
+    size_t captured_count;
+    size_t captured_capacity;
     struct client_entry *entries;
     size_t count;
     size_t capacity;
@@ -26,6 +38,59 @@ comm_result_t comm_group_begin(void)
     }
     group.depth++;
     return COMM_OK;
+}
+
+comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
+                                  uint64_t capture_id)
+{
+    if (call->options.stream == COMM_STREAM_NONE || comm->gpu == NULL) {
+        return COMM_OK;
+    }
+    if (group.has_streams && group.capture_id != capture_id) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": one CUDA graph captures all streams of a group, or none does",
+                            call->name, comm->name);
+    }
+    group.has_streams = true;
+    group.capture_id = capture_id;
+    return COMM_OK;
+}
+
+comm_result_t group_add_captured(const struct comm_comm *comm, cuda_stream stream,
+                                 const struct fence_slot *slot)
+{
+    if (group.captured_count == group.captured_capacity) {
+        size_t capacity = group.captured_capacity != 0 ? 2 * group.captured_capacity : 16;
+        struct captured *grown = reallocarray(group.captured, capacity, sizeof *grown);
+        if (grown == NULL) {
+            return error_report(COMM_NO_MEMORY, "no memory for a group");
+        }
+        group.captured = grown;
+        group.captured_capacity = capacity;
+    }
+    group.captured[group.captured_count++] = (struct captured){
+        .gpu = comm->gpu,
+        .stream = stream,
+        .ended = {.slot = (struct fence_slot *)(uintptr_t)slot, .word = FENCE_ENDED, .value = 1}};
+    return COMM_OK;
+}
+
+/* The captured streams wait for their operations, all of which are ready by then. */
+static comm_result_t end_captured(struct group *ended)
+{
+    comm_result_t first_failure = COMM_OK;
+    for (size_t i = 0; i < ended->captured_count; i++) {
+        const struct captured *captured = &ended->captured[i];
+        struct cuda_memop memop = {.operation = CUDA_MEMOP_WAIT_64,
+                                   .address = fence_address(&captured->ended),
+                                   .value = captured->ended.value,
+                                   .flags = CUDA_WAIT_VALUE_GEQ};
+        comm_result_t result = stream_add(captured->gpu, captured->stream, &memop, 1);
+        first_failure = first_failure == COMM_OK ? result : first_failure;
+    }
+    free(ended->captured);
+    ended->captured = NULL;
+    return first_failure;
 }
 
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
@@ -89,6 +154,7 @@ void group_drop(void)
         entry_free(&group.entries[i]);
     }
     free(group.entries);
+    (void)end_captured(&group); /* replays set their words in any case */
     group = (struct group){0};
 }
 
@@ -225,6 +291,8 @@ comm_result_t comm_group_end(void)
         }
     }
     comm_result_t ordered = end_in_streams(ended.entries, ended.count);
+    comm_result_t captured = end_captured(&ended);
+    ordered = ordered == COMM_OK ? captured : ordered;
     for (size_t i = 0; i < ended.count; i++) {
         entry_free(&ended.entries[i]);
     }

@@ -14,6 +14,8 @@
 #include "client/lib/failure.h"
 #include "client/lib/fence.h"
 #include "client/lib/gpu/devices.h"
+#include "client/lib/graph.h"
+#include "client/lib/group.h"
 #include "client/lib/held.h"
 #include "client/lib/memory.h"
 #include "client/lib/queue.h"
@@ -149,7 +151,11 @@ struct comm_comm {
     char op_failure_text[ERROR_TEXT_BYTES];
     uint64_t comm_id;
     uint32_t split_count;
-    uint32_t trace_row_count; /* trace.c: rows of bars, and when the last bar of each row ends */
+    struct client_graph *graph; /* what it serves, if it is part of another communicator; null otherwise */
+    struct comm_comm *parent;   /* that other communicator */
+    uint32_t graph_count;       /* of captures so far */
+    bool captures;              /* a thread is adding an operation to a CUDA graph */
+    uint32_t trace_row_count;   /* trace.c: rows of bars, and when the last bar of each row ends */
     uint64_t trace_row_ends_ns[TRACE_ROWS_MAX];
     comm_init_options_t options; /* the options of comm_init; its algorithms points to the copy below */
     char *algorithms;
@@ -213,6 +219,7 @@ struct comm_client {
     struct staging_pool staging;
     struct client_feeder feeder;
     bool aborts;            /* commd takes comm_abort */
+    bool takes_graphs;      /* commd takes operations of CUDA graphs */
     bool offers_stores;     /* commd keeps stores of keys and values */
     bool records_by_ticket; /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
@@ -395,6 +402,12 @@ void rings_taken(struct client_rings *rings);
 /* --- comm.c --- */
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
+/* Joins, with the communicator's ranks, another one of that name, which is part of it. Waits for all of them;
+ * releases the lock meanwhile. Failures are reported. */
+comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,
+                               struct comm_comm **out);
+/* Leaves a part at once, without waiting for commd, and frees it. */
+void member_leave_part(struct comm_comm *part);
 /* Leaves the communicator and frees it. Pending operations may end until the deadline. May release the lock.
  */
 void member_drop(struct comm_comm *comm, uint64_t deadline_ns);
@@ -549,6 +562,10 @@ void packet_add(struct comm_client *client, struct submit_packet *packet, const 
                 const struct submit_record *record);
 void packet_send(struct comm_client *client, struct submit_packet *packet);
 
+/* Finds the memory of the call's buffers that commd has mapped, and registers GPU memory. May release the
+ * lock. Failures are reported. */
+comm_result_t submit_find_buffers(struct comm_comm *comm, const struct client_call *call,
+                                  struct client_op *op);
 /* Takes staging blocks for buffers that commd has not mapped, and copies inputs into them. Buffers that have
  * a block already are skipped. May release the lock. Failures are reported. */
 comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
@@ -593,18 +610,5 @@ void record_make(const struct comm_comm *comm, const struct fence_mark *mark, ui
 
 /* When a client is closed: frees its pools, but not their memory. Without the client's lock. */
 void pools_free_all(struct comm_client *client);
-
-/* --- group.c --- */
-
-bool group_is_open(void);
-/* Adds a call to the open group. The caller marks the handle as collected before, and undoes that if this
- * fails. */
-comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
-                        const struct stream_order *order);
-/* To be called when the communicator is left. Removes what this thread's group has collected for it; the
- * handles end with COMM_ABORTED. */
-void group_forget(struct comm_comm *comm);
-/* Ends the thread's groups without submitting their operations. Their handles then have no operation. */
-void group_drop(void);
 
 #endif

@@ -247,6 +247,18 @@ static struct comm_comm *event_comm(struct comm_client *client, uint32_t handle,
     return comm;
 }
 
+/* The next call that waits for all gets the failure. */
+static void op_failed_in_replay(struct comm_comm *comm, const struct completion_record *completion)
+{
+    comm_result_t result = failure_from_wire(completion->status);
+    if (comm->op_failure == COMM_OK && completion->status != STATUS_OK) {
+        comm->op_failure = result;
+        comm->op_failure_data = failure_data(result, "");
+        (void)snprintf(comm->op_failure_text, sizeof comm->op_failure_text, "%s",
+                       completion->text[0] != '\0' ? completion->text : comm_result_text(result));
+    }
+}
+
 void ops_handle_completion(struct comm_client *client, const struct completion_record *completion)
 {
     struct comm_comm *comm = event_comm(client, completion->handle, "a completion");
@@ -254,6 +266,10 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         return;
     }
     struct client_op *op = list_take(comm, completion->ticket);
+    if (op == NULL && comm->parent != NULL) { /* of a replay */
+        op_failed_in_replay(comm->parent, completion);
+        return;
+    }
     if (op == NULL) {
         client_lose(client, COMM_PROTOCOL,
                     "%s: \"%s\": commd completed operation %" PRIu64 ", which is not in flight", client->path,
@@ -305,6 +321,10 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
         if (first && aborted->failure != NULL) {
             comm->failure_data = failure_from_message(aborted->failure);
             comm->failure_data.result = failure;
+        }
+        if (comm->parent != NULL && comm->parent->failure == COMM_OK) { /* replays were a part of it */
+            member_fail(comm->parent, failure, "%s", comm->failure_text);
+            comm->parent->failure_data = comm->failure_data;
         }
     }
 }

@@ -8,16 +8,58 @@
  * by an operation that another thread has yet to submit.
  */
 
-static comm_result_t check_not_captured(cuda_stream stream)
+static comm_result_t find_capture(cuda_stream stream, struct stream_capture *capture)
 {
     int status = CUDA_CAPTURE_NONE;
-    cuda_result result = gpu_driver()->stream_is_capturing(stream, &status);
+    *capture = (struct stream_capture){.id = 0};
+    cuda_result result =
+        gpu_driver()->stream_capture_info(stream, &status, &capture->id, &capture->graph, NULL, NULL);
     if (result != CUDA_RESULT_OK) {
-        return gpu_report(result, "cuStreamIsCapturing");
+        return gpu_report(result, "cuStreamGetCaptureInfo_v2");
     }
-    return status == CUDA_CAPTURE_NONE
-               ? COMM_OK
+    if (status == CUDA_CAPTURE_INVALIDATED) {
+        return error_report(COMM_UNSUPPORTED,
+                            "the capture of the stream is invalid, because of an earlier call");
+    }
+    if (status != CUDA_CAPTURE_ACTIVE) {
+        capture->id = 0;
+    }
+    return COMM_OK;
+}
+
+static comm_result_t check_not_captured(cuda_stream stream)
+{
+    struct stream_capture capture;
+    comm_result_t result = find_capture(stream, &capture);
+    return result != COMM_OK || capture.id == 0
+               ? result
                : error_report(COMM_UNSUPPORTED, "the stream is being captured: %s", CAPTURE_ADVICE);
+}
+
+/* Within the stream's scope. */
+static comm_result_t write_mark(cuda_stream stream, struct client_fences *fences, struct fence_slot *slot,
+                                struct fence_mark *mark)
+{
+    *mark = fence_next(fences, slot, FENCE_READY);
+    cuda_result written = gpu_driver()->stream_write_value(stream, fence_address(mark), mark->value, 0);
+    if (written != CUDA_RESULT_OK) {
+        fence_reach(mark);
+        return gpu_report(written, "cuStreamWriteValue64_v2");
+    }
+    return COMM_OK;
+}
+
+comm_result_t stream_add(const struct client_gpu *gpu, cuda_stream stream, struct cuda_memop *memops,
+                         unsigned count)
+{
+    struct gpu_scope scope;
+    comm_result_t result = gpu_scope_enter_stream(gpu, stream, &scope);
+    if (result != COMM_OK) {
+        return result;
+    }
+    cuda_result added = gpu_driver()->stream_memops(stream, count, memops, 0);
+    gpu_scope_leave(&scope);
+    return added == CUDA_RESULT_OK ? COMM_OK : gpu_report(added, "cuStreamBatchMemOp_v2");
 }
 
 comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, struct client_fences *fences,
@@ -29,14 +71,7 @@ comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, str
         return result;
     }
     result = check_not_captured(stream);
-    if (result == COMM_OK) {
-        *mark = fence_next(fences, slot, FENCE_READY);
-        cuda_result written = gpu_driver()->stream_write_value(stream, fence_address(mark), mark->value, 0);
-        if (written != CUDA_RESULT_OK) {
-            fence_reach(mark);
-            result = gpu_report(written, "cuStreamWriteValue64_v2");
-        }
-    }
+    result = result == COMM_OK ? write_mark(stream, fences, slot, mark) : result;
     gpu_scope_leave(&scope);
     return result;
 }
@@ -65,17 +100,26 @@ comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *cal
     if (comm->gpu == NULL || call->options.stream == COMM_STREAM_NONE) {
         return COMM_OK;
     }
+    cuda_stream stream = call->options.stream;
     struct fence_slot *slot = NULL;
+    struct gpu_scope scope;
     comm_result_t result = watchdog_start(client);
     if (result == COMM_OK) {
         result = fence_take(client, &slot);
     }
     if (result == COMM_OK) {
-        result = stream_write(comm->gpu, call->options.stream, &client->fences, slot, &order->ready);
+        result = gpu_scope_enter_stream(comm->gpu, stream, &scope);
     }
-    if (result != COMM_OK) {
+    if (result == COMM_OK) {
+        result = find_capture(stream, &order->capture);
+        if (result == COMM_OK && order->capture.id == 0) {
+            result = write_mark(stream, &client->fences, slot, &order->ready);
+        }
+        gpu_scope_leave(&scope);
+    }
+    if (result != COMM_OK || order->capture.id != 0) {
         fence_give(&client->fences, slot, false);
-        return error_within(result, "%s on \"%s\"", call->name, comm->name);
+        return result == COMM_OK ? COMM_OK : error_within(result, "%s on \"%s\"", call->name, comm->name);
     }
     order->slot = slot;
     order->ended = fence_next(&client->fences, slot, FENCE_ENDED);

@@ -119,7 +119,7 @@ static comm_result_t find_buffer(struct comm_comm *comm, const struct client_cal
                                 : find_memory(comm, call, buffer->at, buffer_bytes(call, buffer), op, use);
 }
 
-static comm_result_t find_buffers(struct comm_comm *comm, const struct client_call *call,
+comm_result_t submit_find_buffers(struct comm_comm *comm, const struct client_call *call,
                                   struct client_op *op)
 {
     comm_result_t result = member_check(comm);
@@ -138,7 +138,7 @@ static bool shares_block(const struct client_call *call)
            call->input.at == call->output.at && call->input.elements == call->output.elements;
 }
 
-/* Returns the bytes that must be staged, after find_buffers. */
+/* Returns the bytes that must be staged, after submit_find_buffers. */
 static size_t staged_bytes(const struct comm_comm *comm, const struct client_call *call,
                            const struct client_op *op)
 {
@@ -288,7 +288,7 @@ static comm_result_t place(struct comm_comm *comm, const struct client_call *cal
         client_take_events(comm->client);
         held_feed(comm->client);
     }
-    comm_result_t result = find_buffers(comm, call, op);
+    comm_result_t result = submit_find_buffers(comm, call, op);
     if (result != COMM_OK) {
         return result;
     }
@@ -507,9 +507,15 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
         return make_persistent(comm, call, request);
     }
     comm_result_t result = stream_begin(comm, call, &entry.order);
-    if (result != COMM_OK) {
+    if (result == COMM_OK && group_is_open()) {
+        result = group_check_capture(comm, call, entry.order.capture.id);
+        if (result != COMM_OK) {
+            stream_abandon(comm, &entry.order);
+        }
+    }
+    if (result != COMM_OK || entry.order.capture.id != 0) {
         free(request);
-        return result;
+        return result != COMM_OK ? result : graph_submit(comm, call, &entry.order.capture);
     }
     entry.request = request;
     if (!group_is_open()) {
@@ -537,6 +543,7 @@ comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_c
                             call->name, comm->name);
     }
     comm_result_t result = stream_begin(comm, call, &entry.order);
+    result = result == COMM_OK ? graph_refuse(comm, call, &entry.order.capture, "it waits") : result;
     if (result != COMM_OK) {
         return result;
     }

@@ -21,14 +21,15 @@
  * stream. */
 static int take_what_is_there(struct comm_client *client)
 {
-    bool busy = false;
+    bool busy = false, replays = false;
     if (pthread_mutex_trylock(&client->lock) != 0) {
         return BUSY_MS;
     }
     for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
         busy = busy || comm->op_count > 0;
+        replays = replays || comm->parent != NULL;
     }
-    if (busy) {
+    if (busy || replays) {
         client_take_all(client);
     }
     pthread_mutex_unlock(&client->lock);

@@ -297,6 +297,7 @@ static bool visit_comm(void *context, const struct communicator_info *info)
     row.ops_completed = info->ops_completed;
     row.bytes_reduced = info->bytes_reduced;
     row.error = (char *)(info->error != NULL ? info->error : "");
+    api_graphs_counts(visit->session->api, info, &row.captured_ops, &row.replays);
     return page_add(visit, &row.base);
 }
 

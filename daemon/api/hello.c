@@ -40,6 +40,9 @@ static size_t offer_features(struct api_session *session, const Commd__Client__H
     if (hello_asks_for(hello, CLIENT_FEATURE_RECORDS_BY_TICKET)) {
         features[count++] = (char *)CLIENT_FEATURE_RECORDS_BY_TICKET;
     }
+    if (hello_asks_for(hello, CLIENT_FEATURE_GRAPHS)) {
+        features[count++] = (char *)CLIENT_FEATURE_GRAPHS;
+    }
     if (hello_asks_for(hello, CLIENT_FEATURE_ABORT)) {
         features[count++] = (char *)CLIENT_FEATURE_ABORT;
     }

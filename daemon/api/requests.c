@@ -13,6 +13,7 @@ static struct api_comm *session_comm(struct api_session *session, uint32_t handl
 
 static void comm_forget(struct api_comm *comm)
 {
+    api_graph_free(comm);
     HASH_DEL(comm->session->comms, comm);
     free(comm);
 }
@@ -75,8 +76,8 @@ static void comm_send_failed(struct api_session *session, uint32_t handle,
     api_session_send(session, &event);
 }
 
-static void comm_send_complete(struct api_session *session, uint32_t handle,
-                               const struct comms_completion *completion)
+void api_comm_send_complete(struct api_session *session, uint32_t handle,
+                            const struct comms_completion *completion)
 {
     struct completion_record record;
     completion_record_begin(&record, handle, completion->ticket);
@@ -95,16 +96,18 @@ static void comm_completed(void *context, struct comms_member *member,
                            const struct comms_completion *completion, uint64_t now_ns)
 {
     (void)member;
-    (void)now_ns;
     struct api_comm *comm = context;
     struct api_session *session = comm->session;
+    if (api_graph_ended(comm, completion, now_ns)) {
+        return;
+    }
     session->ops_completed++;
     if (completion->result->status == STATUS_OK) {
         session->api->ops_completed++;
     } else {
         session->api->ops_failed++;
     }
-    comm_send_complete(session, comm->handle, completion);
+    api_comm_send_complete(session, comm->handle, completion);
 }
 
 static void comm_aborted(void *context, struct comms_member *member, const struct error *cause,
@@ -112,6 +115,7 @@ static void comm_aborted(void *context, struct comms_member *member, const struc
 {
     (void)now_ns;
     struct api_comm *comm = context;
+    api_graph_failed(comm);
     const struct comms_detail *detail = comms_member_detail(member);
     Commd__Client__Failure failure;
     Commd__Client__Aborted aborted = COMMD__CLIENT__ABORTED__INIT;
@@ -150,6 +154,7 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
     comm->session = session;
     comm->init_request_id = request_id;
     comm->gpu = gpu;
+    comm->op_timeout_ms = request->op_timeout_ms;
     snprintf(comm->name, sizeof comm->name, "%s", request->name);
     struct comms_terms terms = {.name = request->name,
                                 .rank = request->rank,
@@ -359,7 +364,22 @@ static enum status submit_op(struct api_session *session, const struct submit_re
                           .wait_count = submit_waits(session, record, waits),
                           .ended = *ended};
     enum status status = submit_ranges(session, record, &op, error);
-    return status == STATUS_OK ? comms_submit(comm->member, &op, now_ns, error) : status;
+    if (status != STATUS_OK || record->kind == RECORD_OPERATION) {
+        return status == STATUS_OK ? comms_submit(comm->member, &op, now_ns, error) : status;
+    }
+    if (op.wait_count != 1) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a captured operation waits for %u words, not for 1",
+                         op.wait_count);
+    }
+    return api_graph_add(comm, &op, &waits[0], error);
+}
+
+/* The client learns that commd keeps the operation. */
+static void submit_kept(struct api_session *session, const struct submit_record *record)
+{
+    static const struct error kept = {.status = STATUS_OK};
+    struct comms_completion completion = {.ticket = record->ticket, .result = &kept};
+    api_comm_send_complete(session, record->handle, &completion);
 }
 
 void api_submit(struct api_session *session, const struct submit_record *record, uint64_t now_ns)
@@ -372,6 +392,9 @@ void api_submit(struct api_session *session, const struct submit_record *record,
     struct comms_fence ended = submit_fence(session, submit_record_find(record, RECORD_ENDED));
     if (submit_op(session, record, &ended, now_ns, &error) == STATUS_OK) {
         session->ops_submitted++;
+        if (record->kind == RECORD_CAPTURED) {
+            submit_kept(session, record);
+        }
         return;
     }
     comms_fence_set(&ended);
@@ -382,7 +405,7 @@ void api_submit(struct api_session *session, const struct submit_record *record,
     const struct api_comm *comm = session_comm(session, record->handle);
     const struct comms_detail *detail = comm != NULL ? comms_refusal_detail(comm->member, &error) : NULL;
     struct comms_completion refused = {.ticket = record->ticket, .result = &error, .detail = detail};
-    comm_send_complete(session, record->handle, &refused);
+    api_comm_send_complete(session, record->handle, &refused);
 }
 
 void api_session_forget(struct api_session *session)

@@ -220,7 +220,7 @@ bool api_poll(struct api *api, uint64_t now_ns)
             rings_set_asleep(session);
         }
     }
-    api->took_requests = false;
+    api->took_requests = api->graphs.all != NULL && api_graphs_poll(api, now_ns);
     (void)turns_serve(&api->turns, now_ns);
     api_sessions_free_gone(api);
     return api->took_requests;
@@ -234,7 +234,7 @@ bool api_is_awake(const struct api *api)
 bool api_sleep(struct api *api)
 {
     struct api_session *session, *next;
-    if (turns_wait(&api->turns)) {
+    if (turns_wait(&api->turns) || api->graphs.polls) {
         return false;
     }
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)

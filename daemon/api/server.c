@@ -279,6 +279,9 @@ static enum status server_make(struct api *api, const struct api_options *option
         status = loop_timer_new(api->loop, api_crowd_due, api, &api->crowd, error);
     }
     if (status == STATUS_OK) {
+        status = api_graphs_new(api, error);
+    }
+    if (status == STATUS_OK) {
         status = api_heart_new(api, error);
     }
     if (status == STATUS_OK) {
@@ -361,6 +364,7 @@ void api_free(struct api *api)
     metrics_http_free(api->metrics_http);
     loop_timer_free(api->greetings);
     loop_timer_free(api->crowd);
+    api_graphs_free(api);
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
         struct api_listener *listener = &api->listeners[role];
         loop_watch_free(listener->watch);

@@ -5,6 +5,7 @@
 #include "daemon/base/control_group.h"
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
+#include "daemon/base/pacer.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/gpu/devices.h"
@@ -26,6 +27,8 @@ struct api_packet {
     uint8_t bytes[];
 };
 
+struct api_graph;
+
 /* One rank of the session. */
 struct api_comm {
     uint32_t handle;
@@ -35,6 +38,8 @@ struct api_comm {
     char name[COMM_NAME_MAX_BYTES + 1];
     int gpu; /* GPU of the rank, or MEMORY_OF_HOST */
     bool formed;
+    uint64_t op_timeout_ms;
+    struct api_graph *graph; /* its captured operations; null: none */
     UT_hash_handle hh;
 };
 
@@ -156,6 +161,17 @@ struct api_session {
     UT_hash_handle hh;
 };
 
+/* CUDA graphs that hold operations: graphs.c. */
+struct api_graphs {
+    struct api_graph *all; /* the one not looked at for longest is first */
+    uint32_t count;
+    struct api_graph *active; /* those that were replayed lately */
+    struct loop_timer *timer; /* when to look next */
+    struct pacer pacer;       /* how often the active ones are polled */
+    uint64_t sweep_ns;        /* when all are looked at next */
+    bool polls;               /* to be polled again at once */
+};
+
 struct api {
     struct loop *loop;
     struct comms *comms;
@@ -195,6 +211,7 @@ struct api {
     struct api_session *gone;     /* released in their turns: see api_sessions_free_gone */
     struct api_session *awake;    /* sessions whose rings are polled */
     struct api_session *bells;    /* sessions whose client's doorbell must be rung */
+    struct api_graphs graphs;
     uint64_t last_session_id;
     bool took_requests;  /* from rings, in this api_poll */
     uint64_t now_ns;     /* time of the last api_poll, for callbacks that are given no time */
@@ -208,6 +225,33 @@ struct api {
 };
 
 #define API_ACCEPT_PAUSE_NS (100 * TIME_MS) /* then commd tries again */
+
+/* graphs.c */
+
+#define API_GRAPH_OPS_MAX 4096u /* captured operations of one communicator; more: LIMIT */
+#define API_GRAPH_SWEEP_NS (1 * TIME_MS)
+#define API_GRAPH_LOOKS_MAX 256             /* graphs that are looked at in one turn of the loop */
+#define API_GRAPH_ACTIVE_NS (100 * TIME_MS) /* since its last operation: it is polled more often */
+
+enum status api_graphs_new(struct api *api, struct error *error) COMM_MUST_USE;
+void api_graphs_free(struct api *api);
+/* Keeps a captured operation; takes references to its memories. Errors: INVALID_ARGUMENT, LIMIT, NO_MEMORY.
+ */
+enum status api_graph_add(struct api_comm *comm, const struct comms_op *op, const struct comms_fence *ready,
+                          struct error *error) COMM_MUST_USE;
+/* A run of a captured operation has ended. Returns false if the communicator has none. */
+bool api_graph_ended(struct api_comm *comm, const struct comms_completion *completion, uint64_t now_ns);
+/* The communicator has failed: replays go on, and their operations end at once. */
+void api_graph_failed(struct api_comm *comm);
+/* The communicator is left: forgets its captured operations. */
+void api_graph_free(struct api_comm *comm);
+/* Starts operations whose turn has come in a replay. Returns whether there were any. There must be a graph.
+ */
+bool api_graphs_poll(struct api *api, uint64_t now_ns);
+/* How many captured operations the communicator's graph holds, and how often all of them were replayed, on
+ * the local rank with the most of them. 0: it serves no graph. */
+void api_graphs_counts(const struct api *api, const struct communicator_info *info, uint32_t *ops,
+                       uint64_t *replays);
 
 /* listener.c */
 struct api_listener_options {
@@ -441,6 +485,9 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
 void api_abort(struct api_session *session, uint64_t request_id, const Commd__Client__Abort *request,
                uint64_t now_ns);
 void api_submit(struct api_session *session, const struct submit_record *record, uint64_t now_ns);
+/* Tells the client the end of an operation. */
+void api_comm_send_complete(struct api_session *session, uint32_t handle,
+                            const struct comms_completion *completion);
 /* Removes what other modules hold to report to the session: a ping, a trace. */
 void api_session_forget(struct api_session *session);
 /* Gives back one communicator, one store or one memory. Returns false if the session holds none. */

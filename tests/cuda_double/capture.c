@@ -1,73 +1,63 @@
 #include <stdlib.h>
 
-#include "tests/cuda_double/stream.h"
+#include "tests/cuda_double/graph.h"
 
-/* Work in the order of its capture. A graph has the work of one stream, so this order says all that the
- * graph's edges say. */
-struct works {
-    struct work **list;
-    size_t count;
-    size_t room;
-};
-
+/*
+ * Captures. A capture begins on one stream. A stream that waits for an event of the capture joins it. Before
+ * the end, the first stream must wait for all that joined.
+ */
 struct capture {
     struct capture *next;
-    struct stream *stream;
+    struct stream *stream; /* the first one */
     pthread_t thread;
+    uint64_t id;
     int mode;
     bool invalid;
-    struct works works;
-};
-
-struct graph {
-    struct works works;
-};
-
-struct graph_exec {
-    struct works works;
-    struct stream *stream; /* the stream of its last launch; null: never launched */
-    uint64_t number;
+    struct graph *graph;
 };
 
 static struct capture *captures;
+static uint64_t last_id;
+static __thread int own_mode = CUDA_CAPTURE_MODE_GLOBAL;
 
-static bool works_add(struct works *works, struct work *work)
+static struct capture *capture_of(uint64_t id)
 {
-    if (works->count == works->room) {
-        size_t room = works->room == 0 ? 16 : works->room * 2;
-        struct work **grown = realloc(works->list, room * sizeof(struct work *));
-        if (grown == NULL) {
-            return false;
-        }
-        works->list = grown;
-        works->room = room;
+    struct capture *one = captures;
+    while (one != NULL && one->id != id) {
+        one = one->next;
     }
-    works->list[works->count++] = work;
-    return true;
+    return one;
 }
 
-static void works_clear(struct works *works)
-{
-    for (size_t i = 0; i < works->count; i++) {
-        work_release(works->list[i]);
-    }
-    free(works->list);
-    *works = (struct works){.list = NULL};
-}
-
-/* Applies the rules for a thread that has not changed its own capture mode. Such a thread is also bound by
- * any global capture of another thread. */
+/* Applies the rules of the thread's mode: GLOBAL is also bound by a global capture of another thread, RELAXED
+ * by none. */
 bool capture_forbids(void)
 {
     bool forbids = false;
     for (struct capture *one = captures; one != NULL; one = one->next) {
-        bool own = pthread_equal(one->thread, pthread_self()) != 0;
-        if (one->mode == CUDA_CAPTURE_MODE_GLOBAL || (own && one->mode == CUDA_CAPTURE_MODE_THREAD_LOCAL)) {
+        bool own = pthread_equal(one->thread, pthread_self()) != 0 && one->mode != CUDA_CAPTURE_MODE_RELAXED;
+        bool others = one->mode == CUDA_CAPTURE_MODE_GLOBAL && own_mode == CUDA_CAPTURE_MODE_GLOBAL;
+        if (own_mode != CUDA_CAPTURE_MODE_RELAXED && (own || others)) {
             one->invalid = true;
             forbids = true;
         }
     }
     return forbids;
+}
+
+cuda_result cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    cuda_result result = double_enter(__func__, 0);
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
+    if (*mode < CUDA_CAPTURE_MODE_GLOBAL || *mode > CUDA_CAPTURE_MODE_RELAXED) {
+        return CUDA_RESULT_INVALID_VALUE;
+    }
+    int before = own_mode;
+    own_mode = *mode;
+    *mode = before;
+    return CUDA_RESULT_OK;
 }
 
 cuda_result capture_refuse(struct stream *stream)
@@ -79,21 +69,30 @@ cuda_result capture_refuse(struct stream *stream)
 bool capture_blocks_context(cuda_context context)
 {
     bool blocks = false;
-    for (struct capture *one = captures; one != NULL; one = one->next) {
-        if (one->stream->context == context) {
-            one->invalid = true;
+    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
+        if (stream->capture != NULL) {
+            stream->capture->invalid = true;
             blocks = true;
         }
     }
     return blocks;
 }
 
+static bool legacy_is_unusable(cuda_context context)
+{
+    bool unusable = false;
+    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
+        unusable = unusable || (stream->capture != NULL && stream->blocking);
+    }
+    return unusable;
+}
+
 bool capture_blocks_legacy(cuda_context context)
 {
     bool blocks = false;
-    for (struct capture *one = captures; one != NULL; one = one->next) {
-        if (one->stream->context == context && one->stream->blocking) {
-            one->invalid = true;
+    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
+        if (stream->capture != NULL && stream->blocking) {
+            stream->capture->invalid = true;
             blocks = true;
         }
     }
@@ -105,13 +104,52 @@ cuda_result capture_take(struct stream *stream, struct work *work)
     cuda_result result = CUDA_RESULT_OK;
     if (stream->capture->invalid) {
         result = CUDA_RESULT_STREAM_CAPTURE_INVALIDATED;
-    } else if (!works_add(&stream->capture->works, work)) {
+    } else if (!graph_add(stream->capture->graph, work)) {
         result = CUDA_RESULT_OUT_OF_MEMORY;
     }
     if (result != CUDA_RESULT_OK) {
         work_release(work);
+    } else {
+        stream->captured_works++;
+        stream->unjoined = stream != stream->capture->stream;
     }
     return result;
+}
+
+uint64_t capture_id(const struct stream *stream)
+{
+    return stream->capture != NULL ? stream->capture->id : 0;
+}
+
+cuda_result capture_wait(struct stream *stream, struct stream *recorded, uint64_t id, uint64_t works)
+{
+    struct capture *capture = id != 0 ? capture_of(id) : NULL;
+    if (capture == NULL || (stream->capture != NULL && stream->capture != capture)) {
+        return stream->capture != NULL ? capture_refuse(stream) : CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (stream->capture == NULL) {
+        if (stream == stream->context->legacy) {
+            capture->invalid = true;
+            return CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED;
+        }
+        stream->capture = capture;
+        stream->unjoined = true;
+    } else if (stream != recorded && recorded->captured_works == works) {
+        recorded->unjoined = false;
+        stream->unjoined = stream != capture->stream;
+    }
+    return CUDA_RESULT_OK;
+}
+
+static cuda_result status_of(const struct stream *stream, int *status)
+{
+    if (stream == stream->context->legacy && legacy_is_unusable(stream->context)) {
+        return CUDA_RESULT_STREAM_CAPTURE_IMPLICIT;
+    }
+    *status = stream->capture == NULL    ? CUDA_CAPTURE_NONE
+              : stream->capture->invalid ? CUDA_CAPTURE_INVALIDATED
+                                         : CUDA_CAPTURE_ACTIVE;
+    return CUDA_RESULT_OK;
 }
 
 cuda_result cuStreamIsCapturing(cuda_stream handle, int *status)
@@ -123,16 +161,41 @@ cuda_result cuStreamIsCapturing(cuda_stream handle, int *status)
     struct stream *stream;
     double_lock();
     result = stream_find(handle, &stream);
-    if (result == CUDA_RESULT_OK && stream == stream->context->legacy &&
-        capture_blocks_legacy(stream->context)) {
-        result = CUDA_RESULT_STREAM_CAPTURE_IMPLICIT;
-    } else if (result == CUDA_RESULT_OK) {
-        *status = stream->capture == NULL    ? CUDA_CAPTURE_NONE
-                  : stream->capture->invalid ? CUDA_CAPTURE_INVALIDATED
-                                             : CUDA_CAPTURE_ACTIVE;
+    result = result == CUDA_RESULT_OK ? status_of(stream, status) : result;
+    double_unlock();
+    return result;
+}
+
+cuda_result cuStreamGetCaptureInfo_v2(cuda_stream handle, int *status, uint64_t *id, cuda_graph *graph,
+                                      const cuda_node **dependencies, size_t *dependency_count)
+{
+    cuda_result result = double_enter(__func__, 0);
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
+    if (dependencies != NULL || dependency_count != NULL) {
+        return CUDA_RESULT_NOT_SUPPORTED; /* nobody asks for them */
+    }
+    struct stream *stream;
+    double_lock();
+    result = stream_find(handle, &stream);
+    result = result == CUDA_RESULT_OK ? status_of(stream, status) : result;
+    if (result == CUDA_RESULT_OK && *status == CUDA_CAPTURE_ACTIVE) {
+        *id = stream->capture->id;
+        *graph = stream->capture->graph->handle;
     }
     double_unlock();
     return result;
+}
+
+void cuda_double_conditional(cuda_stream handle, int is_conditional)
+{
+    struct stream *stream;
+    double_lock();
+    if (stream_find(handle, &stream) == CUDA_RESULT_OK) {
+        stream->conditional = is_conditional != 0;
+    }
+    double_unlock();
 }
 
 static cuda_result begin(struct stream *stream, int mode)
@@ -144,12 +207,24 @@ static cuda_result begin(struct stream *stream, int mode)
         return CUDA_RESULT_ILLEGAL_STATE;
     }
     struct capture *capture = malloc(sizeof *capture);
-    if (capture == NULL) {
+    struct graph *graph = graph_new();
+    if (capture == NULL || graph == NULL) {
+        free(capture);
+        if (graph != NULL) {
+            graph_free(graph);
+        }
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
-    *capture = (struct capture){.next = captures, .stream = stream, .thread = pthread_self(), .mode = mode};
+    graph->captures = true;
+    *capture = (struct capture){.next = captures,
+                                .stream = stream,
+                                .thread = pthread_self(),
+                                .id = ++last_id,
+                                .mode = mode,
+                                .graph = graph};
     captures = capture;
     stream->capture = capture;
+    stream->unjoined = false;
     return CUDA_RESULT_OK;
 }
 
@@ -172,11 +247,30 @@ cuda_result cuStreamBeginCapture_v2(cuda_stream handle, int mode)
     return result;
 }
 
-static cuda_result end(struct stream *stream, cuda_graph *out)
+/* All its streams capture no more. Returns whether the first one had waited for all others. */
+static bool leave_streams(const struct capture *capture)
+{
+    bool joined = true;
+    for (int i = 0; i < DEVICES_MAX; i++) {
+        for (struct stream *stream = contexts[i].streams; stream != NULL; stream = stream->next) {
+            if (stream->capture == capture) {
+                joined = joined && !stream->unjoined;
+                stream->capture = NULL;
+                stream->conditional = false;
+            }
+        }
+    }
+    return joined;
+}
+
+static cuda_result end(const struct stream *stream, cuda_graph *out)
 {
     struct capture *capture = stream->capture;
     if (capture == NULL) {
         return CUDA_RESULT_ILLEGAL_STATE;
+    }
+    if (capture->stream != stream) {
+        return CUDA_RESULT_STREAM_CAPTURE_UNMATCHED;
     }
     if (capture->mode != CUDA_CAPTURE_MODE_RELAXED && pthread_equal(capture->thread, pthread_self()) == 0) {
         return CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD;
@@ -186,16 +280,14 @@ static cuda_result end(struct stream *stream, cuda_graph *out)
         link = &(*link)->next;
     }
     *link = capture->next;
-    stream->capture = NULL;
-    struct graph *graph = capture->invalid ? NULL : malloc(sizeof *graph);
-    cuda_result result = CUDA_RESULT_OK;
-    if (graph == NULL) {
-        result = capture->invalid ? CUDA_RESULT_STREAM_CAPTURE_INVALIDATED : CUDA_RESULT_OUT_OF_MEMORY;
-        works_clear(&capture->works);
-        *out = NULL;
-    } else {
-        graph->works = capture->works;
-        *out = (cuda_graph)object_add(OBJECT_GRAPH, graph);
+    bool joined = leave_streams(capture);
+    cuda_result result = capture->invalid ? CUDA_RESULT_STREAM_CAPTURE_INVALIDATED
+                         : joined         ? CUDA_RESULT_OK
+                                          : CUDA_RESULT_STREAM_CAPTURE_UNJOINED;
+    capture->graph->captures = false;
+    *out = result == CUDA_RESULT_OK ? capture->graph->handle : NULL;
+    if (result != CUDA_RESULT_OK) {
+        graph_free(capture->graph);
     }
     free(capture);
     return result;
@@ -212,116 +304,6 @@ cuda_result cuStreamEndCapture(cuda_stream handle, cuda_graph *graph)
     result = stream_find(handle, &stream);
     if (result == CUDA_RESULT_OK) {
         result = end(stream, graph);
-    }
-    double_unlock();
-    return result;
-}
-
-cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *handle, cuda_graph graph_handle,
-                                        unsigned long long flags)
-{
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
-    if (result != CUDA_RESULT_OK) {
-        return result;
-    }
-    if (flags != 0) {
-        return CUDA_RESULT_INVALID_VALUE;
-    }
-    double_lock();
-    const struct graph *graph = object_get(OBJECT_GRAPH, (uintptr_t)graph_handle);
-    struct graph_exec *exec = graph != NULL ? calloc(1, sizeof *exec) : NULL;
-    for (size_t i = 0; exec != NULL && i < graph->works.count; i++) {
-        if (!works_add(&exec->works, graph->works.list[i])) {
-            works_clear(&exec->works);
-            free(exec);
-            exec = NULL;
-            break;
-        }
-        graph->works.list[i]->references++;
-    }
-    if (exec == NULL) {
-        result = graph == NULL ? CUDA_RESULT_INVALID_VALUE : CUDA_RESULT_OUT_OF_MEMORY;
-    } else {
-        *handle = (cuda_graph_exec)object_add(OBJECT_GRAPH_EXEC, exec);
-    }
-    double_unlock();
-    return result;
-}
-
-/* Launches a graph. Each launch of a graph waits for the launch before it, even on another stream. */
-static cuda_result launch(struct graph_exec *exec, struct stream *stream)
-{
-    cuda_result result = CUDA_RESULT_OK;
-    if (stream->capture != NULL) {
-        return capture_refuse(stream);
-    }
-    if (exec->stream != NULL) {
-        result = stream_enqueue_wait(stream, exec->stream, exec->number);
-        stream_unref(exec->stream);
-        exec->stream = NULL;
-    }
-    for (size_t i = 0; i < exec->works.count && result == CUDA_RESULT_OK; i++) {
-        exec->works.list[i]->references++;
-        result = stream_submit(stream, exec->works.list[i], &exec->number);
-    }
-    if (exec->works.count > 0) {
-        exec->stream = stream;
-        stream->references++;
-    }
-    return result;
-}
-
-cuda_result cuGraphLaunch(cuda_graph_exec handle, cuda_stream stream_handle)
-{
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
-    if (result != CUDA_RESULT_OK) {
-        return result;
-    }
-    struct stream *stream;
-    double_lock();
-    struct graph_exec *exec = object_get(OBJECT_GRAPH_EXEC, (uintptr_t)handle);
-    result = exec != NULL ? stream_find(stream_handle, &stream) : CUDA_RESULT_INVALID_VALUE;
-    if (result == CUDA_RESULT_OK) {
-        result = launch(exec, stream);
-    }
-    double_unlock();
-    return result;
-}
-
-cuda_result cuGraphExecDestroy(cuda_graph_exec handle)
-{
-    cuda_result result = double_enter(__func__, 0);
-    if (result != CUDA_RESULT_OK) {
-        return result;
-    }
-    double_lock();
-    struct graph_exec *exec = object_remove(OBJECT_GRAPH_EXEC, (uintptr_t)handle);
-    if (exec == NULL) {
-        result = CUDA_RESULT_INVALID_VALUE;
-    } else {
-        works_clear(&exec->works);
-        if (exec->stream != NULL) {
-            stream_unref(exec->stream);
-        }
-        free(exec);
-    }
-    double_unlock();
-    return result;
-}
-
-cuda_result cuGraphDestroy(cuda_graph handle)
-{
-    cuda_result result = double_enter(__func__, 0);
-    if (result != CUDA_RESULT_OK) {
-        return result;
-    }
-    double_lock();
-    struct graph *graph = object_remove(OBJECT_GRAPH, (uintptr_t)handle);
-    if (graph == NULL) {
-        result = CUDA_RESULT_INVALID_VALUE;
-    } else {
-        works_clear(&graph->works);
-        free(graph);
     }
     double_unlock();
     return result;

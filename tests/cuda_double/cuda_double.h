@@ -77,7 +77,8 @@
  *   - Whatever changes device memory wakes a pending wait on it. On hardware that is not certain.
  *   - A context that has failed stays so for the life of the process, even if it is retained anew.
  *   - cuCtxSynchronize ends every capture of a stream of the context, whatever its mode and thread.
- *   - A capture covers one stream. Another stream cannot wait for an event of it.
+ *   - The work of a graph runs in the order of its capture, one piece after the other, though its branches
+ *     could run side by side. cuGraphRetainUserObject's destructor runs in a thread of the double.
  *   - NCCL: all ranks of a communicator are in one process. The work of a non-blocking communicator enters
  *     its stream only when its state is polled and found OK.
  *   - NCCL: if partners do not call, or call something else, the call is SYSTEM_ERROR after
@@ -90,14 +91,8 @@
  * cuMemFreeAsync, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuEventSynchronize, and the graphs below.
  */
 
-typedef struct cuda_graph_handle *cuda_graph;           /* CUgraph */
 typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
 
-#define CUDA_CAPTURE_ACTIVE 1
-#define CUDA_CAPTURE_INVALIDATED 2
-#define CUDA_CAPTURE_MODE_GLOBAL 0
-#define CUDA_CAPTURE_MODE_THREAD_LOCAL 1
-#define CUDA_CAPTURE_MODE_RELAXED 2
 #define CUDA_ATTACH_GLOBAL 1u
 
 #define CUDA_RESULT_NOT_INITIALIZED 3
@@ -105,6 +100,9 @@ typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
 #define CUDA_RESULT_ILLEGAL_STATE 401
 #define CUDA_RESULT_HOST_MEMORY_NOT_REGISTERED 713
 #define CUDA_RESULT_STREAM_CAPTURE_INVALIDATED 901
+#define CUDA_RESULT_STREAM_CAPTURE_UNMATCHED 903
+#define CUDA_RESULT_STREAM_CAPTURE_UNJOINED 904
+#define CUDA_RESULT_STREAM_CAPTURE_ISOLATION 905
 #define CUDA_RESULT_STREAM_CAPTURE_IMPLICIT 906
 #define CUDA_RESULT_CAPTURED_EVENT 907
 
@@ -131,5 +129,10 @@ CUDA_DOUBLE_FUNCTIONS(CUDA_DOUBLE_DECLARE)
 
 /* Replaces the rules of CUDA_DOUBLE_FAIL, and counts calls from here on. null: no call fails. */
 CUDA_DOUBLE_EXPORT void cuda_double_fail(const char *rules);
+
+/* Returns how many calls of exported functions this process has made. Work in streams makes none. */
+CUDA_DOUBLE_EXPORT unsigned long long cuda_double_calls(void);
+/* What the stream captures from here on is, or is no more, the body of a conditional node. */
+CUDA_DOUBLE_EXPORT void cuda_double_conditional(cuda_stream stream, int is_conditional);
 
 #endif

@@ -21,6 +21,7 @@ static cuda_result initialised_with = CUDA_RESULT_NOT_INITIALIZED;
 static bool deinitialised;
 static pthread_once_t init_once = PTHREAD_ONCE_INIT;
 static __thread cuda_context current;
+static unsigned long long calls;
 
 void device_uuid_of(int physical, struct cuda_uuid *uuid)
 {
@@ -127,6 +128,11 @@ cuda_result cuInit(unsigned flags)
     return initialised_in == getpid() ? initialised_with : CUDA_RESULT_NOT_INITIALIZED;
 }
 
+unsigned long long cuda_double_calls(void)
+{
+    return __atomic_load_n(&calls, __ATOMIC_RELAXED);
+}
+
 cuda_result double_enter(const char *symbol, unsigned needs)
 {
     int injected = CUDA_RESULT_OUT_OF_MEMORY;
@@ -135,6 +141,10 @@ cuda_result double_enter(const char *symbol, unsigned needs)
     }
     if (__atomic_load_n(&deinitialised, __ATOMIC_ACQUIRE)) {
         return CUDA_RESULT_DEINITIALIZED;
+    }
+    __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+    if (graph_calls_back()) {
+        return CUDA_RESULT_NOT_PERMITTED;
     }
     bool fails = fail_now(symbol, &injected);
     if (!fails && needs == 0) {

@@ -59,6 +59,7 @@ enum object_kind {
     OBJECT_ALLOCATION,
     OBJECT_GRAPH,
     OBJECT_GRAPH_EXEC,
+    OBJECT_USER,
     OBJECT_COMMUNICATOR
 };
 uintptr_t object_add(enum object_kind kind, void *object); /* returns 0 if there is no memory */
@@ -110,5 +111,7 @@ cuda_result double_enter(const char *symbol, unsigned needs);
 /* In capture.c: whether a capture forbids unsafe calls to this thread. If so, the capture becomes invalid.
  * Locked. */
 bool capture_forbids(void);
+/* In graph.c: whether this thread runs a destructor of a graph's user object. */
+bool graph_calls_back(void);
 
 #endif

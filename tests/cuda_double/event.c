@@ -8,8 +8,9 @@ struct event {
     cuda_context context;
     unsigned references; /* held by the handle and by records under way */
     bool timed;
-    bool captured;         /* the last record was in a capture */
-    struct stream *stream; /* the stream of the last record; null: never recorded */
+    uint64_t capture_id;     /* of the last record; 0: it was in none */
+    uint64_t captured_works; /* of its stream then */
+    struct stream *stream;   /* the stream of the last record; null: never recorded */
     uint64_t number;
     uint64_t completed_ns;
 };
@@ -100,7 +101,7 @@ static cuda_result record(struct event *event, struct stream *stream)
     if (work == NULL) {
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
-    bool captured = stream->capture != NULL;
+    uint64_t id = capture_id(stream);
     *work = (struct record_work){.work = {.references = 2, .run = record_run, .destroy = record_destroy},
                                  .event = event};
     event->references++;
@@ -110,7 +111,8 @@ static cuda_result record(struct event *event, struct stream *stream)
         stream->references++;
         event->stream = stream;
         event->number = work->number;
-        event->captured = captured;
+        event->capture_id = id;
+        event->captured_works = stream->captured_works;
         if (before != NULL) {
             stream_unref(before);
         }
@@ -136,16 +138,6 @@ cuda_result cuEventRecord(cuda_event handle, cuda_stream stream_handle)
     return result;
 }
 
-/* If this capture recorded the event, the stream is behind it already. A capture does not know other
- * events. */
-static cuda_result wait_in_capture(struct stream *stream, const struct event *event)
-{
-    if (event->captured && event->stream == stream) {
-        return CUDA_RESULT_OK;
-    }
-    return capture_refuse(stream);
-}
-
 cuda_result cuStreamWaitEvent(cuda_stream stream_handle, cuda_event handle, unsigned flags)
 {
     cuda_result result = double_enter(__func__, ENTER_CONTEXT);
@@ -159,10 +151,8 @@ cuda_result cuStreamWaitEvent(cuda_stream stream_handle, cuda_event handle, unsi
     double_lock();
     const struct event *event = object_get(OBJECT_EVENT, (uintptr_t)handle);
     result = event != NULL ? stream_find(stream_handle, &stream) : CUDA_RESULT_INVALID_HANDLE;
-    if (result == CUDA_RESULT_OK && stream->capture != NULL) {
-        result = wait_in_capture(stream, event);
-    } else if (result == CUDA_RESULT_OK && event->captured) {
-        result = CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED;
+    if (result == CUDA_RESULT_OK && (stream->capture != NULL || event->capture_id != 0)) {
+        result = capture_wait(stream, event->stream, event->capture_id, event->captured_works);
     } else if (result == CUDA_RESULT_OK && event->stream != NULL) {
         result = stream_enqueue_wait(stream, event->stream, event->number);
     }
@@ -180,7 +170,7 @@ cuda_result cuEventQuery(cuda_event handle)
     const struct event *event = object_get(OBJECT_EVENT, (uintptr_t)handle);
     if (event == NULL) {
         result = CUDA_RESULT_INVALID_HANDLE;
-    } else if (event->captured) {
+    } else if (event->capture_id != 0) {
         result = CUDA_RESULT_CAPTURED_EVENT;
     } else if (event->context->failure != CUDA_RESULT_OK) {
         result = event->context->failure;
@@ -201,7 +191,7 @@ cuda_result cuEventSynchronize(cuda_event handle)
     const struct event *event = object_get(OBJECT_EVENT, (uintptr_t)handle);
     if (event == NULL) {
         result = CUDA_RESULT_INVALID_HANDLE;
-    } else if (event->captured) {
+    } else if (event->capture_id != 0) {
         result = CUDA_RESULT_CAPTURED_EVENT;
     } else if (event->stream != NULL) {
         result = stream_await(event->stream, event->number);

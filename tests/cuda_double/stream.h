@@ -37,6 +37,9 @@ struct stream {
     uint64_t completed;
     uint64_t awaited_legacy; /* the number of the legacy stream for which it already waits */
     struct capture *capture; /* null: it does not capture */
+    uint64_t captured_works; /* pieces of work, since it was made */
+    bool unjoined;           /* it joined its capture, whose first stream has not waited for its last work */
+    bool conditional;        /* what it captures is the body of a conditional node */
 };
 
 /* Callers of all functions hold the lock. NULL and CU_STREAM_LEGACY mean the current context's legacy
@@ -65,6 +68,11 @@ void streams_forget_context(cuda_context context);
 
 /* capture.c: adds the work to the stream's capture. Takes over the reference. */
 cuda_result capture_take(struct stream *stream, struct work *work);
+/* The id of its capture, or 0. */
+uint64_t capture_id(const struct stream *stream);
+/* A stream waits for an event that a stream recorded in the capture of that id (0: in none), behind so many
+ * pieces of captured work. The stream or the event, or both, are captured. */
+cuda_result capture_wait(struct stream *stream, struct stream *recorded, uint64_t id, uint64_t works);
 /* Refuses a call that a capturing stream does not allow. This makes the capture invalid. */
 cuda_result capture_refuse(struct stream *stream);
 /* Whether streams of the context capture. A call that waits for the whole context makes these captures

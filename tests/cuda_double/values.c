@@ -82,20 +82,34 @@ static cuda_result write_value_run(struct work *work, struct stream *stream)
     return result;
 }
 
-static cuda_result submit(cuda_stream handle, const struct value_work *model)
+/* Whether work may touch the word. */
+static cuda_result check_word(const struct stream *stream, uint64_t address)
 {
-    struct stream *stream;
     unsigned char *memory;
     struct pin pin;
-    cuda_result result = stream_find_here(handle, &stream);
-    if (result != CUDA_RESULT_OK) {
-        return result;
+    const struct allocation *allocation = allocation_find(address);
+    if (stream->capture != NULL && allocation != NULL && allocation->kind == ALLOCATION_MANAGED) {
+        return CUDA_RESULT_NOT_SUPPORTED;
     }
-    if (memory_resolve(stream->context, model->address, sizeof(uint64_t), sizeof(uint64_t), TOUCH_KERNEL,
-                       &memory, &pin) != CUDA_RESULT_OK) {
+    if (memory_resolve(stream->context, address, sizeof(uint64_t), sizeof(uint64_t), TOUCH_KERNEL, &memory,
+                       &pin) != CUDA_RESULT_OK) {
         return CUDA_RESULT_INVALID_VALUE;
     }
     memory_unpin(&pin);
+    return CUDA_RESULT_OK;
+}
+
+static cuda_result submit(cuda_stream handle, const struct value_work *model)
+{
+    struct stream *stream;
+    cuda_result result = stream_find_here(handle, &stream);
+    if (result == CUDA_RESULT_OK && stream->capture != NULL && stream->conditional) {
+        result = CUDA_RESULT_NOT_SUPPORTED;
+    }
+    result = result == CUDA_RESULT_OK ? check_word(stream, model->address) : result;
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
     struct value_work *work = malloc(sizeof *work);
     if (work == NULL) {
         return CUDA_RESULT_OUT_OF_MEMORY;
@@ -137,6 +151,76 @@ cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_pointer address, ui
                                .value = value};
     double_lock();
     result = submit(stream, &model);
+    double_unlock();
+    return result;
+}
+
+/* ---- several at once */
+
+struct batch_work {
+    struct work work;
+    unsigned count;
+    struct value_work values[];
+};
+
+static cuda_result batch_run(struct work *work, struct stream *stream)
+{
+    struct batch_work *batch = (struct batch_work *)work;
+    cuda_result result = CUDA_RESULT_OK;
+    for (unsigned i = 0; i < batch->count && result == CUDA_RESULT_OK; i++) {
+        result = batch->values[i].work.run(&batch->values[i].work, stream);
+    }
+    return result;
+}
+
+static bool memop_is_known(const struct cuda_memop *memop)
+{
+    return (memop->operation == CUDA_MEMOP_WAIT_64 && memop->flags <= WAIT_NOR) ||
+           (memop->operation == CUDA_MEMOP_WRITE_64 && memop->flags <= WRITE_WITHOUT_BARRIER);
+}
+
+static cuda_result submit_batch(cuda_stream handle, unsigned count, const struct cuda_memop *memops)
+{
+    struct stream *stream;
+    cuda_result result = stream_find_here(handle, &stream);
+    if (result == CUDA_RESULT_OK && stream->capture != NULL && stream->conditional) {
+        result = CUDA_RESULT_NOT_SUPPORTED;
+    }
+    for (unsigned i = 0; i < count && result == CUDA_RESULT_OK; i++) {
+        result =
+            memop_is_known(&memops[i]) ? check_word(stream, memops[i].address) : CUDA_RESULT_INVALID_VALUE;
+    }
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
+    struct batch_work *batch = malloc(sizeof *batch + count * sizeof batch->values[0]);
+    if (batch == NULL) {
+        return CUDA_RESULT_OUT_OF_MEMORY;
+    }
+    *batch = (struct batch_work){.work = {.references = 1, .run = batch_run, .destroy = value_destroy},
+                                 .count = count};
+    for (unsigned i = 0; i < count; i++) {
+        bool waits = memops[i].operation == CUDA_MEMOP_WAIT_64;
+        batch->values[i] = (struct value_work){.work = {.run = waits ? wait_value_run : write_value_run},
+                                               .address = memops[i].address,
+                                               .value = memops[i].value,
+                                               .flags = memops[i].flags};
+    }
+    return stream_submit(stream, &batch->work, NULL);
+}
+
+cuda_result cuStreamBatchMemOp_v2(cuda_stream stream, unsigned count, struct cuda_memop *memops,
+                                  unsigned flags)
+{
+    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
+    if (flags != 0 || count == 0 || count > CUDA_MEMOPS_MAX) {
+        return CUDA_RESULT_INVALID_VALUE;
+    }
+    double_lock();
+    result = submit_batch(stream, count, memops);
     double_unlock();
     return result;
 }

@@ -38,6 +38,12 @@ static void on_submitted(void *context, const struct submit_record *submit)
     uint64_t bytes = 0;
     session->all->waits_long |= submit->timeout_ms * TIME_MS > FUZZ_PATIENCE_NS / 2;
     touch(session, ended, ended != NULL ? ended->offset_bytes : 0, sizeof(uint64_t));
+    for (unsigned i = 0; submit->kind == RECORD_CAPTURED && i < submit->entry_count; i++) {
+        const struct record_entry *entry = &submit->entries[i];
+        if (entry->what == RECORD_WAIT) { /* commd sets it to 0 */
+            touch(session, entry, entry->offset_bytes, sizeof(uint64_t));
+        }
+    }
     if (submit->kind == RECORD_EVENT || !op_terms_are_valid(terms, &what)) {
         return;
     }

@@ -37,6 +37,7 @@ struct fuzz_client {
     bool ended;                                             /* the other side closed it */
     unsigned requests[FUZZ_TICKETS], replies[FUZZ_TICKETS]; /* by id modulo FUZZ_TICKETS */
     unsigned submits[FUZZ_TICKETS], completes[FUZZ_TICKETS];
+    bool captured[FUZZ_TICKETS]; /* of an operation of a graph: each replay that fails is answered, too */
     bool destroys;   /* it destroyed a communicator, whose pending operations get no answer any more */
     unsigned not_ok; /* how many completions and replies were errors */
     /* Called for each request and each submission that was sent, or null. */

@@ -250,6 +250,7 @@ static void send_list(struct fuzz_session *session, struct fuzz_input *input)
     for (size_t i = 0; i < all && size + sizeof submit <= sizeof packet; i++) {
         if (i < different) {
             take_submit(input, &submit);
+            submit.kind = count >= 224 && count < 240 ? RECORD_CAPTURED : RECORD_OPERATION;
         }
         memcpy(packet + size, &submit, submit_record_bytes(&submit));
         size += submit_record_bytes(&submit);

@@ -156,6 +156,24 @@ class GpuChecks:
     def stream_order(self, layout):
         return self.ranks(layout, lambda rank, size: [BUILD / "tests/system/stream_order", "order", rank, size, 0])
 
+    def graphs(self, layout, mode, number):
+        return self.ranks(layout, lambda rank, size: [BUILD / "tests/system/graphs", "graphs", rank, size, mode, number, 0], says="operations checked")
+
+    def graphs_after_a_loss(self, how):
+        """A rank dies, or commd is killed, in the middle of replays: the others are told, and their later replays end."""
+        with self.cluster("a") as cluster:
+            command = [BUILD / "tests/system/graphs", "graphs"]
+            processes = [cluster.client("a", *command, rank, 2, "dies" if how == "rank" else "waits", 1, 0) for rank in range(2)]
+            if how == "daemon":
+                for process in processes:
+                    test_gpu_failures.read_until(process, "READY")
+                cluster.daemons["a"].kill()
+            outputs = self.wait_for(cluster, processes[:1] if how == "rank" else processes)
+            lost = [line for output in outputs for line in output.splitlines() if line.startswith("lost: ")]
+            if len(lost) != len(outputs):
+                raise AssertionError(f"not every rank was told: {outputs}")
+            return lost[0]
+
     def overlap(self, layout):
         return self.ranks(layout, lambda rank, size: [BUILD / "examples/overlap", "--rank", rank, "--size", size, "--device", 0], says="right")
 
@@ -356,7 +374,15 @@ class GpuChecks:
         run("how memory of comm_mem_alloc comes", self.comes_by_descriptor)
         run("order by streams, 2 on one GPU", self.stream_order, "aa")
         run("computing and communicating by events, 2 on one GPU", self.overlap, "aa")
+        run("CUDA graphs: operations of all kinds, 2 on one GPU", self.graphs, "aa", "replays", 20 if self.quick else 1000)
         if not self.quick:
+            run("CUDA graphs: an all-reduce, 2 on one GPU", self.graphs, "aa", "pair", 1000)
+            run("CUDA graphs: operations on branches, 2 on one GPU", self.graphs, "aa", "forks", 100)
+            run("CUDA graphs: captured and destroyed again and again, 2 on one GPU", self.graphs, "aa", "many", 100)
+            run("CUDA graphs: what cannot be captured, 2 on one GPU", self.graphs, "aa", "refused", 0)
+            run("CUDA graphs: two replays at once, 2 on one GPU", self.graphs, "aa", "twice", 0)
+            run("CUDA graphs: a rank dies in the middle of replays", self.graphs_after_a_loss, "rank")
+            run("CUDA graphs: commd is killed in the middle of replays", self.graphs_after_a_loss, "daemon")
             run("commd and its clients of two users", self.two_users)
             run("everything that the library offers, CUDA_DEVICE_MAX_CONNECTIONS=1, 2 on one GPU", self.one_connection, self.surface, "aa", 4)
             run("computing and communicating by events, CUDA_DEVICE_MAX_CONNECTIONS=1, 2 on one GPU", self.one_connection, self.overlap, "aa")
@@ -373,6 +399,7 @@ class GpuChecks:
             return
         run("order by streams, 3 on two nodes that share a GPU", self.stream_order, "aab")
         run("computing and communicating by events, 4 on two nodes that share a GPU", self.overlap, "aabb")
+        run("CUDA graphs: operations of all kinds, 3 on two nodes that share a GPU", self.graphs, "aab", "replays", 200)
         run("memory freed and allocated again, 3 on two nodes that share a GPU", self.reuse, "aab")
         run("all types and operators, 4 on two nodes that share a GPU", self.matrix, "abba")
 

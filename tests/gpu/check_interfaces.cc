@@ -50,7 +50,7 @@ template <typename Ours, typename Theirs> constexpr bool is_same_value()
         return sizeof(Ours) == sizeof(Theirs) && std::is_signed_v<Ours> == std::is_signed_v<Theirs>;
     } else if constexpr (is_number<Ours> && is_number<Theirs>) {
         return sizeof(Ours) == sizeof(Theirs);
-    } else if constexpr (std::is_class_v<Ours> && std::is_class_v<Theirs>) {
+    } else if constexpr (std::is_class_v<Ours> && (std::is_class_v<Theirs> || std::is_union_v<Theirs>)) {
         return sizeof(Ours) == sizeof(Theirs) && alignof(Ours) >= alignof(Theirs);
     } else {
         return std::is_same_v<Ours, Theirs>;
@@ -82,6 +82,13 @@ CUDA_DOUBLE_FUNCTIONS(CHECK_DOUBLE)
 
 #define SAME(ours, theirs)                                                                                   \
     static_assert(static_cast<long long>(ours) == static_cast<long long>(theirs), #ours)
+SAME(CUDA_MEMOP_WAIT_64, CU_STREAM_MEM_OP_WAIT_VALUE_64);
+SAME(CUDA_MEMOP_WRITE_64, CU_STREAM_MEM_OP_WRITE_VALUE_64);
+SAME(CUDA_USER_OBJECT_NO_SYNC, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+SAME(CUDA_GRAPH_USER_OBJECT_MOVE, CU_GRAPH_USER_OBJECT_MOVE);
+static_assert(offsetof(cuda_memop, address) == offsetof(CUstreamBatchMemOpParams, waitValue.address), "memop");
+static_assert(offsetof(cuda_memop, value) == offsetof(CUstreamBatchMemOpParams, waitValue.value64), "memop");
+static_assert(offsetof(cuda_memop, flags) == offsetof(CUstreamBatchMemOpParams, waitValue.flags), "memop");
 SAME(CUDA_RESULT_OK, CUDA_SUCCESS);
 SAME(CUDA_RESULT_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE);
 SAME(CUDA_RESULT_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);

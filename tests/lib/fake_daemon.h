@@ -81,6 +81,8 @@ struct fake_script {
     bool room_refused;       /* every other registration of virtual memory gets LIMIT */
     /* this many requests to register a handle, or to withdraw unused memory, get BUSY */
     uint32_t busy_answers;
+    bool graphs;           /* takes operations of CUDA graphs */
+    bool refuses_captures; /* answers each with LIMIT */
     bool rings;            /* offers rings to clients that ask for them */
     bool rings_not_sealed; /* the memory of the rings has no seal against truncation */
     enum fake_abuse abuse;
@@ -95,6 +97,7 @@ struct fake_counts {
     uint64_t destroyed; /* communicators that were destroyed by request */
     uint64_t tables;    /* pages of tables that were asked for */
     uint64_t submits;
+    uint64_t captured;    /* operations of CUDA graphs, also if they were refused */
     uint64_t pending_max; /* the most operations of one session at a time */
     uint64_t refused;     /* operations that were refused, as commd would */
     /* About the last submit: */

@@ -292,11 +292,30 @@ static void handle_submit(struct fake_daemon *daemon, struct fake_session *sessi
     act(daemon, session, submit, &script);
 }
 
+/* No graph is ever replayed here: the operation is kept, or refused. */
+static void handle_captured(struct fake_daemon *daemon, struct fake_session *session,
+                            const struct submit_record *record)
+{
+    struct fake_script script = fake_current_script(daemon);
+    const struct record_entry *ended = submit_record_find(record, RECORD_ENDED);
+    fake_must(count_waits(record) == 1 && ended != NULL && ended->value == 1,
+              "words of a captured operation");
+    fake_must(atomic_load(word_of(session, ended)) == 0, "a word that a graph can set");
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.captured++;
+    fake_unlock(daemon);
+    fake_send_complete(session, record->handle, record->ticket,
+                       script.refuses_captures ? STATUS_LIMIT : STATUS_OK,
+                       script.refuses_captures ? "4096 are the most" : NULL);
+}
+
 void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
                         const struct submit_record *record)
 {
     if (record->kind == RECORD_EVENT) {
         handle_event(daemon, session, record);
+    } else if (record->kind == RECORD_CAPTURED) {
+        handle_captured(daemon, session, record);
     } else {
         handle_submit(daemon, session, record);
     }

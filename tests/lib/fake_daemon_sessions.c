@@ -29,15 +29,19 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
     hello.node_name = daemon->node_names[0];
     hello.pending_ops_max = script.pending_ops_max != 0 ? script.pending_ops_max : 1024;
     hello.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
+    char *features[2] = {NULL};
     if (wants_rings && script.rings) {
         session->rings = fake_rings_new();
         if (script.rings_not_sealed) {
             fake_rings_unseal(session->rings);
         }
         session->offers_rings = true;
-        hello.features = request->features;
-        hello.n_features = 1;
+        features[hello.n_features++] = (char *)CLIENT_FEATURE_RINGS;
     }
+    if (script.graphs) {
+        features[hello.n_features++] = (char *)CLIENT_FEATURE_GRAPHS;
+    }
+    hello.features = features;
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;

@@ -59,7 +59,12 @@ static comm_result_t scope_enter(cuda_context context, struct gpu_scope *scope)
 
 comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope)
 {
-    return scope_enter(gpu->context, scope);
+    comm_result_t result = scope_enter(gpu->context, scope);
+    if (result == COMM_OK) {
+        scope->mode = CUDA_CAPTURE_MODE_RELAXED;
+        scope->relaxed = gpu_driver()->thread_exchange_mode(&scope->mode) == CUDA_RESULT_OK;
+    }
+    return result;
 }
 
 comm_result_t gpu_scope_enter_stream(const struct client_gpu *gpu, cuda_stream stream,
@@ -77,6 +82,10 @@ comm_result_t gpu_scope_enter_stream(const struct client_gpu *gpu, cuda_stream s
 
 void gpu_scope_leave(const struct gpu_scope *scope)
 {
+    int mode = scope->mode;
+    if (scope->relaxed) {
+        (void)gpu_driver()->thread_exchange_mode(&mode);
+    }
     if (scope->changed) {
         (void)gpu_driver()->context_set(scope->before);
     }

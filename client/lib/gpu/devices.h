@@ -29,6 +29,8 @@ struct client_gpu {
 struct gpu_scope {
     cuda_context before;
     bool changed;
+    bool relaxed; /* the thread's capture mode was exchanged; `mode` is to be restored */
+    int mode;
 };
 
 /* Returns the driver's functions. A GPU must have been opened before. */
@@ -42,10 +44,14 @@ comm_result_t gpu_count(int *count);
 bool gpu_is_used(struct comm_client *client);
 /* Closes all GPUs of the client. */
 void gpus_close(struct comm_client *client);
-/* Makes the GPU's context the thread's current context. Failures are reported. */
+/*
+ * Makes the GPU's context the thread's current context. Within the scope, calls that are unsafe during a
+ * capture are allowed (CUDA_CAPTURE_MODE_RELAXED), because the library makes none whose effect a graph would
+ * need. Failures are reported.
+ */
 comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope);
-/* Makes the stream's context the thread's current context. Null and CUDA's special handles exist in every
- * context; for these it is the GPU's context. Failures are reported. */
+/* Makes the stream's context the thread's current context, and leaves the capture mode. Null and CUDA's
+ * special handles exist in every context; for these it is the GPU's context. Failures are reported. */
 comm_result_t gpu_scope_enter_stream(const struct client_gpu *gpu, cuda_stream stream,
                                      struct gpu_scope *scope);
 void gpu_scope_leave(const struct gpu_scope *scope);
@@ -54,8 +60,8 @@ comm_result_t gpu_report(cuda_result result, const char *symbol);
 /* Whether the driver refused a call because a stream is being captured. */
 bool gpu_is_capture(cuda_result result);
 #define CAPTURE_ADVICE                                                                                       \
-    "what this library does cannot be part of a CUDA graph; end the capture before the call and begin "      \
-    "another one after it"
+    "this call cannot be part of a CUDA graph; end the capture before the call and begin another one after " \
+    "it"
 
 /* --- gpu_allocation.c: within the GPU's scope, without the client's lock --- */
 
@@ -143,13 +149,21 @@ comm_result_t gpu_memory_register(struct comm_client *client, const void *at, si
 
 /* --- stream.c: an operation's place in a stream; without the client's lock --- */
 
+/* The capture of a stream. */
+struct stream_capture {
+    uint64_t id; /* of this process, never given twice; 0: the stream is not captured */
+    cuda_graph graph;
+};
+
 struct stream_order {
-    struct fence_slot *slot; /* the operation owns it after submission; null: no place in a stream */
+    struct stream_capture capture; /* if the stream is captured, the operation has no place in it yet */
+    struct fence_slot *slot;       /* the operation owns it after submission; null: no place in a stream */
     struct fence_mark ready;
     struct fence_mark ended;
 };
 
-/* Makes the stream write a word when it reaches the operation. Failures are reported. */
+/* Makes the stream write a word when it reaches the operation. If the stream is captured, only says so: see
+ * graph_submit. Failures are reported. */
 comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *call,
                            struct stream_order *order);
 /* After the operation was submitted: makes the stream wait until the operation has ended. Failures are
@@ -166,6 +180,9 @@ void stream_abandon(struct comm_comm *comm, struct stream_order *order);
  */
 comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, struct client_fences *fences,
                            struct fence_slot *slot, struct fence_mark *mark);
+/* Adds waits and writes to the stream, or to what it captures. Failures are reported. */
+comm_result_t stream_add(const struct client_gpu *gpu, cuda_stream stream, struct cuda_memop *memops,
+                         unsigned count);
 /* Makes the stream wait for the mark. Failures are reported. */
 comm_result_t stream_wait(const struct client_gpu *gpu, cuda_stream stream, const struct fence_mark *mark);
 

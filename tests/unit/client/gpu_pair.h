@@ -27,6 +27,7 @@ static struct {
     CUDA_DOUBLE_FUNCTIONS(GPU_MEMBER)
 #undef GPU_MEMBER
     void (*inject)(const char *rules);
+    void (*conditional)(cuda_stream stream, int is_conditional);
 } beyond;
 
 static inline void gpu_library(char path[PATH_MAX])
@@ -66,6 +67,7 @@ static inline int gpu_setup(void **state)
     CUDA_DOUBLE_FUNCTIONS(GPU_LOOK_UP)
 #undef GPU_LOOK_UP
     gpu_look_up(library, &beyond.inject, "cuda_double_fail");
+    gpu_look_up(library, &beyond.conditional, "cuda_double_conditional");
     for (int i = GPU_DEVICES - 1; i >= 0; i--) { /* an application's runtime keeps them, too */
         cuda_context context;
         GPU_OK(cuda->context_retain(&context, i));

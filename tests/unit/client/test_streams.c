@@ -262,10 +262,10 @@ static void test_captures_are_refused(void **state)
     assert_int_equal(submits(&pair), 0);
     GPU_OK(beyond.end_capture(stream, &graph)); /* not invalidated */
     GPU_OK(beyond.graph_destroy(graph));
-    beyond.inject("cuStreamIsCapturing:1=908");
+    beyond.inject("cuStreamGetCaptureInfo_v2:1=908");
     assert_int_equal(reduce_on(comm, buffer, 10, stream), COMM_UNSUPPORTED);
     assert_error_says("a stream is being captured");
-    beyond.inject("cuStreamIsCapturing:1=909"); /* CUDA_ERROR_TIMEOUT */
+    beyond.inject("cuStreamGetCaptureInfo_v2:1=909"); /* CUDA_ERROR_TIMEOUT */
     assert_int_equal(reduce_on(comm, buffer, 10, stream), COMM_DEVICE);
     beyond.inject("cuStreamGetCtx:1=999");
     assert_int_equal(reduce_on(comm, buffer, 10, stream), COMM_DEVICE);

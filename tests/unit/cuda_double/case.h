@@ -57,6 +57,8 @@ static struct {
     CUDA_DOUBLE_FUNCTIONS(CASE_MEMBER)
 #undef CASE_MEMBER
     void (*inject)(const char *rules);
+    void (*conditional)(cuda_stream stream, int is_conditional);
+    unsigned long long (*calls)(void);
 } beyond;
 
 __attribute__((unused)) static void case_library(char path[PATH_MAX], const char *name)
@@ -89,6 +91,8 @@ __attribute__((unused)) static void case_load(void)
     CUDA_DOUBLE_FUNCTIONS(CASE_LOOK_UP)
 #undef CASE_LOOK_UP
     case_look_up(&beyond.inject, "cuda_double_fail");
+    case_look_up(&beyond.conditional, "cuda_double_conditional");
+    case_look_up(&beyond.calls, "cuda_double_calls");
 }
 
 __attribute__((unused)) static cuda_context case_context(int ordinal)

@@ -122,7 +122,11 @@ static void test_round_trip(void **state)
         for (unsigned i = 0; i < RECORDS; i++) {
             struct submit_record *record = &records[i];
             bool is_event = random_below(&source, 4) == 0;
-            submit_record_begin(record, is_event ? RECORD_EVENT : RECORD_OPERATION,
+            bool is_captured = random_below(&source, 4) == 0;
+            submit_record_begin(record,
+                                is_event      ? RECORD_EVENT
+                                : is_captured ? RECORD_CAPTURED
+                                              : RECORD_OPERATION,
                                 (uint32_t)random_u64(&source));
             record->ticket = random_u64(&source);
             if (!is_event) {
@@ -208,6 +212,8 @@ static void test_kinds(void **state)
         record.kind = (uint8_t)kind;
         if (kind == RECORD_EVENT) {
             expect_refused(&record, submit_record_bytes(&record), "reserved field"); /* it has terms */
+        } else if (kind == RECORD_CAPTURED) {
+            expect_same(&record, submit_record_bytes(&record));
         } else if (kind != RECORD_OPERATION) {
             expect_refused(&record, submit_record_bytes(&record), "kind");
         }

@@ -1,0 +1,34 @@
+#ifndef CLIENT_LIB_GROUP_H
+#define CLIENT_LIB_GROUP_H
+
+#include <commclient.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/lib/fence.h"
+#include "client/lib/gpu/devices.h"
+
+/* Groups of a thread: the operations called within a group are submitted together, at its end. */
+struct client_call;
+struct comm_comm;
+struct comm_request;
+
+bool group_is_open(void);
+/* Whether a stream of that capture (0: none) may be part of the open group. Failures are reported. */
+comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
+                                  uint64_t capture_id);
+/* At the end of the group, the captured stream waits for the slot's operation. Failures are reported. */
+comm_result_t group_add_captured(const struct comm_comm *comm, cuda_stream stream,
+                                 const struct fence_slot *slot);
+/* Adds a call to the open group. The caller marks the handle as collected before, and undoes that if this
+ * fails. */
+comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
+                        const struct stream_order *order);
+/* To be called when the communicator is left. Removes what this thread's group has collected for it; the
+ * handles end with COMM_ABORTED. */
+void group_forget(struct comm_comm *comm);
+/* Ends the thread's groups without submitting their operations. Their handles then have no operation. */
+void group_drop(void);
+
+#endif

@@ -1,0 +1,240 @@
+#include "client/lib/internal.h"
+#include "tests/unit/client/gpu_pair.h"
+
+/* Operations that CUDA graphs hold, as far as the library is concerned: the fake daemon keeps them, but runs
+ * none.
+ */
+
+static const struct fake_script takes_graphs = {.graphs = true};
+
+static comm_result_t reduce(comm_t *comm, void *buffer, cuda_stream stream)
+{
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.stream = stream;
+    return comm_all_reduce(comm, buffer, buffer, 100, COMM_U8, COMM_SUM, &options);
+}
+
+struct capture {
+    struct pair pair;
+    comm_t *comm;
+    void *buffer;
+    cuda_stream stream;
+};
+
+static struct capture capture_start(const struct fake_script *script, int mode)
+{
+    struct capture capture = {.pair = pair_start(script)};
+    capture.comm = gpu_comm(&capture.pair, "graphs", 0);
+    expect_ok(comm_mem_alloc(capture.pair.client, 100, 0, &capture.buffer));
+    capture.stream = gpu_stream();
+    GPU_OK(beyond.begin_capture(capture.stream, mode));
+    return capture;
+}
+
+static cuda_graph_exec capture_end(const struct capture *capture)
+{
+    cuda_graph graph;
+    cuda_graph_exec exec;
+    GPU_OK(beyond.end_capture(capture->stream, &graph));
+    GPU_OK(beyond.graph_instantiate(&exec, graph, 0));
+    GPU_OK(beyond.graph_destroy(graph));
+    return exec;
+}
+
+static uint32_t comms(const struct capture *capture)
+{
+    return fake_daemon_counts(capture->pair.daemon).comms;
+}
+
+static void await_comms(const struct capture *capture, uint32_t count)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (int i = 0; comms(capture) != count; i++) {
+        assert_true(i < 5000);
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
+/* A capture makes one part of the communicator, which ends with the last executable of the graph. */
+static void test_a_graph_and_its_part(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    for (int i = 0; i < 5; i++) {
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    }
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 5);
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).submits, 0);
+    assert_int_equal(comms(&capture), 2);
+    cuda_graph_exec first = capture_end(&capture);
+    GPU_OK(beyond.begin_capture(capture.stream, CUDA_CAPTURE_MODE_RELAXED));
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    cuda_graph_exec second = capture_end(&capture);
+    assert_int_equal(comms(&capture), 3);
+    GPU_OK(beyond.graph_exec_destroy(first));
+    await_comms(&capture, 2);
+    GPU_OK(beyond.graph_exec_destroy(second));
+    await_comms(&capture, 1);
+    expect_ok(comm_sync(capture.comm, 0));
+    pair_stop(&capture.pair);
+}
+
+/* Slots of destroyed graphs serve again: many graphs need no more memory for words than one. */
+static void test_slots_serve_again(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_THREAD_LOCAL);
+    uint64_t registered = 0;
+    for (int i = 0; i < 150; i++) {
+        for (int op = 0; op < 20; op++) {
+            expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+        }
+        GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+        await_comms(&capture, 1);
+        registered = i == 0 ? fake_daemon_counts(capture.pair.daemon).registered : registered;
+        GPU_OK(beyond.begin_capture(capture.stream, CUDA_CAPTURE_MODE_THREAD_LOCAL));
+    }
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).registered, registered);
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream)); /* and for operations of the program */
+    assert_true(stream_ends(capture.stream, 2000));
+    pair_stop(&capture.pair);
+}
+
+static void expect_replay(const struct capture *capture, cuda_graph_exec exec)
+{
+    for (int i = 0; i < 3; i++) {
+        GPU_OK(beyond.graph_launch(exec, capture->stream));
+        assert_true(stream_ends(capture->stream, 2000));
+    }
+}
+
+/* Whoever is gone, no replay waits for ever. */
+static void test_replays_without_commd(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    cuda_graph_exec exec = capture_end(&capture);
+    GPU_OK(beyond.graph_launch(exec, capture.stream));
+    assert_false(stream_ends(capture.stream, 20));
+    comm_destroy(capture.comm);
+    assert_true(stream_ends(capture.stream, 2000));
+    expect_replay(&capture, exec);
+    comm_client_close(capture.pair.client);
+    expect_replay(&capture, exec);
+    fake_daemon_stop(capture.pair.daemon);
+    expect_replay(&capture, exec);
+    GPU_OK(beyond.graph_exec_destroy(exec));
+
+    capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    exec = capture_end(&capture);
+    GPU_OK(beyond.graph_launch(exec, capture.stream));
+    assert_false(stream_ends(capture.stream, 20));
+    fake_daemon_stop(capture.pair.daemon);
+    assert_true(stream_ends(capture.stream, 5000));
+    expect_replay(&capture, exec);
+    assert_int_equal(comm_sync(capture.comm, 0), COMM_DAEMON_LOST);
+    GPU_OK(beyond.graph_exec_destroy(exec));
+    comm_client_close(capture.pair.client);
+}
+
+/* What is refused leaves the capture as it was. */
+static void test_refused(void **state)
+{
+    (void)state;
+    struct fake_script script = {0};
+    struct capture capture = capture_start(&script, CUDA_CAPTURE_MODE_GLOBAL);
+    assert_int_equal(reduce(capture.comm, capture.buffer, capture.stream), COMM_UNSUPPORTED);
+    assert_error_says("this commd is too old");
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    pair_stop(&capture.pair);
+
+    script = (struct fake_script){.graphs = true, .refuses_captures = true};
+    capture = capture_start(&script, CUDA_CAPTURE_MODE_GLOBAL);
+    assert_int_equal(reduce(capture.comm, capture.buffer, capture.stream), COMM_LIMIT);
+    assert_error_says("4096 are the most");
+    fake_daemon_set(capture.pair.daemon, &takes_graphs);
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    cuda_pointer managed;
+    GPU_OK(beyond.end_capture(capture.stream, &(cuda_graph){NULL}));
+    GPU_OK(beyond.alloc_managed(&managed, 4096, CUDA_ATTACH_GLOBAL));
+    GPU_OK(beyond.begin_capture(capture.stream, CUDA_CAPTURE_MODE_GLOBAL));
+    assert_int_equal(reduce(capture.comm, gpu_address(managed), capture.stream), COMM_UNSUPPORTED);
+    GPU_OK(beyond.end_capture(capture.stream, &(cuda_graph){NULL}));
+    GPU_OK(cuda->memory_free(managed));
+    pair_stop(&capture.pair);
+}
+
+/* Memory that commd does not know yet is registered during the capture, whatever the capture's mode. */
+static void test_memory_during_a_capture(void **state)
+{
+    (void)state;
+    for (int mode = CUDA_CAPTURE_MODE_GLOBAL; mode <= CUDA_CAPTURE_MODE_RELAXED; mode++) {
+        cuda_pointer memory = gpu_alloc(4 * MIB);
+        struct capture capture = capture_start(&takes_graphs, mode);
+        expect_ok(reduce(capture.comm, gpu_address(memory), capture.stream));
+        void *made;
+        expect_ok(comm_mem_alloc(capture.pair.client, 4096, 0, &made));
+        expect_ok(reduce(capture.comm, made, capture.stream));
+        GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+        int left = CUDA_CAPTURE_MODE_GLOBAL;
+        GPU_OK(cuda->thread_exchange_mode(&left));
+        assert_int_equal(left, CUDA_CAPTURE_MODE_GLOBAL); /* the thread's mode is as it was */
+        pair_stop(&capture.pair);
+        GPU_OK(cuda->memory_free(memory));
+    }
+}
+
+/* The driver fails in the middle: the call says so, and commd keeps nothing. */
+static void test_the_driver_fails(void **state)
+{
+    static const char *const rules[] = {"cuUserObjectCreate:1=2", "cuGraphRetainUserObject:1=2",
+                                        "cuStreamBatchMemOp_v2:1=801", "cuStreamGetCaptureInfo_v2:1=999"};
+    (void)state;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+        beyond.inject(rules[i]);
+        assert_int_not_equal(reduce(capture.comm, capture.buffer, capture.stream), COMM_OK);
+        beyond.inject(NULL);
+        GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+        await_comms(&capture, 1);
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+        assert_true(stream_ends(capture.stream, 2000));
+        pair_stop(&capture.pair);
+    }
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    beyond.conditional(capture.stream, 1);
+    assert_int_equal(reduce(capture.comm, capture.buffer, capture.stream), COMM_UNSUPPORTED);
+    assert_error_says("the body of a conditional node");
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    pair_stop(&capture.pair);
+}
+
+/* The capture is spoilt by the program, after operations were captured: their part goes with it. */
+static void test_a_spoilt_capture(void **state)
+{
+    (void)state;
+    cuda_graph graph;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    assert_int_equal(cuda->stream_synchronize(capture.stream), CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED);
+    assert_int_equal(reduce(capture.comm, capture.buffer, capture.stream), COMM_UNSUPPORTED);
+    assert_error_says("invalid");
+    assert_int_equal(comms(&capture), 2);
+    assert_int_equal(beyond.end_capture(capture.stream, &graph), CUDA_RESULT_STREAM_CAPTURE_INVALIDATED);
+    await_comms(&capture, 1);
+    pair_stop(&capture.pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_graph_and_its_part),    cmocka_unit_test(test_slots_serve_again),
+        cmocka_unit_test(test_replays_without_commd),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_memory_during_a_capture), cmocka_unit_test(test_the_driver_fails),
+        cmocka_unit_test(test_a_spoilt_capture),
+    };
+    return cmocka_run_group_tests_name("graphs", tests, gpu_setup, gpu_teardown);
+}

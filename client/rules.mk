@@ -29,6 +29,14 @@ $(BUILD)/$(CLIENT_SONAME): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcomm
 $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)
 	$(Q)ln -sf $(CLIENT_SONAME) $@
 
+# NCCL's interface on top of the library, for programs that were written for NCCL. It stands off the linker's path.
+NCCL_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/nccl/*.c))
+NCCL_LIBRARY := $(BUILD)/nccl/libnccl.so.2
+$(NCCL_OBJECTS): | $(PROTO_HEADERS)
+$(NCCL_LIBRARY): $(NCCL_OBJECTS) $(BUILD)/proto/cuda_driver.o $(BUILD)/libcommclient.a client/nccl/libnccl.map
+	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,libnccl.so.2 \
+	    -Wl,--version-script=client/nccl/libnccl.map -o $@ $(filter %.o %.a,$^) -lprotobuf-c -lm
+
 # What tells other builds where the library is says it relative to itself, so the folder may be moved as a whole.
 prefix_from = $(shell realpath -m --relative-to=$(libdir)/$1 $(PREFIX))
 in_prefix_libdir = $(patsubst $(PREFIX)/%,$${prefix}/%,$(libdir))
@@ -51,7 +59,7 @@ $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/client/examples/%.o $(BUILD)/libcommc
 	$(link)
 
 MAN_SOURCES += $(wildcard client/*/*.scd)
-all: $(BUILD)/libcommclient.a $(BUILD)/libcommclient.so $(BUILD)/commclient.pc $(CMAKE_FILES) $(BUILD)/commctl $(EXAMPLES)
+all: $(NCCL_LIBRARY) $(BUILD)/libcommclient.a $(BUILD)/libcommclient.so $(BUILD)/commclient.pc $(CMAKE_FILES) $(BUILD)/commctl $(EXAMPLES)
 
 install-client: all
 	install -D -m 755 $(BUILD)/commctl $(DESTDIR)$(bindir)/commctl
@@ -60,13 +68,15 @@ install-client: all
 	install -D -m 755 $(BUILD)/$(CLIENT_SONAME) $(DESTDIR)$(libdir)/libcommclient.so.$(VERSION)
 	ln -sf libcommclient.so.$(VERSION) $(DESTDIR)$(libdir)/$(CLIENT_SONAME)
 	ln -sf $(CLIENT_SONAME) $(DESTDIR)$(libdir)/libcommclient.so
+	install -D -m 755 $(NCCL_LIBRARY) $(DESTDIR)$(libdir)/commd/nccl/libnccl.so.2
 	install -D -m 644 $(BUILD)/libcommclient.a $(DESTDIR)$(libdir)/libcommclient.a
 	install -D -m 644 $(BUILD)/commclient.pc $(DESTDIR)$(libdir)/pkgconfig/commclient.pc
 	install -D -m 644 -t $(DESTDIR)$(libdir)/cmake/commclient $(CMAKE_FILES)
 INSTALLED += $(bindir)/commctl $(includedir)/commclient.h $(addprefix $(includedir)/commclient/,$(notdir $(CLIENT_HEADERS))) $(libdir)/pkgconfig/commclient.pc \
     $(addprefix $(libdir)/,libcommclient.a libcommclient.so $(CLIENT_SONAME) libcommclient.so.$(VERSION)) \
     $(addprefix $(libdir)/cmake/commclient/,$(notdir $(CMAKE_FILES)))
-INSTALLED_FOLDERS += $(libdir)/cmake/commclient $(includedir)/commclient
+INSTALLED += $(libdir)/commd/nccl/libnccl.so.2
+INSTALLED_FOLDERS += $(libdir)/commd/nccl $(libdir)/commd $(libdir)/cmake/commclient $(includedir)/commclient
 
 install-completions:
 	install -D -m 644 client/commctl/completion/commctl.bash $(DESTDIR)$(bashcompletiondir)/commctl

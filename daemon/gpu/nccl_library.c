@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
+
 #define NCCL_LIBRARY "libnccl.so.2"
+#define DROP_IN_MARK "commd_nccl_drop_in" /* client/nccl/refused.c */
 #define NCCL_VERSION_MIN 21800
 
 static struct {
@@ -43,6 +46,12 @@ static void load(void)
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         (void)snprintf(state.why, sizeof state.why, "no NCCL: %s", dlerror());
+        return;
+    }
+    if (dlsym(library, DROP_IN_MARK) != NULL) {
+        (void)snprintf(state.why, sizeof state.why,
+                       "%s is commd's own libnccl for programs: commd needs NCCL itself", path);
+        log_line(LOG_LEVEL_WARNING, "%s", state.why);
         return;
     }
     int version = 0;

@@ -36,7 +36,7 @@ BELOW = {
     "client/lib": ["proto", "client/include", "client/lib/gpu"],
     "client/lib/gpu": ["proto", "client/include", "client/lib"],
     "client/commctl": ["proto", "client/include"],
-    "client/nccl": ["client/include"],
+    "client/nccl": ["client/include", "proto"],
     "client/examples": ["client/include", "proto"],
 }
 

@@ -1,0 +1,127 @@
+#ifndef CLIENT_NCCL_COMMUNICATOR_H
+#define CLIENT_NCCL_COMMUNICATOR_H
+
+#include <commclient.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "client/nccl/config.h"
+#include "client/nccl/failure.h"
+#include "client/nccl/nccl_api.h"
+#include "proto/cuda_driver.h"
+
+/* What the library's files share: communicators, and what makes them. */
+
+#define COMMUNICATOR_FACTORS_MAX 256 /* pre-multiplied sums of one communicator that exist at once */
+
+struct factor {
+    bool used;
+    ncclDataType_t type;
+    double value;
+    const void *device_scalar; /* null: value holds it */
+};
+
+struct ncclComm {
+    pthread_mutex_t lock; /* guards state, text, references and factors */
+    int references;       /* the program's, and that of the thread that makes it */
+    ncclResult_t state;   /* IN_PROGRESS while it is being made; later its first failure */
+    char text[FAILURE_TEXT_BYTES];
+    bool abandoned; /* the program left it while it was being made */
+    bool finalized;
+    comm_t *comm; /* null before it is made */
+    int rank;
+    int size;
+    int device;
+    struct nccl_config config;
+    struct factor factors[COMMUNICATOR_FACTORS_MAX];
+};
+
+/* --- session.c --- */
+
+/* Returns this process's connection to commd, and opens it first. It lasts as long as the process. */
+ncclResult_t session_take(comm_client_t **out);
+/* The connection is lost: later calls open another one. What was made through it stays. */
+void session_forget(comm_client_t *client);
+/* Returns the current CUDA device of this thread. */
+ncclResult_t session_device(int *out);
+/* Returns CUDA's functions, or null without a driver. */
+const struct cuda_driver *session_driver(void);
+
+/* --- communicator.c --- */
+
+/* Returns null if memory is short. */
+struct ncclComm *communicator_new(int rank, int size, int device, struct nccl_config config);
+void communicator_drop(struct ncclComm *comm);
+/* Ends the making of a communicator: sets its state and text, or destroys what an abandoned one has. */
+void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result);
+/* Returns SUCCESS if operations may be called on it. `call` is for the text. */
+ncclResult_t communicator_check(struct ncclComm *comm, const char *call);
+
+/* --- formation.c --- */
+
+struct formation {
+    struct formation *next;
+    pthread_t thread;
+    bool started;          /* its thread is to be joined */
+    struct ncclComm *comm; /* the new one; null: this rank joins none */
+    struct ncclComm *parent;
+    int color, key;
+    char name[64];
+    ncclResult_t result;
+    char text[FAILURE_TEXT_BYTES];
+};
+
+/* Runs the formations, each on a thread of its own. Those of blocking communicators are waited for; this
+ * returns the first failure. Frees the list. */
+ncclResult_t formation_run_all(struct formation *list);
+
+/* --- group.c --- */
+
+enum call_kind {
+    CALL_ALL_REDUCE,
+    CALL_REDUCE,
+    CALL_BROADCAST,
+    CALL_ALL_GATHER,
+    CALL_REDUCE_SCATTER,
+    CALL_ALL_TO_ALL,
+    CALL_GATHER,
+    CALL_SCATTER,
+    CALL_SEND,
+    CALL_RECV
+};
+
+struct nccl_call {
+    enum call_kind kind;
+    const char *name;
+    struct ncclComm *comm;
+    const void *send;
+    void *receive;
+    size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int peer; /* or the root */
+    cudaStream_t stream;
+    struct factor factor; /* of a pre-multiplied sum: the operator may be destroyed before the group ends */
+};
+
+/* Notes an error in an argument, which is also the result of the group. Returns `result`. */
+ncclResult_t group_note(ncclResult_t result);
+/* Runs the call, or collects it if a group is open. */
+ncclResult_t group_add_call(const struct nccl_call *call);
+/* Takes over the formation. */
+ncclResult_t group_add_formation(struct formation *formation);
+
+/* --- factor.c --- */
+
+/* Reads a number of a floating-point type. */
+double factor_decode(comm_dtype_t type, const void *bytes);
+
+/* --- collectives.c --- */
+
+/* Submits a call whose arguments have been checked. */
+ncclResult_t call_submit(const struct nccl_call *call);
+/* Maps NCCL's type. Returns false if there is none of this number. */
+bool type_of(ncclDataType_t type, comm_dtype_t *out);
+
+#endif

@@ -1,0 +1,24 @@
+#ifndef CLIENT_NCCL_CONFIG_H
+#define CLIENT_NCCL_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* What this library takes of a program's ncclConfig_t. Programs of NCCL 2.14 to 2.32 pass 24 to 120 bytes. */
+
+#define CONFIG_MAGIC 0xcafebeefu
+#define CONFIG_UNDEFINED (-2147483647 - 1)
+#define CONFIG_LEAST_BYTES 24
+#define CONFIG_MOST_BYTES 4096
+
+struct nccl_config {
+    bool blocking;
+};
+
+/*
+ * Reads the fields that the struct's size and version have. `source` null: the values of *out stay. Returns
+ * false, with a text in why, if the struct was not initialised, or a field is out of its range.
+ */
+bool config_read(const void *source, struct nccl_config *out, char *why, size_t why_size);
+
+#endif

@@ -1,0 +1,139 @@
+#include <stdlib.h>
+
+#include "client/nccl/communicator.h"
+
+/* Groups of a thread. They nest; the outermost end runs what they have collected. */
+
+#define GROUP_CALLS_MAX (1u << 20)
+
+static _Thread_local struct {
+    unsigned depth;
+    ncclResult_t failure; /* the first one within the group */
+    struct nccl_call *calls;
+    size_t count;
+    size_t capacity;
+    struct formation *first;
+    struct formation **last;
+} group;
+
+ncclResult_t group_note(ncclResult_t result)
+{
+    if (group.depth > 0 && group.failure == NCCL_SUCCESS) {
+        group.failure = result;
+    }
+    return result;
+}
+
+ncclResult_t group_add_call(const struct nccl_call *call)
+{
+    if (group.depth == 0) {
+        return call_submit(call);
+    }
+    if (group.count == group.capacity) {
+        size_t capacity = group.capacity != 0 ? 2 * group.capacity : 64;
+        struct nccl_call *grown =
+            capacity <= GROUP_CALLS_MAX ? reallocarray(group.calls, capacity, sizeof *grown) : NULL;
+        if (grown == NULL) {
+            return group_note(failure_set(NCCL_SYSTEM_ERROR, "%s: no memory for a group", call->name));
+        }
+        group.calls = grown;
+        group.capacity = capacity;
+    }
+    group.calls[group.count++] = *call;
+    return NCCL_SUCCESS;
+}
+
+ncclResult_t group_add_formation(struct formation *formation)
+{
+    formation->next = NULL;
+    if (group.depth == 0) {
+        return formation_run_all(formation);
+    }
+    if (group.first == NULL) {
+        group.last = &group.first;
+    }
+    *group.last = formation;
+    group.last = &formation->next;
+    return NCCL_SUCCESS;
+}
+
+NCCL_EXPORT(ncclResult_t, ncclGroupStart, void)
+{
+    group.depth++;
+    return NCCL_SUCCESS;
+}
+
+static ncclResult_t submit_calls(const struct nccl_call *calls, size_t count)
+{
+    ncclResult_t first = failure_from_library(comm_group_begin());
+    if (first != NCCL_SUCCESS) {
+        return first;
+    }
+    for (size_t i = 0; i < count && first == NCCL_SUCCESS; i++) {
+        first = call_submit(&calls[i]);
+    }
+    comm_result_t ended = comm_group_end();
+    return first == NCCL_SUCCESS && ended != COMM_OK ? failure_from_library(ended) : first;
+}
+
+static void drop_formations(struct formation *list)
+{
+    for (struct formation *each = list, *next; each != NULL; each = next) {
+        next = each->next;
+        if (each->comm != NULL) {
+            communicator_made(each->comm, NULL, NCCL_INVALID_ARGUMENT);
+            communicator_drop(each->comm);
+        }
+        free(each);
+    }
+}
+
+/* Empties the group, and runs what it has collected if `run`. */
+static ncclResult_t end(bool run)
+{
+    struct nccl_call *calls = group.calls;
+    struct formation *formations = group.first;
+    size_t count = group.count;
+    ncclResult_t result = group.failure;
+    group.depth = 0;
+    group.failure = NCCL_SUCCESS;
+    group.calls = NULL;
+    group.count = group.capacity = 0;
+    group.first = NULL;
+    if (result != NCCL_SUCCESS || !run) {
+        drop_formations(formations);
+    } else if (formations != NULL && count > 0) {
+        drop_formations(formations);
+        result = failure_set(NCCL_INVALID_USAGE, "ncclGroupEnd: the group makes communicators and also has "
+                                                 "operations");
+    } else if (formations != NULL) {
+        result = formation_run_all(formations);
+    } else if (count > 0) {
+        result = submit_calls(calls, count);
+    }
+    free(calls);
+    return result;
+}
+
+NCCL_EXPORT(ncclResult_t, ncclGroupEnd, void)
+{
+    if (group.depth == 0) {
+        return failure_set(NCCL_INVALID_USAGE, "ncclGroupEnd: no group is open");
+    }
+    if (group.depth > 1) {
+        group.depth--;
+        return NCCL_SUCCESS;
+    }
+    return end(true);
+}
+
+NCCL_EXPORT(ncclResult_t, ncclGroupSimulateEnd, void *info)
+{
+    (void)info;
+    if (group.depth == 1) {
+        (void)end(false);
+    } else if (group.depth > 1) {
+        group.depth--;
+    }
+    return failure_set(NCCL_INVALID_USAGE, "ncclGroupSimulateEnd: commd's libnccl cannot simulate a group");
+}

@@ -1,0 +1,76 @@
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "client/nccl/communicator.h"
+
+/* The process's connection to commd. All communicators and all memory of the process share it. */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    comm_client_t *client;
+    pid_t pid;
+} session;
+
+const struct cuda_driver *session_driver(void)
+{
+    const struct cuda_driver *driver;
+    char why[256];
+    if (!cuda_driver_load(&driver, why, sizeof why)) {
+        (void)failure_set(NCCL_UNHANDLED_CUDA_ERROR, "%s", why);
+        return NULL;
+    }
+    return driver;
+}
+
+ncclResult_t session_device(int *out)
+{
+    const struct cuda_driver *driver = session_driver();
+    cuda_context context = NULL;
+    cuda_device current, each;
+    int count = 0;
+    *out = 0;
+    if (driver == NULL) {
+        return NCCL_UNHANDLED_CUDA_ERROR;
+    }
+    if (driver->context_get(&context) != CUDA_RESULT_OK || context == NULL) {
+        return NCCL_SUCCESS; /* CUDA's default */
+    }
+    if (driver->context_device(&current) != CUDA_RESULT_OK ||
+        driver->device_count(&count) != CUDA_RESULT_OK) {
+        return failure_set(NCCL_UNHANDLED_CUDA_ERROR, "CUDA does not tell the current device");
+    }
+    for (int ordinal = 0; ordinal < count; ordinal++) {
+        if (driver->device_get(&each, ordinal) == CUDA_RESULT_OK && each == current) {
+            *out = ordinal;
+            return NCCL_SUCCESS;
+        }
+    }
+    return failure_set(NCCL_UNHANDLED_CUDA_ERROR, "the current CUDA device is none that this process sees");
+}
+
+ncclResult_t session_take(comm_client_t **out)
+{
+    ncclResult_t result = NCCL_SUCCESS;
+    (void)pthread_mutex_lock(&lock);
+    if (session.client != NULL && session.pid != getpid()) {
+        session.client = NULL; /* the parent's: a child of fork opens its own */
+    }
+    if (session.client == NULL) {
+        session.pid = getpid();
+        result = failure_from_library(comm_client_open(NULL, &session.client));
+    }
+    if (result == NCCL_SUCCESS) {
+        *out = session.client;
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void session_forget(comm_client_t *client)
+{
+    (void)pthread_mutex_lock(&lock);
+    if (client == session.client) {
+        session.client = NULL;
+    }
+    (void)pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Programs that are written for NCCL and run on commd, with GPUs that are doubles (tests/cuda_double), between real daemons."""
+import ctypes
+import os
+import pathlib
+import subprocess
+import unittest
+
+from cluster import BUILD, Cluster
+
+LIBRARY = BUILD / "nccl/libnccl.so.2"
+NAMES = (pathlib.Path(__file__).parent / "nccl_names.txt").read_text().split()
+INVALID_ARGUMENT, INVALID_USAGE = 4, 5
+
+
+class NcclPrograms(unittest.TestCase):
+    def check(self, layout):
+        """layout: for each process, its node and the devices of its ranks."""
+        size = sum(len(devices) for _, devices in layout)
+        with Cluster(sorted({node for node, _ in layout}), gpus=4, client_environment={"LD_LIBRARY_PATH": str(LIBRARY.parent)}) as cluster:
+            first, processes = 0, []
+            for node, devices in layout:
+                processes.append(cluster.client(node, BUILD / "tests/system/nccl_rank", cluster.folder / "id", first, size, *devices))
+                first += len(devices)
+            for process in processes:
+                output, errors = process.communicate(timeout=120)
+                self.assertEqual((process.returncode, errors), (0, ""))
+                self.assertIn("operations checked", output)
+            cluster.wait_gpus_idle()
+
+    def test_two_processes(self):
+        self.check([("a", [0]), ("a", [1])])
+
+    def test_one_process_of_four_devices(self):
+        self.check([("a", [0, 1, 2, 3])])
+
+    def test_two_nodes_of_two_devices(self):
+        self.check([("a", [0, 1]), ("b", [1, 0])])
+
+    def test_two_nodes_and_a_process_for_each_device(self):
+        self.check([("a", [0]), ("b", [0]), ("a", [1])])
+
+
+class NcclLibrary(unittest.TestCase):
+    def setUp(self):
+        self.library = ctypes.CDLL(str(LIBRARY), mode=os.RTLD_NOW)
+        self.library.ncclGetLastError.restype = ctypes.c_char_p
+        self.library.ncclGetErrorString.restype = ctypes.c_char_p
+
+    def test_every_name_of_nccl_2_32_is_there(self):
+        self.assertEqual(len(NAMES), 96)
+        missing = [prefix + name for name in NAMES for prefix in ("", "p") if not hasattr(self.library, prefix + name)]
+        self.assertEqual(missing, [])
+
+    def test_what_is_not_offered_says_so(self):
+        for name in ("ncclCommShrink", "ncclCommGrow", "ncclCommRevoke", "ncclDevCommCreate", "ncclPutSignal", "ncclSetEncryption", "ncclAllReduceConfig"):
+            self.assertEqual(self.library[name](None), INVALID_USAGE)
+            self.assertEqual(self.library.ncclGetLastError(None).decode(), f"{name}: commd's libnccl does not offer this call")
+
+    def test_versions(self):
+        for setting, wanted in (("", 22809), ("23203", 23203), ("21400", 21400), ("21399", 22809), ("2.28", 22809), ("30000", 22809)):
+            script = "import ctypes, sys; v = ctypes.c_int(); r = ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(v)); print(r, v.value)"
+            done = subprocess.run(["python3", "-c", script, str(LIBRARY)], env=dict(os.environ, COMMD_NCCL_VERSION=setting), capture_output=True, text=True,
+                                  check=True)
+            self.assertEqual(done.stdout.split(), ["0", str(wanted)], setting)
+
+    def test_ids(self):
+        ids = [ctypes.create_string_buffer(128) for _ in range(3)]
+        for each in ids:
+            self.assertEqual(self.library.ncclGetUniqueId(each), 0)
+            self.assertEqual((each.raw[:8], each.raw[24:]), (b"commd-i1", bytes(104)))
+        self.assertEqual(len({each.raw for each in ids}), 3)
+        self.assertEqual(self.library.ncclGetUniqueId(None), INVALID_ARGUMENT)
+
+    def test_texts(self):
+        self.assertEqual(self.library.ncclGetErrorString(0), b"no error")
+        self.assertEqual(len({self.library.ncclGetErrorString(result) for result in range(9)}), 9)
+        self.assertEqual(self.library.ncclGetErrorString(9), self.library.ncclGetErrorString(-1))
+
+
+class Refused(unittest.TestCase):
+    def test_commd_does_not_load_it(self):
+        with Cluster(["a"], gpus=2, daemon_environment={"COMMD_NCCL_LIBRARY": str(LIBRARY)}) as cluster:
+            self.assertIn("NCCL none", cluster.commctl("a", "gpus").stdout)
+            self.assertIn(f"{LIBRARY} is commd's own libnccl for programs: commd needs NCCL itself", cluster.log("a"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -425,6 +425,7 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
     snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", gpus_absent.text);
     if (daemon->gpus != NULL) {
         exec_set_gpus(daemon->exec, daemon->gpus);
+        exec_set_gpu_engine(daemon->exec, gpus_engine(daemon->configuration.conf));
         p2p_set_gpus(daemon->p2p, daemon->gpus);
     }
     return STATUS_OK;

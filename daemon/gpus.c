@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/gpu/nccl.h"
 
 /* This file exists while the kernel's part of the driver is loaded. */
 #define NVIDIA_LOADED "/proc/driver/nvidia/version"
@@ -21,6 +22,15 @@ static void log_absent(const char *why)
                     why);
     } else {
         log_debug("GPUs: none: %s", why);
+    }
+}
+
+static void warn_without_nccl(const struct conf *conf)
+{
+    char why[256];
+    if (strcmp(conf->gpu_engine, "nccl") == 0 && !gpu_group_is_there()) {
+        gpu_nccl_absent(why, sizeof why);
+        log_warning("gpu_engine = \"nccl\", but NCCL cannot be used: %s; operations run without it", why);
     }
 }
 
@@ -48,7 +58,15 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
         log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
                  (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
     }
+    warn_without_nccl(conf);
     return STATUS_OK;
+}
+
+enum exec_gpu_engine gpus_engine(const struct conf *conf)
+{
+    return strcmp(conf->gpu_engine, "nccl") == 0      ? EXEC_GPU_NCCL
+           : strcmp(conf->gpu_engine, "kernels") == 0 ? EXEC_GPU_KERNELS
+                                                      : EXEC_GPU_AUTO;
 }
 
 static void end_is_late(int signal_number)

@@ -2,6 +2,7 @@
 #define DAEMON_GPUS_H
 
 #include "daemon/conf/conf.h"
+#include "daemon/exec/exec.h"
 #include "daemon/gpu/devices.h"
 
 /*
@@ -10,6 +11,9 @@
  */
 enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct error *absent,
                       struct error *error) COMM_MUST_USE;
+
+/* The engine that the configuration names. */
+enum exec_gpu_engine gpus_engine(const struct conf *conf);
 
 #define GPUS_END_S 10
 /*

@@ -34,6 +34,7 @@ enum setting_type {
     SETTING_MODE,
     SETTING_LEVEL,
     SETTING_GPUS,
+    SETTING_GPU_ENGINE,
     SETTING_IPC_HANDLES,
     SETTING_GROUP,
     SETTING_METRICS,
@@ -85,6 +86,7 @@ static const struct setting schema[] = {
     TEXT(algorithms, SETTING_TEXT, "", false),
     TEXT(gpus, SETTING_GPUS, "auto", false),
     TEXT(gpu_peer_access, SETTING_GPUS, "auto", false),
+    TEXT(gpu_engine, SETTING_GPU_ENGINE, "auto", false),
     TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "auto", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
@@ -139,6 +141,10 @@ static const char *text_expectation(enum setting_type type, const char *text)
         return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
     case SETTING_GPUS:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
+    case SETTING_GPU_ENGINE:
+        return strcmp(text, "auto") != 0 && strcmp(text, "nccl") != 0 && strcmp(text, "kernels") != 0
+                   ? "auto, nccl or kernels"
+                   : NULL;
     case SETTING_IPC_HANDLES:
         return strcmp(text, "auto") != 0 && strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0
                    ? "auto, accept or refuse"

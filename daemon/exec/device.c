@@ -349,7 +349,8 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
             return device_wait(comm);
         }
         comm->exec->pacer.advanced = true;
-        if (gpu_direct_serves(comm, op)) {
+        if (!(comm->exec->gpu_engine == EXEC_GPU_NCCL && gpu_nccl_serves(comm, op)) &&
+            gpu_direct_serves(comm, op)) {
             device->state = DEVICE_LOCAL;
             device_expect_marks(device, op);
             trace_begun(comm, op);

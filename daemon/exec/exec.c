@@ -46,6 +46,11 @@ void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus)
     exec_find_cliques(exec);
 }
 
+void exec_set_gpu_engine(struct exec *exec, enum exec_gpu_engine engine)
+{
+    exec->gpu_engine = engine;
+}
+
 void exec_set_clock(struct exec *exec, uint64_t (*clock)(void))
 {
     exec->spending.clock = clock;

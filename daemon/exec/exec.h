@@ -74,6 +74,13 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
 /* GPUs on which ranks may have buffers; null for none. They must outlive the exec. Call it before any
  * communicator is made. */
 void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus);
+/*
+ * Which engine runs the operations of several GPUs of one node. AUTO, the default: kernels where the GPUs
+ * reach each other's memory, otherwise NCCL. NCCL: NCCL wherever it has the operation, otherwise as AUTO.
+ * KERNELS: never NCCL. Call it before any communicator is made.
+ */
+enum exec_gpu_engine { EXEC_GPU_AUTO, EXEC_GPU_NCCL, EXEC_GPU_KERNELS };
+void exec_set_gpu_engine(struct exec *exec, enum exec_gpu_engine engine);
 /* Each turn's time by this clock is charged to its user (commctl users). Null, the default: no time is
  * charged. */
 void exec_set_clock(struct exec *exec, uint64_t (*clock)(void));

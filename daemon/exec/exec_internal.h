@@ -233,6 +233,7 @@ struct exec {
     uint32_t spare_count;
     size_t spare_bytes;
     struct gpu_devices *gpus;
+    enum exec_gpu_engine gpu_engine;
     uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
     struct exec_group *groups; /* sets of GPUs, for NCCL */

@@ -35,9 +35,10 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
     bool used[GPU_DEVICES_MAX] = {0};
-    if (comm->options.node_count != 1 || op->call.terms.compression != COMPRESSION_NONE ||
-        op->call.terms.bucket_ops != 1 || !device_buffers_serve(op, used) ||
-        !gpu_group_reduces(op->call.terms.dtype, op->call.terms.reduce) || !gpu_group_is_there()) {
+    if (comm->exec->gpu_engine == EXEC_GPU_KERNELS || comm->options.node_count != 1 ||
+        op->call.terms.compression != COMPRESSION_NONE || op->call.terms.bucket_ops != 1 ||
+        !device_buffers_serve(op, used) || !gpu_group_reduces(op->call.terms.dtype, op->call.terms.reduce) ||
+        !gpu_group_is_there()) {
         return false;
     }
     uint32_t count = device_gpus(op, gpus);

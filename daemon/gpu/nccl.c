@@ -102,6 +102,13 @@ static int operator_of(enum dtype dtype, enum reduce reduce)
     return -1;
 }
 
+void gpu_nccl_absent(char *why, size_t size)
+{
+    const struct nccl_library *nccl;
+    why[0] = '\0';
+    (void)nccl_library_load(&nccl, why, size);
+}
+
 bool gpu_group_is_there(void)
 {
     const struct nccl_library *nccl;

@@ -21,7 +21,8 @@ struct gpu_group;
 /* "2.28.9"; "" without NCCL. */
 void gpu_nccl_version(char *text, size_t size);
 
-/* Whether NCCL is available; loads it. */
+/* Whether NCCL is available; loads it. If not, gpu_nccl_absent says why, in at most size bytes. */
+void gpu_nccl_absent(char *why, size_t size);
 bool gpu_group_is_there(void);
 
 /* Whether NCCL has that reduction with our results: the same rules for types and for NaN. */

@@ -121,6 +121,24 @@ class GpuFaults(FailureCase):
     def test_nccl_fails_later(self):
         self.check_nccl("ncclCommGetAsyncError:5", "ncclCommGetAsyncError")
 
+    def check_engine(self, engine, code, **settings):
+        """Every all-reduce of NCCL fails. So the result tells whether commd calls NCCL."""
+        with Cluster("a", f'gpu_engine = "{engine}";', gpus=2, daemon_environment=dict(settings, CUDA_DOUBLE_FAIL="ncclAllReduce:1+")) as cluster:
+            for process in self.ranks(cluster, "aa", "engine", "once", devices=[0, 1]):
+                self.expect(process, code, *([] if code == "OK" else ["ncclAllReduce"]), within_s=15)
+
+    def test_the_engine_is_not_there(self):
+        missing = {"COMMD_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
+        with Cluster("a", 'gpu_engine = "nccl";', gpus=2, daemon_environment=missing) as cluster:
+            self.assertRegex(cluster.log("a"), 'gpu_engine = "nccl", but NCCL cannot be used: no NCCL: /nowhere')
+            for process in self.ranks(cluster, "aa", "engine", "once", devices=[0, 1]):
+                self.expect(process, "OK", within_s=15)
+
+    def test_which_engine_runs(self):
+        for engine, peer, code in (("auto", 1, "OK"), ("auto", 0, "DEVICE"), ("nccl", 1, "DEVICE"), ("nccl", 0, "DEVICE"), ("kernels", 1, "OK"), ("kernels", 0, "OK")):
+            with self.subTest(engine=engine, peer=peer):
+                self.check_engine(engine, code, CUDA_DOUBLE_PEER=str(peer))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -40,6 +40,12 @@ class GpuMatrix(ProgramCase):
     def test_gpus_that_do_not_reach_each_other_nor_have_nccl(self):
         self.check("aaa", [0, 1, 2], CUDA_DOUBLE_PEER="0", COMMD_NCCL_LIBRARY="/nowhere/libnccl.so.2")
 
+    def test_the_engine_is_nccl(self):
+        self.check("aaaa", [0, 1, 1, 2], 'gpu_engine = "nccl";')
+
+    def test_the_engine_is_kernels(self):
+        self.check("aaa", [0, 1, 2], 'gpu_engine = "kernels";', CUDA_DOUBLE_PEER="0")
+
     def test_gpus_and_the_host_in_one_node(self):
         self.check("aaa", [0, -1, 1])
 

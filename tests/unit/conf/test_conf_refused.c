@@ -118,6 +118,7 @@ static const struct {
     {"log_level = \"loud\";", "log_level = \"loud\": expected error, warning, info or debug"},
     {"log_level = \"INFO\";", "expected error, warning, info or debug"},
     {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
+    {"gpu_engine = \"cuda\";", "gpu_engine = \"cuda\": expected auto, nccl or kernels"},
     {"gpu_peer_access = \"\";", "gpu_peer_access = \"\": expected auto or off"},
     {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected auto, accept or refuse"},
     {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},

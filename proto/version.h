@@ -31,6 +31,7 @@
 #define CLIENT_FEATURE_FAILURES "failures" /* failures of operations and communicators come as data, too */
 #define CLIENT_FEATURE_STORE "store"       /* StoreAsk, proto/store.h */
 #define CLIENT_FEATURE_GRAPHS "graphs"     /* RECORD_CAPTURED, proto/records.h */
+#define CLIENT_FEATURE_WINDOWS "windows"   /* proto/window.h */
 #define MESH_FEATURE_STORE "store"         /* likewise */
 /* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */
 #define CLIENT_RING_BYTES 65536u

@@ -290,7 +290,7 @@ bench-ab: $(AB_NEEDED) ## is this tree as fast as BASE=COMMIT? Both in turn, and
 	$(call build_base,$(AB_NEEDED))
 	$(Q)COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_ab.py $(AB_FOLDER)/build/$(VARIANT) $(abspath $(BUILD)) \
 	    --names $(AB_COMMIT),$$(git describe --always --dirty --abbrev=12) --seed $(SEED) --out $(BUILD)/bench/ab.json $(if $(QUICK),--quick) \
-	    $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(TOPOLOGY),--only $(TOPOLOGY))
+	    $(if $(PLAIN),--plain) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(TOPOLOGY),--only $(TOPOLOGY))
 
 # abidiff's exit status is a set of bits: 1 and 2 are errors, 4 is any change, 8 is a change that breaks programs.
 check-abi: $(BUILD)/libcommclient.so ## can programs built with BASE=COMMIT run with this tree's library? (needs abidiff, of abigail-tools)

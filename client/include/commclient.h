@@ -24,8 +24,8 @@
  * that uses no GPU needs no driver.
  *
  * Threads of the library: a client has one thread if its operations are ordered by CUDA streams or events,
- * one while it holds collectives (see Operations), and one while it keeps more than 16 MiB for staging. These
- * threads block all signals.
+ * one while it holds collectives or uses windows (see Operations), and one while it keeps more than 16 MiB
+ * for staging. These threads block all signals.
  */
 
 #include <stddef.h>
@@ -351,6 +351,13 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  * operation (comm_sync, comm_barrier, comm_wait, comm_test), or takes its completion from a queue
  * (comm_queue_next). Do not change buffers until then. The library
  * keeps staging memory for later operations: up to 16 MiB without limit of time, more for one second.
+ *
+ * A large collective of staged memory within one node passes through a window, which is faster: the call
+ * copies the first 2 MiB of its input, and the threads that wait for the operation copy the rest. The library
+ * uses a window if the program waited at once for its last two large collectives on the communicator. If
+ * nobody waits after all, a thread of the library copies after 4 ms, so no other rank waits for a rank that
+ * computes; the next operations are then copied whole at the call. Operations in groups, with queues or
+ * streams, persistent ones, and those with counts for each rank have no window.
  *
  * No call that submits an operation waits for another operation to end. For each communicator, commd accepts
  * 1,024 collectives at a time, with 1 GiB of staged buffers, or one larger collective. The library holds

@@ -112,6 +112,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->records_by_ticket = has_feature(reply, CLIENT_FEATURE_RECORDS_BY_TICKET);
     client->takes_graphs = has_feature(reply, CLIENT_FEATURE_GRAPHS);
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
+    client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
     if (client->hello_fd_count != ring_fds + heart_fds) {
@@ -205,7 +206,8 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_ABORT,
                         (char *)CLIENT_FEATURE_GRAPHS,
                         (char *)CLIENT_FEATURE_FAILURES,
-                        (char *)CLIENT_FEATURE_STORE};
+                        (char *)CLIENT_FEATURE_STORE,
+                        (char *)CLIENT_FEATURE_WINDOWS};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;
     hello.n_features = sizeof features / sizeof features[0] - left_out;

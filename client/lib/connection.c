@@ -97,6 +97,10 @@ static void dispatch_record(struct comm_client *client, const uint8_t *bytes, si
     struct completion_record completion;
     const char *what;
     if (completion_record_read(bytes, size, &completion, &what)) {
+        if (completion.kind == RECORD_DONE) {
+            ops_handle_done(client, &completion);
+            return;
+        }
         ops_handle_completion(client, &completion);
     } else {
         client_lose(client, COMM_PROTOCOL, "%s: commd sent a completion with a wrong %s", client->path, what);
@@ -326,7 +330,7 @@ static void await_change(struct comm_client *client, uint64_t deadline_ns)
 
 void client_progress(struct comm_client *client, uint64_t deadline_ns)
 {
-    if (client->lost != COMM_OK) {
+    if (client->lost != COMM_OK || window_work(client)) {
         return;
     }
     if (client->reading) {
@@ -356,6 +360,9 @@ void client_progress_queue(struct comm_client *client, struct comm_queue *queue,
     if (client->lost != COMM_OK) { /* operations that are being staged end soon */
         uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
         await_change(client, soon_ns < deadline_ns ? soon_ns : deadline_ns);
+        return;
+    }
+    if (window_work(client)) {
         return;
     }
     if (client->reading) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/lib/buffers.h"
 #include "client/lib/internal.h"
 
 /*
@@ -432,9 +433,10 @@ static comm_result_t capture(struct comm_comm *comm, const struct client_call *c
     if (op == NULL) {
         return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
     }
-    comm_result_t result = submit_find_buffers(comm, call, op);
+    size_t staged_bytes;
+    comm_result_t result = buffers_find(comm, call, op, &staged_bytes);
     result = result == COMM_OK ? check_buffers(comm, call, op) : result;
-    result = result == COMM_OK ? submit_stage(comm, call, op) : result; /* the layouts alone */
+    result = result == COMM_OK ? buffers_stage(comm, call, op) : result; /* the layouts alone */
     *out = result == COMM_OK ? graph_find(comm, at->id) : NULL;
     if (result == COMM_OK && *out == NULL) {
         result = graph_new(comm, at, out);

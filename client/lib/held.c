@@ -3,6 +3,7 @@
 
 #include <utlist.h>
 
+#include "client/lib/buffers.h"
 #include "client/lib/internal.h"
 
 /*
@@ -12,7 +13,8 @@
  * overtake held collectives. Held collectives are not staged yet, so they take little memory.
  *
  * When an operation has ended, a thread that waits in the library sends held collectives. While the program
- * does not call the library, the feeder thread does so, because another rank may wait for the collective.
+ * does not call the library, the feeder thread does so, because another rank may wait for the collective. It
+ * also copies for operations with windows for which nobody waits (window.c).
  */
 
 #define NS_PER_MS 1000000u
@@ -28,9 +30,19 @@ static bool is_fed(const struct comm_comm *comm)
     return comm->held != NULL || comm->client->feeder.at == comm;
 }
 
+/* Whether one more collective, with `staged_bytes` of staging, may be in flight. */
+static bool has_room(const struct comm_comm *comm, size_t staged_bytes)
+{
+    /* A single operation may be of any size. */
+    bool too_much = staged_bytes > 0 && comm->staged_bytes > 0 &&
+                    (comm->staged_bytes >= STAGING_FLIGHT_MAX_BYTES ||
+                     staged_bytes > STAGING_FLIGHT_MAX_BYTES - comm->staged_bytes);
+    return comm->collectives_in_flight < comm->client->pending_ops_max && !too_much;
+}
+
 bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes)
 {
-    return !op_kind_is_message(kind) && (is_fed(comm) || !ops_have_room(comm, staged_bytes));
+    return !op_kind_is_message(kind) && (is_fed(comm) || !has_room(comm, staged_bytes));
 }
 
 bool held_record_must_wait(struct comm_comm *comm)
@@ -154,8 +166,7 @@ static bool can_feed(struct comm_comm *comm)
     if (held->op == NULL) {
         return records_have_room(comm);
     }
-    return ops_have_room(comm, held->staged_bytes) &&
-           (held->failed_ns == 0 || clock_ns() >= comm->held_retry_ns);
+    return has_room(comm, held->staged_bytes) && (held->failed_ns == 0 || clock_ns() >= comm->held_retry_ns);
 }
 
 static void end_all(struct comm_comm *comm)
@@ -196,7 +207,7 @@ static void feed_op(struct comm_comm *comm, struct client_held *held, struct sub
     if (held->staged_bytes > FED_TOGETHER_MAX_BYTES) {
         packet_send(comm->client, packet);
     }
-    comm_result_t result = op->dropped ? COMM_OK : submit_stage(comm, call, op);
+    comm_result_t result = op->dropped ? COMM_OK : buffers_stage(comm, call, op);
     op->staging = false;
     if (op->dropped) {
         ops_drop(comm, op);
@@ -264,7 +275,7 @@ void held_feed(struct comm_client *client)
 void held_await(struct comm_comm *comm)
 {
     struct comm_client *client = comm->client;
-    while (client->feeder.at == comm) {
+    while (client->feeder.at == comm || comm->copying) {
         (void)pthread_cond_wait(&client->changed, &client->lock);
     }
 }
@@ -277,14 +288,19 @@ void held_leave(struct comm_comm *comm)
 
 /* --- The feeder --- */
 
+static bool has_nothing(const struct comm_client *client)
+{
+    return client->feeder.held_count == 0 && client->windowed == NULL;
+}
+
 static void *feed_on(void *argument)
 {
     struct comm_client *client = argument;
     struct client_feeder *feeder = &client->feeder;
     bool idle = false;
     pthread_mutex_lock(&client->lock);
-    while (!feeder->closing && !(idle && feeder->held_count == 0)) {
-        feeder->rests = feeder->held_count == 0;
+    while (!feeder->closing && !(idle && has_nothing(client))) {
+        feeder->rests = has_nothing(client);
         uint64_t until_ns = clock_ns() + (feeder->rests ? HELD_LINGER_NS : HELD_LOOK_NS);
         struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                                  .tv_nsec = (long)(until_ns % 1000000000u)};
@@ -295,6 +311,7 @@ static void *feed_on(void *argument)
             client_take_events(client);
             held_feed(client);
         }
+        window_attend(client);
     }
     feeder->runs = false;
     pthread_mutex_unlock(&client->lock);
@@ -317,6 +334,12 @@ static void start_feeder(struct comm_client *client)
     }
     feeder->has_thread = client_thread_start(client, feed_on, &feeder->thread) == 0;
     feeder->runs = feeder->has_thread;
+}
+
+bool held_start(struct comm_client *client)
+{
+    start_feeder(client);
+    return client->feeder.runs;
 }
 
 void held_init(struct client_feeder *feeder)

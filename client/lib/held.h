@@ -66,11 +66,14 @@ comm_result_t held_push_record(struct comm_comm *comm, const struct fence_mark *
 void held_free(struct comm_comm *comm, struct client_held *held);
 /* Marks held records as reached and frees them. Held operations are freed with the list of operations. */
 void held_forget_records(struct comm_comm *comm);
-/* Waits until no thread sends the communicator's held operations or copies their buffers. Releases the lock
+/* Waits until no thread sends the communicator's held operations, or copies buffers. Releases the lock
  * meanwhile. */
 void held_await(struct comm_comm *comm);
 /* As held_await; afterwards no held operation of the communicator is sent. */
 void held_leave(struct comm_comm *comm);
+/* Makes sure that the feeder thread runs: it also attends to windows. Returns false if it cannot be started.
+ */
+bool held_start(struct comm_client *client);
 /* Sends the held operations that there is room for. May release the lock. */
 void held_feed(struct comm_client *client);
 void held_init(struct client_feeder *feeder);

@@ -19,6 +19,7 @@
 #include "client/lib/held.h"
 #include "client/lib/memory.h"
 #include "client/lib/queue.h"
+#include "client/lib/window.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/records.h"
@@ -32,7 +33,7 @@
  * What the library's files share. Each client has one lock, which guards all its state. Threads that wait
  * take turns: one of them reads the socket and hands out what arrives, the others wait for it. The library
  * starts a thread only when needed: for a client whose operations are ordered by CUDA streams (watchdog.c),
- * that holds collectives (held.c), or that keeps memory for staging (staging.c).
+ * that holds collectives (held.c) or has windows (window.c), or that keeps memory for staging (staging.c).
  *
  * A function that takes a client or a communicator expects the caller to hold the client's lock, unless its
  * comment says otherwise. Functions that may send or wait release the lock meanwhile; their comments say so.
@@ -68,9 +69,9 @@ enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
 /* An operation in flight or held, in its communicator's list, oldest first. */
 struct client_op {
     struct client_op *prev, *next;
-    struct client_held *held;         /* its entry in the queue; null: it was sent to commd */
-    bool staging;                     /* held, and its buffers are being copied: it must not end meanwhile */
-    bool dropped;                     /* it was dropped during staging, and ends after the copy */
+    struct client_held *held; /* its entry in the queue; null: it was sent to commd */
+    bool staging; /* its buffers are being copied, because it is held or has a window: it must not end */
+    bool dropped; /* it was dropped during staging, and ends after the copy */
     struct client_op *next_in_bucket; /* of the communicator's table by ticket */
     uint64_t ticket;
     uint64_t submitted_ns;
@@ -79,6 +80,8 @@ struct client_op {
     enum dtype dtype;
     struct client_memory *uses[USE_COUNT]; /* memory of each use; null: none */
     size_t staged_bytes;                   /* of a collective; 0: nothing is staged */
+    size_t places_bytes[USE_COUNT];        /* where in a staging block the buffer begins */
+    struct client_window *window;          /* null: its buffers are staged whole, or not at all */
     struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
     struct fence_mark ended;
     struct comm_request *request; /* its handle; null: none */
@@ -138,6 +141,8 @@ struct comm_comm {
     size_t staged_bytes;            /* of the collectives in flight */
     struct client_held *held;       /* oldest first; see held.c */
     uint32_t held_count;
+    struct window_habit habit;
+    bool copying;           /* a thread copies a slice of its window */
     uint64_t held_retry_ns; /* staging of held collectives is not retried before */
     bool leaving;           /* held operations are not sent any more */
     uint64_t last_ticket;
@@ -218,10 +223,13 @@ struct comm_client {
     struct client_trace *trace; /* null: no trace is written */
     struct staging_pool staging;
     struct client_feeder feeder;
-    bool aborts;            /* commd takes comm_abort */
-    bool takes_graphs;      /* commd takes operations of CUDA graphs */
-    bool offers_stores;     /* commd keeps stores of keys and values */
-    bool records_by_ticket; /* commd takes with an event record the last operation that it covers */
+    struct client_op *windowed; /* the operation that has a window; null: none */
+    uint32_t waiters;           /* threads of the program that wait for operations */
+    bool aborts;                /* commd takes comm_abort */
+    bool takes_graphs;          /* commd takes operations of CUDA graphs */
+    bool offers_stores;         /* commd keeps stores of keys and values */
+    bool offers_windows;        /* commd takes operations with windows */
+    bool records_by_ticket;     /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
 
@@ -425,6 +433,8 @@ static inline comm_result_t member_check(const struct comm_comm *comm)
 /* Makes the communicator's table of operations in flight. Returns false if memory is short. */
 bool ops_init(struct comm_comm *comm);
 void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
+/* commd has done slices of an operation with a window. */
+void ops_handle_done(struct comm_client *client, const struct completion_record *done);
 void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
 /* Ends all operations of the communicator, and releases its held records. */
@@ -454,8 +464,6 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
  * reported: see member_check.
  */
 void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms);
-/* Whether one more collective, with `staged_bytes` of staging, may be in flight. */
-bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes);
 /* Counts a held operation as in flight, because it is about to be sent. Its deadline starts now. */
 void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
@@ -542,6 +550,8 @@ struct client_entry {
     /* Made before the submission if the operation is to end into a queue; null otherwise. It becomes null
      * when the operation is submitted. */
     struct client_op *op;
+    bool alone;                 /* it is neither in a group nor persistent */
+    bool large;                 /* by submit: it could have a window */
     bool returns;               /* its call may still fail after the submission, because of its stream */
     struct client_op *withheld; /* by submit: its queue does not show it before submit_end */
 };
@@ -562,13 +572,6 @@ void packet_add(struct comm_client *client, struct submit_packet *packet, const 
                 const struct submit_record *record);
 void packet_send(struct comm_client *client, struct submit_packet *packet);
 
-/* Finds the memory of the call's buffers that commd has mapped, and registers GPU memory. May release the
- * lock. Failures are reported. */
-comm_result_t submit_find_buffers(struct comm_comm *comm, const struct client_call *call,
-                                  struct client_op *op);
-/* Takes staging blocks for buffers that commd has not mapped, and copies inputs into them. Buffers that have
- * a block already are skipped. May release the lock. Failures are reported. */
-comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
 /* Makes the record of an operation, without its ticket. All its buffers must be staged or mapped. */
 void submit_make_record(const struct comm_comm *comm, const struct client_call *call,
                         const struct client_op *op, const struct fence_mark *waits, uint32_t wait_count,

@@ -32,12 +32,14 @@ void op_release(struct comm_client *client, struct client_op *op, bool clean)
     /* If two uses share a block, the last call gives it back. */
     for (int use = 0; use < USE_COUNT; use++) {
         release_use(client, op, use, clean);
+        op->places_bytes[use] = 0;
     }
     if (op->slot != NULL) {
         fence_reach(&op->ended);
         fence_give(&client->fences, op->slot, !clean);
         op->slot = NULL;
     }
+    window_free(client, op);
 }
 
 void op_free(struct comm_client *client, struct client_op *op, bool clean)
@@ -100,6 +102,7 @@ static void op_end(struct comm_comm *comm, struct client_op *op, const struct en
     bool copies_later = op->place.queue != NULL && copied_bytes > QUEUE_COPY_NOW_MAX_BYTES;
     if (result == COMM_OK && !copies_later) {
         op_copy_out(op);
+        window_drain(op);
     }
     if (op->place.queue == NULL) {
         op_tell(comm, op, ending);
@@ -265,11 +268,23 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
     if (comm == NULL) {
         return;
     }
-    struct client_op *op = list_take(comm, completion->ticket);
+    struct client_op *op = *list_find(comm, completion->ticket);
     if (op == NULL && comm->parent != NULL) { /* of a replay */
         op_failed_in_replay(comm->parent, completion);
         return;
     }
+    if (op != NULL && op->window != NULL && op->staging) { /* it ends when the slice is copied */
+        op->window->completed = true;
+        op->window->completion = *completion;
+        return;
+    }
+    if (op != NULL && completion->status == STATUS_OK && !window_is_complete(op)) {
+        client_lose(client, COMM_PROTOCOL,
+                    "%s: \"%s\": commd completed operation %" PRIu64 ", whose slices are not done",
+                    client->path, comm->name, completion->ticket);
+        return;
+    }
+    op = list_take(comm, completion->ticket);
     if (op == NULL) {
         client_lose(client, COMM_PROTOCOL,
                     "%s: \"%s\": commd completed operation %" PRIu64 ", which is not in flight", client->path,
@@ -295,6 +310,17 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
     ending.data.result = result;
     ending.data.operation = result != COMM_OK ? op_kind_text(op->kind) : "";
     op_end(comm, op, &ending);
+}
+
+void ops_handle_done(struct comm_client *client, const struct completion_record *done)
+{
+    struct comm_comm *comm = event_comm(client, done->handle, "slices");
+    struct client_op *op = comm != NULL ? *list_find(comm, done->ticket) : NULL;
+    if (op != NULL && !window_advance(op, done->count_elements)) {
+        client_lose(client, COMM_PROTOCOL,
+                    "%s: \"%s\": commd did slices of operation %" PRIu64 " out of turn", client->path,
+                    comm->name, done->ticket);
+    }
 }
 
 void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed)
@@ -374,12 +400,22 @@ static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
     return comm->ops != NULL && comm->ops->ticket <= ticket;
 }
 
+/* Of a thread of the program. */
+static void progress(struct comm_comm *comm, uint64_t deadline_ns)
+{
+    struct comm_client *client = comm->client;
+    window_awaited(comm);
+    client->waiters++;
+    client_progress(client, deadline_ns);
+    client->waiters--;
+}
+
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)
 {
     uint64_t began_ns = clock_ns();
     while (is_pending(comm, ticket)) {
         uint64_t late_ns = frozen_ns(comm, comm->ops, began_ns);
-        client_progress(comm->client, deadline_ns < late_ns ? deadline_ns : late_ns);
+        progress(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
         const struct client_op *op = comm->ops;
         uint64_t now_ns = clock_ns();
         if (!is_pending(comm, ticket)) {
@@ -428,7 +464,7 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_
         return;
     }
     uint64_t late_ns = frozen_ns(comm, oldest_of(comm, op), began_ns);
-    client_progress(comm->client, deadline_ns < late_ns ? deadline_ns : late_ns);
+    progress(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
     if (request->op != op || op->ticket != ticket ||
         clock_ns() < frozen_ns(comm, oldest_of(comm, op), began_ns)) {
         return;
@@ -487,15 +523,6 @@ void ops_check_late(struct comm_client *client, const struct comm_queue *queue, 
 
 /* --- Sending --- */
 
-bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes)
-{
-    /* A single operation may be of any size. */
-    bool too_much = staged_bytes > 0 && comm->staged_bytes > 0 &&
-                    (comm->staged_bytes >= STAGING_FLIGHT_MAX_BYTES ||
-                     staged_bytes > STAGING_FLIGHT_MAX_BYTES - comm->staged_bytes);
-    return comm->collectives_in_flight < comm->client->pending_ops_max && !too_much;
-}
-
 void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms)
 {
     op->held = NULL;
@@ -523,8 +550,11 @@ static void fail_unsent(struct comm_client *client, const struct submit_record *
     member_fail(comm, result,
                 "%s: commd does not read its socket: operation %" PRIu64 " on \"%s\" could not be sent",
                 client->path, record->ticket, comm->name);
-    struct client_op *unsent = list_take(comm, record->ticket);
-    if (unsent != NULL) {
+    struct client_op *unsent = *list_find(comm, record->ticket);
+    if (unsent != NULL && unsent->staging) { /* it ends when the slice is copied */
+        unsent->dropped = true;
+    } else if (unsent != NULL) {
+        (void)list_take(comm, record->ticket);
         op_fail_unsent(comm, unsent, comm->failure, comm->failure_text);
     }
 }

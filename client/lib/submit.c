@@ -1,232 +1,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/lib/buffers.h"
 #include "client/lib/internal.h"
 #include "client/lib/layout.h"
 
-/* Turns calls into operations: finds or stages their buffers, and makes their records for commd. */
-
-/* --- Where commd finds the buffers --- */
-
-static struct client_memory *use_memory(struct client_memory *memory)
-{
-    memory->uses++;
-    return memory;
-}
-
-/* Takes a staging block and counts it for the operation. May release the lock. */
-static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
-                                size_t size_bytes)
-{
-    struct client_memory *block;
-    comm_result_t result = staging_take(comm->client, size_bytes, &block);
-    if (result == COMM_OK) {
-        op->uses[use] = use_memory(block);
-        op->staged_bytes += op_kind_is_message(op->kind) ? 0 : block->size_bytes;
-    }
-    return result;
-}
-
-static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
-{
-    return buffer->elements * dtype_size_bytes(call->terms.dtype);
-}
-
-static size_t residual_bytes(const struct client_call *call)
-{
-    bool has_residual = call->options.compression != COMM_COMPRESSION_NONE && call->options.residual != NULL;
-    return has_residual ? call->terms.count_elements * sizeof(float) : 0;
-}
-
-/* Finds the caller's memory that holds the whole range. *out is null if there is none: the bytes are copied.
- */
-static comm_result_t locate(struct comm_comm *comm, const struct client_call *call, const void *at,
-                            size_t size_bytes, struct client_memory **out)
-{
-    *out = memory_find(comm->client, at, size_bytes);
-    bool on_host = comm->client->gpus == NULL || (*out != NULL && (*out)->gpu == NULL);
-    return on_host ? COMM_OK : gpu_memory_locate(comm, call, at, size_bytes, out);
-}
-
-static void use_found(const struct client_call *call, struct client_memory *found, struct client_op *op,
-                      enum client_use use)
-{
-    /* On a GPU, commd handles operations in place. */
-    if (found != NULL && (use != USE_INPUT || !call->stages_input || found->gpu != NULL)) {
-        op->uses[use] = use_memory(found);
-    }
-}
-
-/* If commd has mapped the memory, the operation uses it. */
-static comm_result_t find_memory(struct comm_comm *comm, const struct client_call *call, const void *at,
-                                 size_t size_bytes, struct client_op *op, enum client_use use)
-{
-    struct client_memory *found = NULL;
-    comm_result_t result = locate(comm, call, at, size_bytes, &found);
-    if (result == COMM_OK) {
-        use_found(call, found, op, use);
-    }
-    return result;
-}
-
-/* Registers the list's blocks that are on a GPU. *on_gpu: whether there are any. */
-static comm_result_t locate_blocks(struct comm_comm *comm, const struct client_call *call,
-                                   const struct call_buffer *buffer, bool *on_gpu)
-{
-    *on_gpu = false;
-    for (uint32_t rank = 0; comm->client->gpus != NULL && rank < comm->size; rank++) {
-        struct client_memory *found = NULL;
-        size_t size_bytes = buffer->counts[rank] * dtype_size_bytes(call->terms.dtype);
-        comm_result_t result =
-            size_bytes > 0 ? locate(comm, call, buffer->list[rank], size_bytes, &found) : COMM_OK;
-        if (result != COMM_OK) {
-            return result;
-        }
-        *on_gpu = *on_gpu || (found != NULL && found->gpu != NULL);
-    }
-    return COMM_OK;
-}
-
-/* If commd has mapped one memory that holds all blocks of the list, the operation uses it. */
-static comm_result_t find_list(struct comm_comm *comm, const struct client_call *call,
-                               const struct call_buffer *buffer, struct client_op *op, enum client_use use)
-{
-    bool on_gpu;
-    size_t span_bytes = layout_span_bytes(buffer, comm->size, dtype_size_bytes(call->terms.dtype));
-    comm_result_t result = locate_blocks(comm, call, buffer, &on_gpu);
-    if (result != COMM_OK) {
-        return result;
-    }
-    struct client_memory *found = span_bytes > 0 ? memory_find(comm->client, buffer->at, span_bytes) : NULL;
-    if (on_gpu && (found == NULL || found->gpu != comm->gpu)) {
-        return error_report(
-            COMM_UNSUPPORTED,
-            "%s on \"%s\": the %s blocks of the list lie in several allocations, at least one of them on a "
-            "GPU: allocate them from one chunk of a pool, or copy them into one buffer",
-            call->name, comm->name, use == USE_INPUT ? "send" : "receive");
-    }
-    use_found(call, found, op, use);
-    return COMM_OK;
-}
-
-static comm_result_t find_buffer(struct comm_comm *comm, const struct client_call *call,
-                                 const struct call_buffer *buffer, struct client_op *op, enum client_use use)
-{
-    if (buffer->at == NULL) {
-        return COMM_OK;
-    }
-    return buffer->list != NULL ? find_list(comm, call, buffer, op, use)
-                                : find_memory(comm, call, buffer->at, buffer_bytes(call, buffer), op, use);
-}
-
-comm_result_t submit_find_buffers(struct comm_comm *comm, const struct client_call *call,
-                                  struct client_op *op)
-{
-    comm_result_t result = member_check(comm);
-    result = result == COMM_OK ? find_buffer(comm, call, &call->input, op, USE_INPUT) : result;
-    result = result == COMM_OK ? find_buffer(comm, call, &call->output, op, USE_OUTPUT) : result;
-    if (result == COMM_OK && residual_bytes(call) > 0) {
-        result = find_memory(comm, call, call->options.residual, residual_bytes(call), op, USE_RESIDUAL);
-    }
-    return result;
-}
-
-/* Whether both buffers can share one block, because the operation is in place. */
-static bool shares_block(const struct client_call *call)
-{
-    return !call->stages_input && call->input.list == NULL && call->output.list == NULL &&
-           call->input.at == call->output.at && call->input.elements == call->output.elements;
-}
-
-/* Returns the bytes that must be staged, after submit_find_buffers. */
-static size_t staged_bytes(const struct comm_comm *comm, const struct client_call *call,
-                           const struct client_op *op)
-{
-    bool stages_input = call->input.at != NULL && op->uses[USE_INPUT] == NULL;
-    bool stages_output = call->output.at != NULL && op->uses[USE_OUTPUT] == NULL;
-    size_t sum = stages_input ? buffer_bytes(call, &call->input) : 0;
-    sum += stages_output && !(stages_input && shares_block(call)) ? buffer_bytes(call, &call->output) : 0;
-    sum += layout_is_used(call) ? 2 * layout_bytes(comm->size) : 0;
-    return sum + (op->uses[USE_RESIDUAL] == NULL ? residual_bytes(call) : 0);
-}
-
-/* Takes a block and copies the buffer into it. The lock is released during the copy: no other thread knows
- * the block. */
-static comm_result_t stage_copy(struct comm_comm *comm, const struct client_call *call,
-                                const struct call_buffer *buffer, struct client_op *op)
-{
-    comm_result_t result = take_block(comm, op, USE_INPUT, buffer_bytes(call, buffer));
-    if (result == COMM_OK) {
-        client_leave(comm->client);
-        layout_copy_in(op->uses[USE_INPUT]->base, buffer, comm->size, dtype_size_bytes(call->terms.dtype));
-        pthread_mutex_lock(&comm->client->lock);
-    }
-    return result;
-}
-
-static comm_result_t stage_output(struct comm_comm *comm, const struct client_call *call,
-                                  struct client_op *op)
-{
-    struct client_memory *input = op->uses[USE_INPUT];
-    comm_result_t result = COMM_OK;
-    if (input != NULL && input->slab != NULL && shares_block(call)) {
-        op->uses[USE_OUTPUT] = use_memory(input);
-    } else {
-        result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
-    }
-    if (result == COMM_OK) {
-        layout_plan_copies(op, call, comm->size, op->uses[USE_OUTPUT]->base);
-    }
-    return result;
-}
-
-static comm_result_t stage_layouts(struct comm_comm *comm, const struct client_call *call,
-                                   struct client_op *op)
-{
-    comm_result_t result = take_block(comm, op, USE_LAYOUTS, 2 * layout_bytes(comm->size));
-    if (result == COMM_OK) {
-        uint64_t *numbers = (uint64_t *)(void *)op->uses[USE_LAYOUTS]->base;
-        size_t element_bytes = dtype_size_bytes(call->terms.dtype);
-        layout_write(numbers, &call->input, op->uses[USE_INPUT], comm->size, element_bytes);
-        layout_write(numbers + 2 * (size_t)comm->size, &call->output, op->uses[USE_OUTPUT], comm->size,
-                     element_bytes);
-    }
-    return result;
-}
-
-static comm_result_t stage_residual(struct comm_comm *comm, const struct client_call *call,
-                                    struct client_op *op)
-{
-    float *residual = call->options.residual;
-    size_t size_bytes = residual_bytes(call);
-    comm_result_t result = take_block(comm, op, USE_RESIDUAL, size_bytes);
-    if (result == COMM_OK) {
-        client_leave(comm->client);
-        memcpy(op->uses[USE_RESIDUAL]->base, residual, size_bytes);
-        pthread_mutex_lock(&comm->client->lock);
-        op->copies[op->copy_count++] = (struct client_copy){
-            .to = residual, .from = op->uses[USE_RESIDUAL]->base, .size_bytes = size_bytes};
-    }
-    return result;
-}
-
-comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
-{
-    comm_result_t result = COMM_OK;
-    if (call->input.at != NULL && op->uses[USE_INPUT] == NULL) {
-        result = stage_copy(comm, call, &call->input, op);
-    }
-    if (result == COMM_OK && call->output.at != NULL && op->uses[USE_OUTPUT] == NULL) {
-        result = stage_output(comm, call, op);
-    }
-    if (result == COMM_OK && layout_is_used(call) && op->uses[USE_LAYOUTS] == NULL) {
-        result = stage_layouts(comm, call, op);
-    }
-    if (result == COMM_OK && residual_bytes(call) > 0 && op->uses[USE_RESIDUAL] == NULL) {
-        result = stage_residual(comm, call, op);
-    }
-    return result;
-}
+/* Turns calls into operations, and makes their records for commd. */
 
 /* --- Records --- */
 
@@ -246,8 +25,8 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
 {
     struct client_memory *const *uses = op->uses;
     submit_record_begin(out, RECORD_OPERATION, comm->handle);
-    add_range(out, RECORD_INPUT, uses[USE_INPUT], call->input.at, 0);
-    add_range(out, RECORD_OUTPUT, uses[USE_OUTPUT], call->output.at, 0);
+    add_range(out, RECORD_INPUT, uses[USE_INPUT], call->input.at, op->places_bytes[USE_INPUT]);
+    add_range(out, RECORD_OUTPUT, uses[USE_OUTPUT], call->output.at, op->places_bytes[USE_OUTPUT]);
     add_range(out, RECORD_INPUT_LAYOUT, call->input.counts != NULL ? uses[USE_LAYOUTS] : NULL, NULL, 0);
     add_range(out, RECORD_OUTPUT_LAYOUT, call->output.counts != NULL ? uses[USE_LAYOUTS] : NULL, NULL,
               layout_bytes(comm->size));
@@ -257,6 +36,9 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
     }
     for (uint32_t i = 0; i < wait_count; i++) {
         fence_add(out, RECORD_WAIT, &waits[i]);
+    }
+    if (op->window != NULL) {
+        window_add(op, out);
     }
     out->terms = call->terms;
     out->factor = call->options.factor;
@@ -280,27 +62,38 @@ struct client_op *op_new(const struct comm_comm *comm, const struct client_call 
 
 /* Finds the operation's buffers, and stages them or holds the operation. First handles events, if the
  * operation has a stream or others are held. */
-static comm_result_t place(struct comm_comm *comm, const struct client_call *call,
-                           const struct stream_order *order, struct submit_packet *packet,
-                           struct client_op *op)
+static comm_result_t place(struct client_entry *entry, struct submit_packet *packet, struct client_op *op)
 {
+    struct comm_comm *comm = entry->comm;
+    const struct client_call *call = entry->call;
+    const struct stream_order *order = &entry->order;
     if (order->slot != NULL || comm->held != NULL) { /* a program may wait only for its streams */
         client_take_events(comm->client);
         held_feed(comm->client);
     }
-    comm_result_t result = submit_find_buffers(comm, call, op);
+    size_t staged_bytes = 0;
+    comm_result_t result = buffers_find(comm, call, op, &staged_bytes);
     if (result != COMM_OK) {
         return result;
     }
-    size_t staged = staged_bytes(comm, call, op);
-    bool waits = held_must_wait(comm, op->kind, staged);
+    entry->large = entry->alone && order->slot == NULL && staged_bytes >= WINDOW_STAGED_MIN_BYTES &&
+                   window_is_possible(comm, call, op);
+    bool windowed = entry->large && window_is_wanted(comm);
+    bool waits = held_must_wait(comm, op->kind, windowed ? window_bytes(comm, call, op) : staged_bytes);
+    if (!waits && staged_bytes > 0) {
+        result = windowed ? window_new(comm, call, op) : buffers_stage(comm, call, op);
+    }
     if (!waits) {
-        result = submit_stage(comm, call, op);
         waits = result == COMM_OK && held_must_wait(comm, op->kind, 0);
     }
-    if (waits) {
+    if (waits && op->window != NULL) { /* another thread was faster: it is staged again, whole */
+        op_release(comm->client, op, true);
+        op->staged_bytes = 0;
+        result = buffers_find(comm, call, op, &staged_bytes);
+    }
+    if (waits && result == COMM_OK) {
         packet_send(comm->client, packet); /* earlier operations are sent first */
-        result = held_new(comm, call, staged, order, op);
+        result = held_new(comm, call, staged_bytes, order, op);
     }
     return result == COMM_OK ? member_check(comm) : result;
 }
@@ -317,7 +110,7 @@ static comm_result_t prepare(struct client_entry *entry, struct submit_packet *p
     if (entry->op == NULL && (entry->op = op_new(comm, entry->call)) == NULL) {
         return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
     }
-    result = place(comm, entry->call, &entry->order, packet, entry->op);
+    result = place(entry, packet, entry->op);
     if (result == COMM_OK) {
         result = queue_check(comm, entry->call); /* another thread may have destroyed it */
     }
@@ -365,6 +158,9 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     entry->op = NULL;
     connect_op(entry, op);
     ops_append(comm, op, timeout_ms);
+    if (op->window != NULL) {
+        window_begin(op);
+    }
     if (op->held != NULL) {
         held_push(comm, op->held);
         return COMM_OK;
@@ -475,6 +271,9 @@ static comm_result_t submit_now(struct client_entry *entry)
     comm_result_t result = client_enter(client);
     if (result == COMM_OK) {
         result = submit_one(entry);
+        if (entry->large && result == COMM_OK) {
+            window_submitted(entry->comm);
+        }
         client_leave(client);
     } else {
         stream_abandon(entry->comm, &entry->order);
@@ -495,7 +294,7 @@ static comm_result_t submit_now(struct client_entry *entry)
 comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call)
 {
     struct comm_request *request = NULL;
-    struct client_entry entry = {.comm = comm, .call = call, .returns = true};
+    struct client_entry entry = {.comm = comm, .call = call, .alone = true, .returns = true};
     if (call->options.request != NULL) {
         request = request_new(comm);
         if (request == NULL) {

@@ -16,7 +16,7 @@ static bool hello_asks_for(const Commd__Client__Hello *hello, const char *featur
     return false;
 }
 
-#define FEATURES_MAX 6
+#define FEATURES_MAX 7
 
 /* Begins what both sides have. Returns the number of features; the list has room for FEATURES_MAX. */
 static size_t offer_features(struct api_session *session, const Commd__Client__Hello *hello, char **features,
@@ -52,6 +52,10 @@ static size_t offer_features(struct api_session *session, const Commd__Client__H
     }
     if (session->api->stores != NULL && hello_asks_for(hello, CLIENT_FEATURE_STORE)) {
         features[count++] = (char *)CLIENT_FEATURE_STORE;
+    }
+    /* With GPUs, a rank cannot know where the buffers of the other ranks are. */
+    if (session->api->gpus == NULL && hello_asks_for(hello, CLIENT_FEATURE_WINDOWS)) {
+        features[count++] = (char *)CLIENT_FEATURE_WINDOWS;
     }
     return count;
 }

@@ -110,6 +110,16 @@ static void comm_completed(void *context, struct comms_member *member,
     api_comm_send_complete(session, comm->handle, completion);
 }
 
+static void comm_sliced(void *context, uint64_t ticket, uint64_t slices)
+{
+    const struct api_comm *comm = context;
+    struct completion_record record;
+    completion_record_begin(&record, comm->handle, ticket);
+    record.kind = RECORD_DONE;
+    record.count_elements = slices;
+    api_session_send_record(comm->session, &record, completion_record_bytes(&record));
+}
+
 static void comm_aborted(void *context, struct comms_member *member, const struct error *cause,
                          uint64_t now_ns)
 {
@@ -163,8 +173,11 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
                                 .op_timeout_ms = request->op_timeout_ms,
                                 .slice_bytes = request->slice_bytes,
                                 .algorithms = request->algorithms};
-    struct comms_member_handler handler = {
-        .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
+    struct comms_member_handler handler = {.context = comm,
+                                           .formed = comm_formed,
+                                           .completed = comm_completed,
+                                           .aborted = comm_aborted,
+                                           .sliced = comm_sliced};
     HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
     if (!table_has(comm, hh)) {
         free(comm);
@@ -342,6 +355,14 @@ static void submit_event(struct api_session *session, const struct submit_record
     }
 }
 
+static void submit_filled(struct api_session *session, const struct submit_record *record)
+{
+    const struct api_comm *comm = session_comm(session, record->handle);
+    if (comm != NULL) {
+        comms_filled(comm->member, record->ticket, record->entries[0].offset_bytes);
+    }
+}
+
 static enum status submit_op(struct api_session *session, const struct submit_record *record,
                              const struct comms_fence *ended, uint64_t now_ns, struct error *error)
 {
@@ -363,6 +384,15 @@ static enum status submit_op(struct api_session *session, const struct submit_re
                           .waits = waits,
                           .wait_count = submit_waits(session, record, waits),
                           .ended = *ended};
+    const struct record_entry *window = submit_record_find(record, RECORD_WINDOW);
+    if (window != NULL && session->api->gpus != NULL) {
+        return error_set(error, STATUS_UNSUPPORTED, "windows are not offered on a node with GPUs");
+    }
+    if (window != NULL) {
+        op.window_input = (window->memory & RECORD_WINDOW_INPUT) != 0;
+        op.window_output = (window->memory & RECORD_WINDOW_OUTPUT) != 0;
+        op.window_filled = window->offset_bytes;
+    }
     enum status status = submit_ranges(session, record, &op, error);
     if (status != STATUS_OK || record->kind == RECORD_OPERATION) {
         return status == STATUS_OK ? comms_submit(comm->member, &op, now_ns, error) : status;
@@ -387,6 +417,10 @@ void api_submit(struct api_session *session, const struct submit_record *record,
     struct error error;
     if (record->kind == RECORD_EVENT) {
         submit_event(session, record);
+        return;
+    }
+    if (record->kind == RECORD_FILLED) {
+        submit_filled(session, record);
         return;
     }
     struct comms_fence ended = submit_fence(session, submit_record_find(record, RECORD_ENDED));

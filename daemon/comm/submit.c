@@ -243,6 +243,11 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
     if (status != STATUS_OK) {
         return status;
     }
+    if ((op->window_input || op->window_output) && member->comm->node_count > 1) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "communicator \"%s\", rank %u: a window between nodes", member->comm->name,
+                         member->rank);
+    }
     if (op_kind_is_message(op->terms.kind)) {
         return comms_p2p_submit(member, op, now_ns, error);
     }
@@ -276,7 +281,26 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
         return op_refuse(member, op, &terms, &why, now_ns, error);
     }
     *held = buffers;
+    held->exec.window = held->window.input || held->window.output ? &held->window : NULL;
     held->account = member->client.account;
     held->charged_bytes = part_bytes;
     return post_op(member, op, &terms, held, op_bytes, now_ns, error);
+}
+
+void comms_filled(struct comms_member *member, uint64_t ticket, uint64_t slices)
+{
+    const struct communicator *comm = member->comm;
+    for (uint64_t seq = member->completed_seq + 1; comm->ops != NULL && seq <= member->posted_seq; seq++) {
+        const struct communicator_op *op = comms_op_at(comm, seq);
+        const struct communicator_post *post = op != NULL ? &op->posts[member->local_index] : NULL;
+        if (post == NULL || post->buffers == NULL || post->ticket != ticket) {
+            continue;
+        }
+        struct exec_window *window = &post->buffers->window;
+        if (slices > window->filled) {
+            window->filled = slices;
+            exec_filled(comm->exec);
+        }
+        return;
+    }
 }

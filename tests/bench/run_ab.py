@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures two builds of commd in turn, and the first also against itself. The question: is the current build no slower than the base?
 
-usage: run_ab.py BASE_BUILD CURRENT_BUILD [--rounds N | --minutes M] [--quick] [--only TOPOLOGY,...] [--sizes CLASS,...] [--seed N] [--out FILE]
+usage: run_ab.py BASE_BUILD CURRENT_BUILD [--rounds N | --minutes M] [--quick] [--only TOPOLOGY,...] [--sizes CLASS,...] [--plain] [--seed N] [--out FILE]
 
 Each round runs base, current and control in a random order, for every place and size class. The control is the base a second time, with daemons
 of its own. Each ratio comes from one round alone, so other work on the machine affects all three alike. Needs root for nodes of their own.
@@ -28,6 +28,7 @@ ROLES = ("base", "current", "control")
 TIMEOUT_S = 120
 CALLS = "calls"
 CALL_REPEATS = 10
+LARGEST = "64m"  # only on demand: a round of it takes long
 ROUNDS_LEAST = 3
 # name: (title, sizes in bytes). Each round takes the next one of the sizes: many short rounds tell more than few long ones.
 SIZE_CLASSES = {
@@ -35,6 +36,7 @@ SIZE_CLASSES = {
     "128k": ("8 to 128 KiB", (8 << 10, 128 << 10, 32 << 10)),
     "2m": ("512 KiB to 2 MiB", (512 << 10, 2 << 20)),
     "8m": (">= 8 MiB", (8 << 20, 16 << 20)),
+    "64m": ("24 and 64 MiB", (24 << 20, 64 << 20)),
     CALLS: ("comm_init, comm_mem_alloc, ...", ()),
 }
 CHECKED_BYTES = 2 << 20  # results of larger operations are not checked: the check would take longer than the operation
@@ -47,7 +49,9 @@ class Contestant:
 
     runs = 0
 
-    def __init__(self, place, build, environment):
+    def __init__(self, place, build, environment, options=()):
+        """options: of commctl bench."""
+        self.options = options
         self.place = copy.copy(place)
         self.place.build = build
         self.place.daemon_environment = environment
@@ -66,7 +70,7 @@ class Contestant:
             processes.append(start(place.command(
                 node, self.commctl, "--socket", place.cluster.socket(node), "bench", "-f", "json", "--communicator", name, "--size", place.size,
                 "--first-rank", index * place.ranks_per_node, "--ranks", place.ranks_per_node, "--operation", KINDS, "--min-bytes", size_bytes,
-                "--max-bytes", size_bytes, "--seconds-per-size", seconds_per_size, *(["--no-check"] if size_bytes > CHECKED_BYTES else []))))
+                "--max-bytes", size_bytes, "--seconds-per-size", seconds_per_size, *self.options, *(["--no-check"] if size_bytes > CHECKED_BYTES else []))))
         results = json.loads(finish(processes, TIMEOUT_S)[0])["results"]
         wrong = sum(each["wrong"] for each in results)
         if wrong:
@@ -108,7 +112,8 @@ def run_rounds(places, builds, options, complaints):
     found = {place.name: {each: [] for each in options.sizes} for place in places}
     progress = Progress(len(places) * (options.rounds or 1) * len(options.sizes) * len(ROLES))
     with contextlib.ExitStack() as stack:
-        contestants = {place.name: {role: Contestant(place, builds[role], dict(options.environment if role == "current" else ())) for role in ROLES} for place in places}
+        environments = {role: dict(options.environment if role == "current" else ()) for role in ROLES}
+        contestants = {place.name: {role: Contestant(place, builds[role], environments[role], options.bench) for role in ROLES} for place in places}
         for of_place in contestants.values():
             for each in of_place.values():
                 stack.enter_context(each.place)
@@ -154,13 +159,15 @@ def parse():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="", help="places: " + ",".join(each.name for each in topologies.ALL))
     parser.add_argument("--sizes", default="", help=",".join(SIZE_CLASSES))
+    parser.add_argument("--plain", action="store_true", help="ordinary memory in place of comm_mem_alloc")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--environment", default=[], action="append", type=lambda text: text.split("=", 1), help="NAME=VALUE, of the current one's daemons")
     parser.add_argument("--names", default="base,current", help="what the builds are called")
     parser.add_argument("--out", type=pathlib.Path, default=None)
     options = parser.parse_args()
     options.minutes = options.minutes or (2.5 if options.quick else 8)
-    options.sizes = options.sizes.split(",") if options.sizes else list(SIZE_CLASSES)
+    options.sizes = options.sizes.split(",") if options.sizes else [each for each in SIZE_CLASSES if each != LARGEST]
+    options.bench = ["--unregistered"] if options.plain else []
     options.only = options.only.split(",") if options.only else list(QUICK_PLACES if options.quick else PLACES)
     options.seconds_per_size = 0.005 if options.quick else 0.01
     options.lot = random.Random(options.seed)

@@ -214,6 +214,8 @@ static void test_kinds(void **state)
             expect_refused(&record, submit_record_bytes(&record), "reserved field"); /* it has terms */
         } else if (kind == RECORD_CAPTURED) {
             expect_same(&record, submit_record_bytes(&record));
+        } else if (kind == RECORD_FILLED) {
+            expect_refused(&record, submit_record_bytes(&record), "entry_count");
         } else if (kind != RECORD_OPERATION) {
             expect_refused(&record, submit_record_bytes(&record), "kind");
         }
@@ -237,25 +239,25 @@ static void test_entries(void **state)
     (void)state;
     struct submit_record record;
     for (unsigned first = 0; first <= UINT8_MAX; first++) {
-        for (unsigned second = 0; second <= RECORD_WAIT + 1; second++) {
+        for (unsigned second = 0; second <= RECORD_WINDOW + 1; second++) {
             submit_record_begin(&record, RECORD_OPERATION, 1);
             submit_record_add(&record, (enum record_what)first, 1, 0, 0);
             submit_record_add(&record, (enum record_what)second, 1, 0, 0);
-            bool there_are = first > 0 && first <= RECORD_WAIT && second > 0 && second <= RECORD_WAIT;
+            bool there_are = first > 0 && first <= RECORD_WINDOW && second > 0 && second <= RECORD_WINDOW;
             if (there_are && (first < second || (first == second && first == RECORD_WAIT))) {
                 expect_same(&record, submit_record_bytes(&record));
             } else {
-                bool first_is = first > 0 && first <= RECORD_WAIT;
-                bool second_is = second > 0 && second <= RECORD_WAIT;
+                bool first_is = first > 0 && first <= RECORD_WINDOW;
+                bool second_is = second > 0 && second <= RECORD_WINDOW;
                 expect_refused(&record, submit_record_bytes(&record),
                                first_is && second_is ? "order of entries" : "entry");
             }
         }
     }
-    for (unsigned what = RECORD_INPUT; what <= RECORD_WAIT; what++) {
+    for (unsigned what = RECORD_INPUT; what <= RECORD_WINDOW; what++) {
         submit_record_begin(&record, RECORD_OPERATION, 1);
         submit_record_add(&record, (enum record_what)what, 1, 0, 5);
-        if (what >= RECORD_ENDED) {
+        if (what == RECORD_ENDED || what == RECORD_WAIT) {
             expect_same(&record, submit_record_bytes(&record));
         } else {
             /* This entry has no value. */
@@ -286,12 +288,47 @@ static void test_maxima(void **state)
     for (unsigned i = 0; i < CLIENT_FENCES_MAX; i++) {
         submit_record_add(record, RECORD_WAIT, 1, 8 * i, 1);
     }
+    submit_record_add(record, RECORD_WINDOW, RECORD_WINDOW_BOTH, 4, 0);
     assert_int_equal(record->entry_count, RECORD_ENTRIES_MAX);
     expect_same(record, submit_record_bytes(record));
     for (unsigned count = RECORD_ENTRIES_MAX + 1; count <= UINT8_MAX; count++) {
         record->entry_count = (uint8_t)count;
         expect_refused(record, SUBMIT_RECORD_MIN_BYTES, "entry_count"); /* refused before any entry is read */
     }
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+    struct submit_record record, spoilt;
+    for (uint32_t which = 0; which <= 8; which++) {
+        submit_record_begin(&record, RECORD_OPERATION, 1);
+        submit_record_add(&record, RECORD_WINDOW, which, UINT64_MAX, 0);
+        if (which <= RECORD_WINDOW_BOTH) {
+            expect_same(&record, submit_record_bytes(&record));
+        } else {
+            expect_refused(&record, submit_record_bytes(&record), "window");
+        }
+    }
+    submit_record_begin(&record, RECORD_FILLED, 1);
+    expect_refused(&record, submit_record_bytes(&record), "entry_count");
+    submit_record_add(&record, RECORD_WINDOW, 0, 9, 0);
+    record.ticket = 5;
+    expect_same(&record, submit_record_bytes(&record));
+    spoilt = record;
+    spoilt.terms.count_elements = 1;
+    expect_refused(&spoilt, submit_record_bytes(&spoilt), "reserved field");
+    spoilt = record;
+    spoilt.entries[0].memory = 1;
+    expect_refused(&spoilt, submit_record_bytes(&spoilt), "entry");
+    spoilt = record;
+    spoilt.entries[0].what = RECORD_WAIT;
+    expect_refused(&spoilt, submit_record_bytes(&spoilt), "entry");
+    spoilt = record;
+    spoilt.kind = RECORD_EVENT;
+    expect_refused(&spoilt, submit_record_bytes(&spoilt), "entry");
+    submit_record_add(&record, RECORD_WINDOW, 0, 9, 0);
+    expect_refused(&record, submit_record_bytes(&record), "entry_count");
 }
 
 static void test_find(void **state)
@@ -436,6 +473,7 @@ int main(void)
         cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_entries),
         cmocka_unit_test(test_maxima),
+        cmocka_unit_test(test_windows),
         cmocka_unit_test(test_find),
         cmocka_unit_test(test_completion_layout),
         cmocka_unit_test(test_completion_wrong),

@@ -1,6 +1,8 @@
 CLIENT_SONAME := libcommclient.so.0
 CLIENT_HEADERS := $(sort $(wildcard client/include/commclient/*.h))
-CLIENT_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/lib/*.c client/lib/gpu/*.c))
+# The library reduces small operations itself, by the daemon's code: so all results have the same bits.
+CLIENT_REDUCE_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard daemon/host/reduce*.c) daemon/host/copy.c daemon/base/error.c)
+CLIENT_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/lib/*.c client/lib/gpu/*.c)) $(CLIENT_REDUCE_OBJECTS)
 COMMCTL_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/commctl/*.c))
 EXAMPLE_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/examples/*.c))
 EXAMPLES := $(patsubst $(BUILD)/client/examples/%.o,$(BUILD)/examples/%,$(EXAMPLE_OBJECTS))

@@ -2,6 +2,11 @@
 
 #include <string.h>
 
+static bool has_terms(unsigned kind)
+{
+    return kind == RECORD_OPERATION || kind == RECORD_CAPTURED;
+}
+
 /* --- Writing --- */
 
 void submit_record_begin(struct submit_record *record, enum record_kind kind, uint32_t handle)
@@ -11,7 +16,7 @@ void submit_record_begin(struct submit_record *record, enum record_kind kind, ui
     record->version = RECORD_VERSION;
     record->kind = (uint8_t)kind;
     record->handle = handle;
-    record->terms.bucket_ops = kind == RECORD_EVENT ? 0 : 1;
+    record->terms.bucket_ops = has_terms(kind) ? 1 : 0;
 }
 
 void submit_record_add(struct submit_record *record, enum record_what what, uint32_t memory,
@@ -45,17 +50,17 @@ static const char *wrong_field(const struct submit_record *record)
 {
     static const char nothing[SUBMIT_RECORD_MIN_BYTES - offsetof(struct submit_record, terms)];
     const char *rest = (const char *)record + offsetof(struct submit_record, terms);
-    bool is_event = record->kind == RECORD_EVENT || record->kind == RECORD_FILLED;
-    return record->mark != RECORD_MARK                                                        ? "mark"
-           : record->version != RECORD_VERSION                                                ? "version"
-           : !is_event && record->kind != RECORD_OPERATION && record->kind != RECORD_CAPTURED ? "kind"
+    bool is_bare = record->kind == RECORD_EVENT || record->kind == RECORD_FILLED;
+    return record->mark != RECORD_MARK            ? "mark"
+           : record->version != RECORD_VERSION    ? "version"
+           : !is_bare && !has_terms(record->kind) ? "kind"
            : record->entry_count > RECORD_ENTRIES_MAX ||
                    (record->kind == RECORD_FILLED && record->entry_count != 1)
                ? "entry_count"
-           : is_event && memcmp(rest, nothing, sizeof nothing) != 0 ? "reserved field"
-           : record->terms.hash != 0                                ? "hash"
-           : record->terms.has_residual != 0                        ? "has_residual"
-                                                                    : NULL;
+           : is_bare && memcmp(rest, nothing, sizeof nothing) != 0 ? "reserved field"
+           : record->terms.hash != 0                               ? "hash"
+           : record->terms.has_residual != 0                       ? "has_residual"
+                                                                   : NULL;
 }
 
 /* Checks an entry, given the previous entry's `what`; 0: it is the first. Returns the name of a wrong field,
@@ -65,16 +70,19 @@ static const char *wrong_entry(const struct submit_record *record, const struct 
 {
     bool fence = entry->what == RECORD_ENDED || entry->what == RECORD_WAIT;
     bool in_order = entry->what > before || (entry->what == before && entry->what == RECORD_WAIT);
-    bool window = entry->what == RECORD_WINDOW;
-    bool filled = record->kind == RECORD_FILLED;
-    bool fits = record->kind == RECORD_OPERATION || (filled ? window && entry->memory == 0 : fence);
-    bool reserved = (entry->reserved[0] | entry->reserved[1] | entry->reserved[2]) != 0;
-    return entry->what == 0 || entry->what > RECORD_WINDOW ? "entry"
-           : !in_order                                     ? "order of entries"
-           : !fits                                         ? "entry"
-           : window && entry->memory > RECORD_WINDOW_BOTH  ? "window"
-           : reserved || (!fence && entry->value != 0)     ? "reserved field"
-                                                           : NULL;
+    bool window = entry->what == RECORD_WINDOW, number = entry->what == RECORD_NUMBER;
+    bool filled = record->kind == RECORD_FILLED, operation = record->kind == RECORD_OPERATION;
+    bool plain = !fence && !window && !number;
+    bool fits = operation ||
+                (filled ? window && entry->memory == 0 : fence || (plain && record->kind == RECORD_CAPTURED));
+    bool reserved =
+        (entry->reserved[0] | entry->reserved[1] | entry->reserved[2]) != 0 || (number && entry->memory != 0);
+    return entry->what == 0 || entry->what > RECORD_NUMBER        ? "entry"
+           : !in_order                                            ? "order of entries"
+           : !fits                                                ? "entry"
+           : window && entry->memory > RECORD_WINDOW_BOTH         ? "window"
+           : reserved || (!fence && !number && entry->value != 0) ? "reserved field"
+                                                                  : NULL;
 }
 
 size_t submit_record_read(const void *bytes, size_t size_bytes, struct submit_record *out, const char **what)

@@ -58,9 +58,13 @@ enum record_what {
     RECORD_WAIT = 7, /* the operation begins when all of these are reached; at most CLIENT_FENCES_MAX */
     /* Buffers that pass through a window (proto/window.h). It is no place in memory: memory is a set of enum
      * record_window, and offset_bytes the number of slices that are filled. */
-    RECORD_WINDOW = 8
+    RECORD_WINDOW = 8,
+    /* The collective's number, if the communicator has cells (proto/cells.h). The numbers that are left out
+     * are operations that went through cells. Instead of the offset: for how many milliseconds the collective
+     * has waited there already. */
+    RECORD_NUMBER = 9
 };
-#define RECORD_ENTRIES_MAX (RECORD_ENDED + CLIENT_FENCES_MAX + 1)
+#define RECORD_ENTRIES_MAX (RECORD_ENDED + CLIENT_FENCES_MAX + 2)
 
 /* Which of the operation's ranges are windows. */
 enum record_window { RECORD_WINDOW_INPUT = 1, RECORD_WINDOW_OUTPUT = 2, RECORD_WINDOW_BOTH = 3 };
@@ -72,7 +76,7 @@ struct record_entry {
     uint32_t memory;
     uint64_t offset_bytes;
     /* ENDED, WAIT: value of a 64-bit word in host memory, at a multiple of 8. A WAIT is reached when the word
-     * equals the value or, as a signed difference, is above it. Other entries: zero. */
+     * equals the value or, as a signed difference, is above it. NUMBER: the number. Other entries: zero. */
     uint64_t value;
 };
 
@@ -122,7 +126,7 @@ static inline bool packet_is_record(const void *packet, size_t size_bytes)
 
 /* Starts a submission: terms of an operation that runs alone, and no entries. */
 void submit_record_begin(struct submit_record *record, enum record_kind kind, uint32_t handle);
-/* Adds an entry. The caller keeps the order and the limits. value: of a fence; else 0. */
+/* Adds an entry. The caller keeps the order and the limits. value: of a fence or a number; else 0. */
 void submit_record_add(struct submit_record *record, enum record_what what, uint32_t memory,
                        uint64_t offset_bytes, uint64_t value);
 /* The bytes that a record takes in a packet. */

@@ -23,7 +23,10 @@
 
 #define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "off": no rings */
 
+#define CLIENT_CELLS_ENVIRONMENT "COMMD_CELLS" /* "off": no cells */
+
 #define CLIENT_FEATURE_RINGS "rings"
+#define CLIENT_FEATURE_CELLS "cells"         /* proto/cells.h; Cells, CellsRetire */
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
 /* commd honours the ticket of a RECORD_EVENT (proto/records.h). */
 #define CLIENT_FEATURE_RECORDS_BY_TICKET "records_by_ticket"

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -113,6 +114,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->takes_graphs = has_feature(reply, CLIENT_FEATURE_GRAPHS);
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
     client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
+    client->cells.offered = has_feature(reply, CLIENT_FEATURE_CELLS);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
     if (client->hello_fd_count != ring_fds + heart_fds) {
@@ -168,28 +170,30 @@ static void read_program_name(char *out, size_t size)
     }
 }
 
-static comm_result_t want_rings(const struct comm_client *client, bool *out)
+/* Reads a variable that turns a feature off. */
+static comm_result_t want(const struct comm_client *client, const char *variable, bool *out)
 {
     static const struct {
         const char *text;
         bool on;
     } wishes[] = {{"", true},   {"1", true},    {"on", true},  {"yes", true},   {"true", true},
                   {"0", false}, {"off", false}, {"no", false}, {"false", false}};
-    const char *wish = getenv(CLIENT_RINGS_ENVIRONMENT);
+    const char *wish = getenv(variable);
     for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++) {
         if (strcmp(wish != NULL ? wish : "", wishes[i].text) == 0) {
             *out = wishes[i].on;
             return COMM_OK;
         }
     }
-    return error_report(COMM_INVALID_ARGUMENT, "%s=%.40s: expected on or off (%s)", CLIENT_RINGS_ENVIRONMENT,
-                        wish, client->path);
+    return error_report(COMM_INVALID_ARGUMENT, "%s=%.40s: expected on or off (%s)", variable, wish,
+                        client->path);
 }
 
 static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
 {
-    bool rings = true;
-    comm_result_t wished = want_rings(client, &rings);
+    bool rings = true, cells = true;
+    comm_result_t wished = want(client, CLIENT_RINGS_ENVIRONMENT, &rings);
+    wished = wished == COMM_OK ? want(client, CLIENT_CELLS_ENVIRONMENT, &cells) : wished;
     if (wished != COMM_OK) {
         return wished;
     }
@@ -207,10 +211,11 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_GRAPHS,
                         (char *)CLIENT_FEATURE_FAILURES,
                         (char *)CLIENT_FEATURE_STORE,
-                        (char *)CLIENT_FEATURE_WINDOWS};
+                        (char *)CLIENT_FEATURE_WINDOWS,
+                        (char *)CLIENT_FEATURE_CELLS};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;
-    hello.n_features = sizeof features / sizeof features[0] - left_out;
+    hello.n_features = sizeof features / sizeof features[0] - left_out - (cells ? 0 : 1);
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
@@ -231,6 +236,27 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     return result;
 }
 
+/* This process's id, in a page that fork clears for the child. The page is never freed. */
+static const _Atomic pid_t *own_process(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static _Atomic pid_t *page;
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    pthread_mutex_lock(&lock);
+    if (page == NULL) {
+        void *memory = mmap(NULL, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        page = memory != MAP_FAILED && madvise(memory, page_bytes, MADV_WIPEONFORK) == 0 ? memory : NULL;
+        if (page == NULL && memory != MAP_FAILED) {
+            (void)munmap(memory, page_bytes);
+        }
+    }
+    if (page != NULL) {
+        atomic_store_explicit(page, getpid(), memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&lock);
+    return page;
+}
+
 static struct comm_client *client_new(const char *path)
 {
     pthread_condattr_t attributes;
@@ -238,8 +264,9 @@ static struct comm_client *client_new(const char *path)
     if (client == NULL || (client->path = strdup(path)) == NULL || pthread_condattr_init(&attributes) != 0) {
         goto failed;
     }
-    client->fd = -1;
+    client->fd = client->cells.fd = -1;
     client->pid = getpid();
+    client->process = own_process();
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&client->changed, &attributes);
     pthread_condattr_destroy(&attributes);
@@ -270,6 +297,9 @@ static void client_free(struct comm_client *client)
     trace_close(client->trace);
     for (size_t i = 0; i < client->hello_fd_count; i++) {
         close(client->hello_fds[i]);
+    }
+    if (client->cells.fd >= 0) {
+        close(client->cells.fd);
     }
     if (client->fd >= 0) {
         close(client->fd);

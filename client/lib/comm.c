@@ -42,6 +42,7 @@ static void member_free(struct comm_comm *comm)
         free(comm->node_names[i]);
     }
     records_forget(comm);
+    cells_close(comm);
     free(comm->node_names);
     free(comm->node_of_rank);
     free(comm->algorithms);
@@ -129,6 +130,8 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
     comm->local_rank = reply->local_rank;
     comm->local_size = reply->local_size;
     comm->node_count = reply->node_count;
+    comm->offers_cells = reply->has_cells && comm->node_count == 1 && comm->local_size == comm->size &&
+                         comm->local_rank == comm->rank && comm->size <= CELLS_RANKS_MAX;
     return COMM_OK;
 }
 
@@ -157,6 +160,7 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
     }
     body.form_timeout_ms = options->timeout_ms;
     body.op_timeout_ms = options->op_timeout_ms;
+    body.takes_cells = comm->client->cells.offered && comm->gpu == NULL && comm->parent == NULL;
     body.slice_bytes = options->slice_bytes;
     body.algorithms = (char *)(options->algorithms != NULL ? options->algorithms : "");
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
@@ -284,6 +288,11 @@ static comm_result_t member_join(struct comm_comm *comm, const comm_init_options
     }
     if (result == COMM_OK) {
         result = fetch_table(comm);
+    }
+    if (result == COMM_OK && comm->offers_cells) {
+        cells_open(comm);
+    } else if (result == COMM_OK) {
+        cells_close(comm); /* commd says that there are none */
     }
     if (result != COMM_OK) {
         member_free(comm);

@@ -24,7 +24,9 @@ comm_result_t client_check(const struct comm_client *client)
     if (client == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "the client is a null pointer");
     }
-    if (client->pid != getpid()) {
+    bool is_same =
+        client->process != NULL && atomic_load_explicit(client->process, memory_order_relaxed) == client->pid;
+    if (!is_same && client->pid != getpid()) { /* the system call costs more than a small operation */
         return error_report(
             COMM_INVALID_ARGUMENT,
             "%s: this connection was opened by process %d, before a fork: process %d must open its own",
@@ -130,6 +132,9 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
     case COMMD__CLIENT__EVENT__BODY_FAILED:
         ops_handle_failed(client, event->failed);
         break;
+    case COMMD__CLIENT__EVENT__BODY_CELLS:
+        cells_handle(client, event->cells->handle);
+        break;
     case COMMD__CLIENT__EVENT__BODY__NOT_SET:
     case _COMMD__CLIENT__EVENT__BODY__CASE_IS_INT_SIZE:
         client_lose(client, COMM_PROTOCOL, "%s: commd sent an event of an unknown kind", client->path);
@@ -161,9 +166,9 @@ static void drain_ring(struct comm_client *client)
 }
 
 /*
- * Keeps descriptors until the Hello's reply is handled, the only packet that may bring some. Closes all
- * others. One more may arrive than there is room for, because the kernel fills the control data up to its
- * alignment.
+ * Keeps descriptors until the Hello's reply is handled, and afterwards one while its packet is handled.
+ * Closes all others. One more may arrive than there is room for, because the kernel fills the control data up
+ * to its alignment.
  */
 static void take_fds(struct comm_client *client, const struct cmsghdr *item)
 {
@@ -174,6 +179,8 @@ static void take_fds(struct comm_client *client, const struct cmsghdr *item)
         memcpy(&fd, CMSG_DATA(item) + i * sizeof fd, sizeof fd);
         if (keeps && client->hello_fd_count < CLIENT_HELLO_FDS) {
             client->hello_fds[client->hello_fd_count++] = fd;
+        } else if (client->cells.offered && client->cells.fd < 0) {
+            client->cells.fd = fd;
         } else {
             close(fd);
         }
@@ -215,6 +222,10 @@ static void drain(struct comm_client *client)
                         sizeof client->packet);
         } else if (size > 0) {
             dispatch(client, client->packet, (size_t)size);
+            if (client->cells.fd >= 0) {
+                close(client->cells.fd);
+                client->cells.fd = -1;
+            }
         } else if (size == 0) {
             drain_ring(client); /* commd's last packets */
             client_lose(client, COMM_DAEMON_LOST,

@@ -25,7 +25,7 @@
 
 /* --- The queue --- */
 
-static bool is_fed(const struct comm_comm *comm)
+bool held_is_fed(const struct comm_comm *comm)
 {
     return comm->held != NULL || comm->client->feeder.at == comm;
 }
@@ -42,12 +42,13 @@ static bool has_room(const struct comm_comm *comm, size_t staged_bytes)
 
 bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes)
 {
-    return !op_kind_is_message(kind) && (is_fed(comm) || !has_room(comm, staged_bytes));
+    return !op_kind_is_message(kind) &&
+           (held_is_fed(comm) || cells_must_wait(comm) || !has_room(comm, staged_bytes));
 }
 
 bool held_record_must_wait(struct comm_comm *comm)
 {
-    return is_fed(comm) || !records_have_room(comm);
+    return held_is_fed(comm) || cells_must_wait(comm) || !records_have_room(comm);
 }
 
 static struct client_held *held_alloc(struct comm_comm *comm, const struct stream_order *order)
@@ -101,6 +102,36 @@ void held_push(struct comm_comm *comm, struct client_held *held)
     comm->held_count++;
     comm->client->feeder.held_count++;
     start_feeder(comm->client);
+}
+
+bool held_return(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
+{
+    struct client_held *held = calloc(1, sizeof *held);
+    struct client_held *later = comm->held;
+    if (held == NULL || (held->call = call_copy(call, comm->size)) == NULL) {
+        free(held);
+        return false;
+    }
+    held->op = op;
+    held->returned = true;
+    op->held = held;
+    while (later != NULL && later->op != NULL && later->op->ticket < op->ticket) {
+        later = later->next;
+    }
+    if (later != NULL) {
+        DL_PREPEND_ELEM(comm->held, later, held);
+    } else {
+        DL_APPEND(comm->held, held);
+    }
+    comm->held_count++;
+    comm->client->feeder.held_count++;
+    start_feeder(comm->client);
+    return true;
+}
+
+void held_watch(struct comm_client *client)
+{
+    start_feeder(client);
 }
 
 comm_result_t held_push_record(struct comm_comm *comm, const struct fence_mark *mark)
@@ -163,6 +194,9 @@ static bool can_feed(struct comm_comm *comm)
     if (comm->failure != COMM_OK) {
         return true; /* feeding ends the held operations */
     }
+    if (!cells_may_feed(comm, held)) {
+        return false;
+    }
     if (held->op == NULL) {
         return records_have_room(comm);
     }
@@ -197,11 +231,29 @@ static void put_back(struct comm_comm *comm, struct client_held *held, uint32_t 
     }
 }
 
+/* Publishes the operation in the ranks' cells, if it may go there. */
+static bool feed_cell(struct comm_comm *comm, struct client_held *held, uint32_t timeout_ms)
+{
+    struct client_op *op = held->op;
+    if (held->returned || held->wait_count > 0 || !cells_may_publish(comm, held->call, false)) {
+        return false;
+    }
+    op->held = NULL;
+    op->deadline_ns = clock_after_ms(timeout_ms);
+    cells_reserve(comm, held->call, op);
+    cells_put(comm, op);
+    held_free(comm, held);
+    return true;
+}
+
 static void feed_op(struct comm_comm *comm, struct client_held *held, struct submit_packet *packet)
 {
     struct client_op *op = held->op;
     const struct client_call *call = held->call;
     uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
+    if (feed_cell(comm, held, timeout_ms)) {
+        return;
+    }
     take_out(comm, held);
     op->staging = true;
     if (held->staged_bytes > FED_TOGETHER_MAX_BYTES) {
@@ -221,6 +273,7 @@ static void feed_op(struct comm_comm *comm, struct client_held *held, struct sub
     submit_make_record(comm, call, op, held->waits, held->wait_count, &record);
     record.ticket = op->ticket;
     ops_release(comm, op, timeout_ms);
+    cells_pass(comm, op, &record);
     packet_add(comm->client, packet, comm, &record);
     held_free(comm, held);
 }
@@ -263,6 +316,7 @@ static struct comm_comm *find_hungry(struct comm_client *client)
 void held_feed(struct comm_client *client)
 {
     struct comm_comm *comm;
+    cells_progress(client);
     while (client->feeder.held_count > 0 && client->feeder.at == NULL && client->lost == COMM_OK &&
            (comm = find_hungry(client)) != NULL) {
         client->feeder.at = comm;
@@ -300,14 +354,17 @@ static void *feed_on(void *argument)
     bool idle = false;
     pthread_mutex_lock(&client->lock);
     while (!feeder->closing && !(idle && has_nothing(client))) {
-        feeder->rests = has_nothing(client);
+        feeder->rests = !cells_are_busy(client) && has_nothing(client);
         uint64_t until_ns = clock_ns() + (feeder->rests ? HELD_LINGER_NS : HELD_LOOK_NS);
         struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                                  .tv_nsec = (long)(until_ns % 1000000000u)};
         int waited = pthread_cond_timedwait(&feeder->wake, &client->lock, &until);
         idle = feeder->rests && waited != 0;
         feeder->rests = false;
-        if (feeder->held_count > 0 && client->lost == COMM_OK) {
+        if (client->lost == COMM_OK && cells_must_look_at_commd(client)) {
+            client_take_all(client);
+        }
+        if ((feeder->held_count > 0 || client->cells.open > 0) && client->lost == COMM_OK) {
             client_take_events(client);
             held_feed(client);
         }

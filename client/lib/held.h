@@ -35,6 +35,7 @@ struct client_held {
     uint64_t failed_ns;       /* when staging first lacked memory; 0: it did not */
     struct fence_mark mark;   /* of a record: the word to be set */
     uint64_t ticket;          /* of a record: the last operation before it */
+    bool returned;            /* it was published in a cell, which has its number (cells.h) */
     uint32_t wait_count;
     struct fence_mark waits[]; /* as they were at the call */
 };
@@ -55,6 +56,12 @@ struct client_feeder {
  */
 bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes);
 bool held_record_must_wait(struct comm_comm *comm);
+/* Whether operations are held, or being sent. */
+bool held_is_fed(const struct comm_comm *comm);
+/* Holds an operation that was published, before all operations after it. Returns false if memory is short. */
+bool held_return(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
+/* The feeder looks at operations that are published from now on. */
+void held_watch(struct comm_client *client);
 /* Makes op->held, with a copy of the call. May release the lock. Failures are reported. */
 comm_result_t held_new(struct comm_comm *comm, const struct client_call *call, size_t staged_bytes,
                        const struct stream_order *order, struct client_op *op);

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+#include "client/lib/cells.h"
 #include "client/lib/debug.h"
 #include "client/lib/failure.h"
 #include "client/lib/fence.h"
@@ -69,7 +70,10 @@ enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
 /* An operation in flight or held, in its communicator's list, oldest first. */
 struct client_op {
     struct client_op *prev, *next;
-    struct client_held *held; /* its entry in the queue; null: it was sent to commd */
+    struct client_held *held; /* its entry in the queue; null: it was sent to commd, or published */
+    struct cells_slot *cell;  /* where it was published; null: it was not, or commd has it */
+    uint64_t number;          /* of a collective of a communicator with cells; 0: none yet */
+    uint64_t waits_since_ns;  /* it was published first, at that time; 0: it was not */
     bool staging; /* its buffers are being copied, because it is held or has a window: it must not end */
     bool dropped; /* it was dropped during staging, and ends after the copy */
     struct client_op *next_in_bucket; /* of the communicator's table by ticket */
@@ -129,6 +133,8 @@ struct comm_comm {
     uint32_t *node_of_rank;
     char **node_names;
     char *name;
+    bool offers_cells;          /* commd has made cells, which are not open yet */
+    struct client_cells *cells; /* for small operations; null: it has none */
     struct client_op *ops;      /* in flight or held, oldest first */
     struct client_op **buckets; /* the same by ticket */
     uint32_t bucket_count;      /* a power of two */
@@ -192,6 +198,7 @@ struct comm_client {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pid_t pid;
+    const _Atomic pid_t *process; /* `pid`, in memory that fork clears for the child; null: there is none */
     int fd;
     struct client_rings *rings; /* null: only the socket is used */
     struct client_heart heart;
@@ -223,8 +230,9 @@ struct comm_client {
     struct client_trace *trace; /* null: no trace is written */
     struct staging_pool staging;
     struct client_feeder feeder;
+    struct cells_use cells;
     struct client_op *windowed; /* the operation that has a window; null: none */
-    uint32_t waiters;           /* threads of the program that wait for operations */
+    uint32_t waiters;           /* threads of the program that wait for what commd ends */
     bool aborts;                /* commd takes comm_abort */
     bool takes_graphs;          /* commd takes operations of CUDA graphs */
     bool offers_stores;         /* commd keeps stores of keys and values */
@@ -468,6 +476,8 @@ void ops_send(struct comm_client *client, const void *packet, size_t size_bytes,
 void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
 void ops_drop(struct comm_comm *comm, struct client_op *op);
+/* Ends an operation of the list whose result this rank has taken itself. */
+void ops_end_well(struct comm_comm *comm, struct client_op *op);
 /* Gives back an operation's memory, and lets its stream go on. clean: commd has finished with it. */
 void op_release(struct comm_client *client, struct client_op *op, bool clean);
 /* Releases and frees it. */

@@ -171,7 +171,7 @@ static void list_append(struct comm_comm *comm, struct client_op *op)
     *bucket = op;
     DL_APPEND(comm->ops, op);
     comm->op_count++;
-    if (op->held == NULL) {
+    if (op->held == NULL && op->cell == NULL) {
         comm->collectives_in_flight += !op_kind_is_message(op->kind);
         comm->staged_bytes += op->staged_bytes;
     }
@@ -198,10 +198,11 @@ static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
     *link = op->next_in_bucket;
     DL_DELETE(comm->ops, op);
     comm->op_count--;
-    if (op->held == NULL) {
+    if (op->held == NULL && op->cell == NULL) {
         comm->collectives_in_flight -= !op_kind_is_message(op->kind);
         comm->staged_bytes -= op->staged_bytes;
     }
+    cells_forget(comm, op);
     return op;
 }
 
@@ -323,6 +324,14 @@ void ops_handle_done(struct comm_client *client, const struct completion_record 
     }
 }
 
+void ops_end_well(struct comm_comm *comm, struct client_op *op)
+{
+    (void)list_take(comm, op->ticket);
+    trace_op_seen(comm->client->trace, comm, op, COMM_OK);
+    struct ending ending = {.text = "", .data = failure_data(COMM_OK, ""), .clean = true};
+    op_end(comm, op, &ending);
+}
+
 void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed)
 {
     struct comm_comm *comm = event_comm(client, failed->handle, "a failure");
@@ -363,8 +372,8 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
  */
 static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *op, uint64_t began_ns)
 {
-    if (op->held != NULL) {
-        return UINT64_MAX; /* earlier operations show whether commd works */
+    if (op->held != NULL || op->cell != NULL) {
+        return UINT64_MAX; /* others show whether commd works */
     }
     uint64_t latest_ns = op->deadline_ns > began_ns ? op->deadline_ns : began_ns;
     latest_ns = latest_ns > comm->heard_ns ? latest_ns : comm->heard_ns;
@@ -400,10 +409,13 @@ static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
     return comm->ops != NULL && comm->ops->ticket <= ticket;
 }
 
-/* Of a thread of the program. */
-static void progress(struct comm_comm *comm, uint64_t deadline_ns)
+/* A thread of the program waits for the next end of an operation; releases the lock meanwhile. */
+static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
+    if (cells_wait(comm, deadline_ns)) {
+        return;
+    }
     window_awaited(comm);
     client->waiters++;
     client_progress(client, deadline_ns);
@@ -415,7 +427,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
     uint64_t began_ns = clock_ns();
     while (is_pending(comm, ticket)) {
         uint64_t late_ns = frozen_ns(comm, comm->ops, began_ns);
-        progress(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
+        await_end(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
         const struct client_op *op = comm->ops;
         uint64_t now_ns = clock_ns();
         if (!is_pending(comm, ticket)) {
@@ -464,7 +476,7 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_
         return;
     }
     uint64_t late_ns = frozen_ns(comm, oldest_of(comm, op), began_ns);
-    progress(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
+    await_end(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
     if (request->op != op || op->ticket != ticket ||
         clock_ns() < frozen_ns(comm, oldest_of(comm, op), began_ns)) {
         return;

@@ -140,6 +140,30 @@ static void connect_op(struct client_entry *entry, struct client_op *op)
     }
 }
 
+/* Publishes the operation in the ranks' cells, if it may go there. Returns whether it did. */
+static bool publish(struct client_entry *entry, uint32_t timeout_ms)
+{
+    struct comm_comm *comm = entry->comm;
+    bool waits = entry->order.slot != NULL || comm->wait_count > 0;
+    if (comm->cells == NULL || op_kind_is_message(entry->call->terms.kind) || entry->op != NULL ||
+        held_is_fed(comm)) {
+        return false;
+    }
+    cells_progress(comm->client); /* it may release the lock */
+    if (held_is_fed(comm) || !cells_may_publish(comm, entry->call, waits)) {
+        return false;
+    }
+    struct client_op *op = op_new(comm, entry->call);
+    if (op == NULL) {
+        return false; /* the caller says so */
+    }
+    connect_op(entry, op);
+    cells_reserve(comm, entry->call, op);
+    ops_append(comm, op, timeout_ms);
+    cells_put(comm, op);
+    return true;
+}
+
 /*
  * Adds the operation to the list, and its record to the packet, unless it is held. May release the lock.
  * Failures are reported.
@@ -149,6 +173,9 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     struct comm_comm *comm = entry->comm;
     const struct client_call *call = entry->call;
     uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
+    if (publish(entry, timeout_ms)) {
+        return COMM_OK;
+    }
     comm_result_t result = prepare(entry, packet);
     if (result != COMM_OK) {
         return result;
@@ -170,6 +197,7 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     uint32_t wait_count = member_collect_waits(comm, &entry->order, waits);
     submit_make_record(comm, call, op, waits, wait_count, &record);
     record.ticket = op->ticket;
+    cells_pass(comm, op, &record);
     packet_add(comm->client, packet, comm, &record);
     return COMM_OK;
 }

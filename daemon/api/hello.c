@@ -46,6 +46,9 @@ static size_t offer_features(struct api_session *session, const Commd__Client__H
     if (hello_asks_for(hello, CLIENT_FEATURE_ABORT)) {
         features[count++] = (char *)CLIENT_FEATURE_ABORT;
     }
+    if (hello_asks_for(hello, CLIENT_FEATURE_CELLS)) {
+        features[count++] = (char *)CLIENT_FEATURE_CELLS;
+    }
     session->wants_failures = hello_asks_for(hello, CLIENT_FEATURE_FAILURES);
     if (session->wants_failures) {
         features[count++] = (char *)CLIENT_FEATURE_FAILURES;

@@ -23,6 +23,11 @@ static const struct metrics_family bandwidths = {
 static const struct metrics_family refused_calls = {
     "commd_calls_refused", "", "Calls of operations that were refused at once, by result.", METRICS_COUNTER};
 
+static const struct metrics_family in_cells = {"commd_operations_in_cells", "",
+                                               "Operations that the ranks of this node carried out "
+                                               "themselves, in shared memory. No other metric counts them.",
+                                               METRICS_COUNTER};
+
 /* A cell of the table, as labels. The class's label is its largest size. */
 struct cell_labels {
     char size[24];
@@ -96,6 +101,8 @@ void metrics_write_ops(const struct api *api, struct metrics_text *text)
     each_cell(counts, text, &operation_bytes, put_bytes);
     each_cell(counts, text, &durations, put_duration);
     each_cell(counts, text, &bandwidths, put_bandwidth);
+    metrics_begin(text, &in_cells);
+    metrics_put(text, NULL, 0, comms_ops_in_cells(api->comms));
     metrics_begin(text, &refused_calls);
     for (unsigned status = 0; status < STATUS_COUNT; status++) {
         if (api->calls_refused[status] > 0) {

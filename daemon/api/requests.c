@@ -31,6 +31,27 @@ static void failure_to_wire(const struct comms_detail *detail, Commd__Client__Fa
     out->node = (char *)(uintptr_t)detail->node;
 }
 
+/* Returns whether the rank gets the communicator's cells. */
+static bool comm_send_cells(struct api_comm *comm, struct comms_member *member)
+{
+    struct error error;
+    int fd;
+    if (!comms_member_has_cells(member)) {
+        return false;
+    }
+    if (comms_member_open_cells(member, &fd, &error) != STATUS_OK) {
+        comms_member_retire_cells(member); /* the other ranks would wait for this one */
+        return false;
+    }
+    Commd__Client__Cells cells = COMMD__CLIENT__CELLS__INIT;
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    cells.handle = comm->handle;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_CELLS;
+    event.cells = &cells;
+    api_session_send_fd(comm->session, &event, fd);
+    return true;
+}
+
 static void comm_formed(void *context, struct comms_member *member, const struct error *result,
                         uint64_t now_ns)
 {
@@ -56,6 +77,7 @@ static void comm_formed(void *context, struct comms_member *member, const struct
     answer.local_rank = view.local_rank;
     answer.local_size = view.local_size;
     answer.node_count = view.node_count;
+    answer.has_cells = comm_send_cells(comm, member);
     Commd__Client__Reply reply = API_REPLY(comm->init_request_id, COMM_INIT, comm_init, &answer);
     api_session_reply(comm->session, &reply);
 }
@@ -172,7 +194,8 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
                                 .form_timeout_ms = request->form_timeout_ms,
                                 .op_timeout_ms = request->op_timeout_ms,
                                 .slice_bytes = request->slice_bytes,
-                                .algorithms = request->algorithms};
+                                .algorithms = request->algorithms,
+                                .takes_cells = request->takes_cells};
     struct comms_member_handler handler = {.context = comm,
                                            .formed = comm_formed,
                                            .completed = comm_completed,
@@ -245,6 +268,19 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     }
     comms_member_leave(comm->member, COMMS_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);
+    api_session_reply_done(session, request_id);
+}
+
+void api_cells_retire(struct api_session *session, uint64_t request_id,
+                      const Commd__Client__CellsRetire *request)
+{
+    const struct api_comm *comm = session_comm(session, request->handle);
+    if (comm == NULL || !comm->formed) {
+        api_session_reply_failure(session, request_id, STATUS_NOT_FOUND,
+                                  "no formed communicator has handle %u", request->handle);
+        return;
+    }
+    comms_member_retire_cells(comm->member);
     api_session_reply_done(session, request_id);
 }
 
@@ -375,7 +411,10 @@ static enum status submit_op(struct api_session *session, const struct submit_re
     if (!op_terms_are_valid(&record->terms, &what)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "an operation whose %s is not valid", what);
     }
+    const struct record_entry *number = submit_record_find(record, RECORD_NUMBER);
     struct comms_op op = {.ticket = record->ticket,
+                          .number = number != NULL ? number->value : 0,
+                          .waited_ms = number != NULL ? number->offset_bytes : 0,
                           .terms = record->terms,
                           .factor = record->factor,
                           .timeout_ms = record->timeout_ms,

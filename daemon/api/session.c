@@ -43,7 +43,15 @@ void api_session_watch(struct api_session *session)
     }
 }
 
-/* Sends the packet with the descriptors of rings and heartbeat. */
+static void packet_free(struct api_packet *packet)
+{
+    if (packet->fd >= 0) {
+        (void)close(packet->fd);
+    }
+    free(packet);
+}
+
+/* Sends the packet with its descriptor, or with those of rings and heartbeat. */
 static ssize_t send_with_fds(struct api_session *session, const struct api_packet *packet)
 {
     int fds[CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS];
@@ -52,11 +60,15 @@ static ssize_t send_with_fds(struct api_session *session, const struct api_packe
         struct cmsghdr header;
         char space[CMSG_SPACE(sizeof fds)];
     } control = {0};
-    if (session->rings != NULL) {
+    bool is_hello = packet->fd < 0;
+    if (!is_hello) {
+        fds[count++] = packet->fd;
+    }
+    if (is_hello && session->rings != NULL) {
         api_rings_fds(session, fds);
         count += CLIENT_RING_FDS;
     }
-    if (session->listens) {
+    if (is_hello && session->listens) {
         api_heart_fds(session->api, fds + count);
         count += CLIENT_HEARTBEAT_FDS;
     }
@@ -70,7 +82,7 @@ static ssize_t send_with_fds(struct api_session *session, const struct api_packe
     control.header.cmsg_len = CMSG_LEN(count * sizeof fds[0]);
     memcpy(CMSG_DATA(&control.header), fds, count * sizeof fds[0]);
     ssize_t sent = sendmsg(session->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent >= 0 && session->rings != NULL) {
+    if (sent >= 0 && is_hello && session->rings != NULL) {
         api_rings_sent(session);
     }
     return sent;
@@ -149,7 +161,7 @@ void api_session_flush(struct api_session *session)
         }
         session->out_count--;
         session->out_bytes -= sizeof *packet + packet->size_bytes;
-        free(packet);
+        packet_free(packet);
     }
     session_flushed(session);
     if (session->closing && session->out_first == NULL) {
@@ -175,6 +187,7 @@ static struct api_packet *packet_new(struct api_session *session, size_t size_by
         return NULL;
     }
     packet->next = NULL;
+    packet->fd = -1;
     packet->on_socket = session->offers_fds;
     packet->size_bytes = size_bytes;
     session->offers_fds = false;
@@ -236,6 +249,19 @@ void api_session_reply_done(struct api_session *session, uint64_t request_id)
     Commd__Client__Done done = COMMD__CLIENT__DONE__INIT;
     Commd__Client__Reply reply = API_REPLY(request_id, DONE, done, &done);
     api_session_reply(session, &reply);
+}
+
+void api_session_send_fd(struct api_session *session, const Commd__Client__Event *event, int fd)
+{
+    struct api_packet *packet = packet_new(session, commd__client__event__get_packed_size(event));
+    if (packet == NULL) {
+        (void)close(fd);
+        return;
+    }
+    packet->fd = fd;
+    packet->on_socket = true;
+    commd__client__event__pack(event, packet->bytes);
+    packet_queue(session, packet);
 }
 
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error)
@@ -394,6 +420,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(CONFIG, api_admin_config(session, id));
         HANDLE(RELOAD, api_reload(session, id, now_ns));
         HANDLE(LOG_LEVEL, api_log_level(session, id, request->log_level));
+        HANDLE(CELLS_RETIRE, api_cells_retire(session, id, request->cells_retire));
         HANDLE(ABORT, api_abort(session, id, request->abort, now_ns));
         HANDLE(COMM_ABORT, api_comm_abort(session, id, request->comm_abort, now_ns));
         HANDLE(DISCONNECT, api_disconnect(session, id, request->disconnect));
@@ -551,6 +578,6 @@ void api_session_drop_packets(struct api_session *session, unsigned count)
     for (; session->out_first != NULL && count > 0; count--) {
         struct api_packet *packet = session->out_first;
         session->out_first = packet->next;
-        free(packet);
+        packet_free(packet);
     }
 }

@@ -21,8 +21,8 @@
 
 struct api_packet {
     struct api_packet *next;
-    bool on_socket; /* sent on the socket even if there are rings: it is Hello's reply, which carries
-                       descriptors */
+    bool on_socket; /* sent on the socket even if there are rings: it carries descriptors */
+    int fd;         /* one that it carries, and owns; -1: none, or those of Hello's reply */
     size_t size_bytes;
     uint8_t bytes[];
 };
@@ -345,6 +345,8 @@ void api_session_send_record(struct api_session *session, const struct completio
     }
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
 void api_session_reply_done(struct api_session *session, uint64_t request_id);
+/* Sends the event on the socket, with a descriptor, which it closes. */
+void api_session_send_fd(struct api_session *session, const Commd__Client__Event *event, int fd);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
 /* As api_session_reply_error, with what else is known of the failure; null: nothing. */
 void api_session_reply_detailed(struct api_session *session, uint64_t request_id, const struct error *error,
@@ -480,6 +482,8 @@ void api_comm_init(struct api_session *session, uint64_t request_id, const Commd
                    uint64_t now_ns);
 void api_comm_table(struct api_session *session, uint64_t request_id,
                     const Commd__Client__CommTable *request);
+void api_cells_retire(struct api_session *session, uint64_t request_id,
+                      const Commd__Client__CellsRetire *request);
 void api_comm_destroy(struct api_session *session, uint64_t request_id,
                       const Commd__Client__CommDestroy *request, uint64_t now_ns);
 void api_abort(struct api_session *session, uint64_t request_id, const Commd__Client__Abort *request,

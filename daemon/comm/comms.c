@@ -269,6 +269,7 @@ static enum status member_new(const struct comms_client *client, const struct co
     member->client = *client;
     member->handler = *handler;
     member->rank = terms->rank;
+    member->takes_cells = terms->takes_cells;
     member->form_timeout_ms = terms->form_timeout_ms != 0 ? terms->form_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS;
     member->form_deadline_ns = checked_mul_u64(member->form_timeout_ms, TIME_MS, &timeout_ns)
                                    ? time_after(now_ns, timeout_ns)
@@ -392,7 +393,10 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
         communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
         return;
     }
-    bool pending = member_has_pending(member), lost = how == COMMS_LEAVE_LOST;
+    bool lost = how == COMMS_LEAVE_LOST;
+    bool pending = member_has_pending(member) || (!lost && comms_cells_are_pending(member));
+    uint64_t last_seq = comms_cells_head(member);
+    comms_cells_end(comm);
     error_set(&cause, STATUS_RANK_LOST,
               "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,
               member->rank, (int)member->client.pid, communicator_own_name(comm));
@@ -400,7 +404,7 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
         error_set(&cause, STATUS_ABORTED,
                   "communicator \"%s\": rank %u (pid %d) of node %s left before op %llu was done", comm->name,
                   member->rank, (int)member->client.pid, communicator_own_name(comm),
-                  (unsigned long long)member->posted_seq);
+                  (unsigned long long)last_seq);
     }
     if (pending || (lost && comms_p2p_pending(member))) {
         communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
@@ -408,9 +412,9 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
     }
     /* Operations to which the lost process has contributed can still succeed. Then the communicator fails. */
     int32_t pid = (int32_t)member->client.pid;
-    communicator_rank_left(comm, member->rank, pid, member->posted_seq, lost ? cause.text : "");
+    communicator_rank_left(comm, member->rank, pid, last_seq, lost ? cause.text : "");
     p2p_rank_leaves(comm->p2p, member->rank, now_ns);
-    send_leave(comm, member->rank, pid, member->posted_seq, lost ? cause.text : "");
+    send_leave(comm, member->rank, pid, last_seq, lost ? cause.text : "");
     comms_op_check_left(comm, now_ns);
 }
 
@@ -521,7 +525,7 @@ bool comms_idle(const struct comms *comms)
     const struct communicator *comm;
     DL_FOREACH(comms->comms, comm)
     {
-        if (comms_op_any_pending(comm) || !communicator_is_idle(comm)) {
+        if (comms_op_any_pending(comm) || !communicator_is_idle(comm) || comms_cells_any_pending(comm)) {
             return false;
         }
     }

@@ -110,6 +110,7 @@ struct comms_terms {
     uint64_t op_timeout_ms;   /* 0: the default; agreed */
     uint64_t slice_bytes;     /* 0: the default; agreed */
     const char *algorithms;   /* "" or overrides "all_reduce=ring"; agreed */
+    bool takes_cells;         /* the rank can carry out small operations in cells (proto/cells.h) */
 };
 
 struct comms_completion;
@@ -173,6 +174,8 @@ struct comms_fence {
 /* One rank's request for an operation. Only the values of the terms have been checked so far. */
 struct comms_op {
     uint64_t ticket;       /* chosen by the owner, returned in the completion */
+    uint64_t number;       /* those left out went through cells; 0: the next one */
+    uint64_t waited_ms;    /* since the call, in cells */
     struct op_terms terms; /* as the rank states them; the hash is ignored */
     double factor;         /* premul_sum */
     uint64_t timeout_ms;   /* 0: the communicator's */
@@ -238,6 +241,12 @@ struct communicator_view {
 };
 void comms_member_view(const struct comms_member *member, struct communicator_view *out);
 
+/* Whether the formed communicator has cells. */
+bool comms_member_has_cells(const struct comms_member *member);
+/* A descriptor of their segment, once for each rank; the caller closes it. NOT_FOUND, SYSTEM. */
+enum status comms_member_open_cells(struct comms_member *member, int *out, struct error *error) COMM_MUST_USE;
+/* From now on all operations of the communicator go through comms_submit. */
+void comms_member_retire_cells(struct comms_member *member);
 /* What is known of the failure of the member's communicator; null: nothing more than its cause. */
 const struct comms_detail *comms_member_detail(const struct comms_member *member);
 /* The same of an operation that was refused with `error`: null unless the communicator's failure is why. */
@@ -278,9 +287,12 @@ struct comms_totals {
     uint64_t ops_pending;
     uint64_t messages_pending;
     uint64_t formed;
-    uint64_t failed; /* formed or forming */
+    uint64_t failed;       /* formed or forming */
+    uint64_t ops_in_cells; /* of communicators that are gone */
 };
 const struct comms_totals *comms_totals(const struct comms *comms);
+/* Operations that went through cells, so far. */
+uint64_t comms_ops_in_cells(const struct comms *comms);
 
 struct communicator_info {
     const char *name;

@@ -13,6 +13,7 @@
 #include "daemon/coll/overrides.h"
 #include "daemon/coll/registry.h"
 #include "daemon/comm/call.h"
+#include "daemon/comm/cells.h"
 #include "daemon/comm/comms.h"
 
 /* What the files of daemon/comm share. Private to daemon/comm. */
@@ -33,7 +34,9 @@
  * this time, the refusal takes effect.
  */
 #define COMMS_REFUSAL_WAIT_NS (300 * TIME_MS)
-#define COMMS_CROWD_WAIT_NS (10 * TIME_MS) /* between checks whether other nodes have read */
+#define COMMS_WAITED_MAX_MS (UINT64_C(1) << 32) /* of an operation that went through cells first */
+#define COMMS_SKIPPED_MAX (UINT64_C(1) << 48)   /* operations in a row that went through cells */
+#define COMMS_CROWD_WAIT_NS (10 * TIME_MS)      /* between checks whether other nodes have read */
 /*
  * When an operation's deadline passes, a node whose ranks have all posted it waits, so that nodes that know a
  * late rank ask for a verdict first. All ranks then get the more precise cause. The wait grows with the
@@ -87,6 +90,8 @@ struct comms_member {
     bool refusal_waits;          /* see COMMS_REFUSAL_WAIT_NS */
     bool formed_told;
     bool aborted_told;
+    bool takes_cells;
+    bool has_cells; /* it has the descriptor of their segment */
     uint64_t posted_seq;
     uint32_t bucket_left;    /* operations that must still follow in its current bucket, */
     enum dtype bucket_dtype; /* of this type, with this operator */
@@ -251,6 +256,7 @@ struct communicator {
     /* Formed. */
     struct exec_comm *exec;
     struct p2p_comm *p2p;
+    struct comms_cells *cells;       /* null: it has none; cells.c */
     struct communicator_op **ops;    /* ring of COMMS_PENDING_OPS_MAX, by seq */
     struct communicator_op *pending; /* not finished, by seq */
     struct communicator_op *start;   /* the next of these to begin; operations begin in order */

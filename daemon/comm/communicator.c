@@ -147,6 +147,7 @@ void communicator_free(struct communicator *comm)
         exec_comm_free(comm->exec);
     }
     comms_formation_free(comm);
+    comms_cells_free(comm);
     free(comm->detail);
     timer_heap_remove(&comms->timers, &comm->timer);
     DL_DELETE(comms->comms, comm);
@@ -285,6 +286,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
     communicator_set_state(comm, COMMS_COMM_FAILED, now_ns);
     communicator_unname(comm);
     if (formed) {
+        comms_cells_end(comm);
         comms_op_fail_waiting(comm, now_ns);
         comms_p2p_fail(comm);
         exec_comm_abort(comm->exec, &comm->cause);

@@ -40,7 +40,7 @@ static bool has_come(const struct communicator *comm, uint32_t rank, uint64_t se
 {
     for (uint32_t i = 0; comm->node_of_rank[rank] == comm->own_index && i < comm->local_count; i++) {
         if (comm->locals[i] != NULL && comm->locals[i]->rank == rank) {
-            return comm->locals[i]->posted_seq >= seq;
+            return comms_cells_head(comm->locals[i]) >= seq;
         }
     }
     return false;
@@ -55,7 +55,7 @@ void comms_detail_add_missing(struct comms_detail *detail, const struct communic
         }
     }
     for (uint32_t i = 0; missing == NULL && i < comm->local_count; i++) {
-        if (comm->locals[i] != NULL && comm->locals[i]->posted_seq < seq) {
+        if (comm->locals[i] != NULL && comms_cells_head(comm->locals[i]) < seq) {
             comms_detail_add_member(detail, comm->locals[i]);
         }
     }

@@ -450,6 +450,7 @@ static void formed(struct communicator *comm, uint64_t now_ns)
     trace_comm_formed(comm->comm_id, 0, 0, 0, 0, comm->terms.size);
     comms_verdicts_begin(comm, now_ns);
     comms_reach_begin(comm, now_ns);
+    comms_cells_make(comm);
     char left_out[COMMS_LEFT_OUT_BYTES];
     if (communicator_may_log(comm, &comm->comms->formed_log, now_ns, left_out)) {
         log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx%s",

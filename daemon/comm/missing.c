@@ -54,12 +54,12 @@ static void find_own(const struct communicator *comm, uint64_t seq, struct comms
     comms_text_begin(&text, out->text, sizeof out->text);
     for (uint32_t i = 0; i < comm->local_count; i++) {
         const struct comms_member *member = comm->locals[i];
-        out->count += member != NULL && member->posted_seq < seq;
+        out->count += member != NULL && comms_cells_head(member) < seq;
     }
     const char *separator = out->count == 1 ? "rank " : "ranks ";
     for (uint32_t i = 0; i < comm->local_count && out->count > 0; i++) {
         const struct comms_member *member = comm->locals[i];
-        if (member != NULL && member->posted_seq < seq) {
+        if (member != NULL && comms_cells_head(member) < seq) {
             comms_text_add(&text, "%s%u (pid %d)", separator, member->rank, (int)member->client.pid);
             separator = ", ";
             list_rank(out, comm, member->rank, (int32_t)member->client.pid);

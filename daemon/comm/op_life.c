@@ -272,10 +272,13 @@ static uint64_t op_speak_ns(const struct communicator_op *op)
 static void add_late_ranks(const struct communicator_op *op, struct comms_text *text)
 {
     const struct communicator *comm = op->comm;
-    uint32_t late = comm->local_count - op->posted_count;
+    uint32_t late = 0;
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        late += comms_cells_is_missing(op, i);
+    }
     const char *separator = late == 1 ? "rank " : "ranks ";
     for (uint32_t i = 0; i < comm->local_count; i++) {
-        if (!op->posts[i].posted && comm->locals[i] != NULL) {
+        if (comms_cells_is_missing(op, i) && comm->locals[i] != NULL) {
             comms_text_add(text, "%s%u (pid %d)", separator, comm->locals[i]->rank,
                            (int)comm->locals[i]->client.pid);
             separator = ", ";

@@ -108,12 +108,34 @@ static void number_use(struct comms_member *member, const struct op_terms *terms
     comm->highest_seq = member->posted_seq > comm->highest_seq ? member->posted_seq : comm->highest_seq;
 }
 
+/* Leaves out the numbers of operations that went through cells. A number that makes no sense is the next one:
+ * the rank then contradicts the others. */
+static void number_skip_to(struct comms_member *member, uint64_t number)
+{
+    uint64_t next = member->posted_seq + 1;
+    if (member->comm->cells == NULL || number <= next || number - next > COMMS_SKIPPED_MAX ||
+        member->bucket_left > 0) {
+        return;
+    }
+    member->posted_seq = number - 1;
+    if (member->owed_ops == 0) {
+        member->completed_seq = member->posted_seq;
+    }
+}
+
+static uint64_t call_ns(const struct comms_op *call, uint64_t now_ns)
+{
+    uint64_t waited_ms = call->waited_ms < COMMS_WAITED_MAX_MS ? call->waited_ms : COMMS_WAITED_MAX_MS;
+    return now_ns > waited_ms * TIME_MS ? now_ns - waited_ms * TIME_MS : now_ns;
+}
+
 static void op_post(struct communicator_op *op, struct comms_member *member, const struct comms_op *call,
-                    struct comms_buffers *buffers)
+                    struct comms_buffers *buffers, uint64_t called_ns)
 {
     struct communicator *comm = op->comm;
     struct communicator_post *post = &op->posts[member->local_index];
     uint64_t timeout_ms = call->timeout_ms != 0 ? call->timeout_ms : comm->terms.op_timeout_ms;
+    op->first_post_ns = time_min(op->first_post_ns, called_ns);
     post->posted = true;
     post->owed = true;
     post->rank = member->rank;
@@ -215,7 +237,7 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
         op->charged_bytes = op_bytes;
     }
     number_use(member, terms);
-    op_post(op, member, asked, buffers);
+    op_post(op, member, asked, buffers, call_ns(asked, now_ns));
     if (op->finished) { /* before this rank came */
         op->posts[member->local_index].buffers = NULL;
         comms_buffers_free(buffers);
@@ -260,6 +282,7 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
         comms_buffers_release(&buffers);
         return status;
     }
+    number_skip_to(member, op->number);
     trace_op_taken(member->comm->comm_id, member->posted_seq + 1, op->terms.kind, member->rank, 0,
                    op->ticket);
     if (too_many(member, &why)) {

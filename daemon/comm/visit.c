@@ -47,6 +47,16 @@ static void visit_forming(const struct communicator *comm, struct communicator_i
     info->node_names = *names;
 }
 
+static uint64_t ops_posted(const struct communicator *comm)
+{
+    uint64_t highest_seq = comm->highest_seq;
+    for (uint32_t i = 0; comm->cells != NULL && i < comm->local_count; i++) {
+        uint64_t head = comm->locals[i] != NULL ? comms_cells_head(comm->locals[i]) : 0;
+        highest_seq = head > highest_seq ? head : highest_seq;
+    }
+    return highest_seq;
+}
+
 void comms_visit_comms(const struct comms *comms, communicator_visit *visit, void *context)
 {
     const struct communicator *comm;
@@ -71,8 +81,8 @@ void comms_visit_comms(const struct comms *comms, communicator_visit *visit, voi
             .local_size = comm->rank_count,
             .missing_ranks = missing,
             .since_ns = comm->since_ns,
-            .ops_posted = comm->highest_seq,
-            .ops_completed = comm->completed_count,
+            .ops_posted = ops_posted(comm),
+            .ops_completed = comm->completed_count + comms_cells_count(comm),
             .bytes_reduced = comm->bytes_reduced,
             .error = comm->state == COMMS_COMM_FAILED ? comm->cause.text : "",
         };
@@ -96,7 +106,7 @@ static void visit_ranks(const struct communicator_op *op, bool posted, char *out
     struct comms_text text;
     comms_text_begin(&text, out, size);
     for (uint32_t i = 0; i < comm->local_count; i++) {
-        if (comm->locals[i] != NULL && op->posts[i].posted == posted) {
+        if (comm->locals[i] != NULL && comms_cells_is_missing(op, i) != posted) {
             comms_text_add(&text, "%s%u (pid %d)", separator, comm->locals[i]->rank,
                            (int)comm->locals[i]->client.pid);
             separator = ", ";
@@ -135,6 +145,41 @@ static bool visit_op(const struct communicator_op *op, uint64_t now_ns, comms_op
     return visit(context, &info);
 }
 
+/* The operation for which ranks wait in cells. */
+static bool visit_cells(const struct communicator *comm, uint64_t now_ns, comms_op_visit *visit,
+                        void *context)
+{
+    struct comms_cells_wait wait;
+    char arrived[VISIT_TEXT_MAX_BYTES], missing[VISIT_TEXT_MAX_BYTES];
+    struct comms_text texts[2];
+    const char *separators[2] = {"", ""};
+    if (!comms_cells_waiting(comm, now_ns, &wait)) {
+        return true;
+    }
+    comms_text_begin(&texts[0], arrived, sizeof arrived);
+    comms_text_begin(&texts[1], missing, sizeof missing);
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        const struct comms_member *member = comm->locals[i];
+        if (member != NULL) {
+            int which = comms_cells_head(member) < wait.seq;
+            comms_text_add(&texts[which], "%s%u (pid %d)", separators[which], member->rank,
+                           (int)member->client.pid);
+            separators[which] = ", ";
+        }
+    }
+    uint64_t timeout_ns = comm->terms.op_timeout_ms * TIME_MS;
+    struct comms_op_info info = {.comm_name = comm->name,
+                                 .owner_uid = comm->terms.owner_uid,
+                                 .seq = wait.seq,
+                                 .terms = wait.terms,
+                                 .age_ns = wait.age_ns,
+                                 .deadline_in_ns = timeout_ns > wait.age_ns ? timeout_ns - wait.age_ns : 0,
+                                 .arrived_ranks = arrived,
+                                 .missing_ranks = missing,
+                                 .waiting_for = ""};
+    return visit(context, &info);
+}
+
 void comms_visit_ops(const struct comms *comms, uint64_t now_ns, comms_op_visit *visit, void *context)
 {
     const struct communicator *comm;
@@ -147,7 +192,7 @@ void comms_visit_ops(const struct comms *comms, uint64_t now_ns, comms_op_visit 
                 return;
             }
         }
-        if (!comms_p2p_visit(comm, now_ns, visit, context)) {
+        if (!visit_cells(comm, now_ns, visit, context) || !comms_p2p_visit(comm, now_ns, visit, context)) {
             return;
         }
     }

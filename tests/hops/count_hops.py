@@ -102,7 +102,7 @@ def read_calls(path, binary):
 def run(folder, memory):
     """Returns the calls of the rank that calls last, and those of commd."""
     environment = {"COMMD_HOPS_FOLDER": str(folder), "LD_PRELOAD": str(TRACER)}
-    cluster = Cluster(["solo"], namespaces=False, start=False, daemon_environment=environment, client_environment=environment)
+    cluster = Cluster(["solo"], namespaces=False, start=False, daemon_environment=environment, client_environment=dict(environment, COMMD_CELLS="off"))
     try:
         cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cluster.socket("solo")}";\n')
         daemon = cluster.start("solo", "--standalone")

@@ -33,7 +33,7 @@ BELOW = {
     "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/store", "daemon/api"],
     "client/include": ["client/include/commclient"],
     "client/include/commclient": [],
-    "client/lib": ["proto", "client/include", "client/lib/gpu"],
+    "client/lib": ["proto", "client/include", "client/lib/gpu", "daemon/host"],  # of daemon/host only reduce.h: see ALLOWED_ALONE
     "client/lib/gpu": ["proto", "client/include", "client/lib"],
     "client/commctl": ["proto", "client/include"],
     "client/nccl": ["client/include", "proto"],
@@ -52,6 +52,8 @@ WRAPPED = [
     (r"systemd/", r"daemon/[^/]*$", "libsystemd is for the top of the daemon alone"),
     (r"cmocka", r"(?!)", "cmocka is for tests alone"),
 ]
+# Folders of which a folder may include some headers only: the library reduces by the daemon's code, so that all results have the same bits.
+ALLOWED_ALONE = {("client/lib", "daemon/host"): {"daemon/host/reduce.h"}}
 PUBLIC_HEADER = "commclient.h"  # included without a folder, as its users do
 PUBLIC_PARTS = "commclient/"  # its parts, which only it includes
 INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*(.*)')
@@ -87,6 +89,8 @@ def problems_of_include(path, folder, operand):
         if target != folder and target not in BELOW[folder]:
             allowed = ", ".join(BELOW[folder]) or "nothing of the project"
             yield f"{name}: {folder} must not include {target}; below it: {allowed}"
+        elif name not in ALLOWED_ALONE.get((folder, target), {name}):
+            yield f"{name}: of {target}, {folder} may include only {', '.join(ALLOWED_ALONE[folder, target])}"
     elif bracket == '"':
         yield f'"{name}": project headers are written from the top folder, others as <{name}>'
 

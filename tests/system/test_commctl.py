@@ -152,7 +152,7 @@ class Frozen(StandaloneTest):
 
     def test_stopped_while_operations_run(self):
         path, commd = self.cluster.socket("solo"), self.cluster.daemons["solo"]
-        bench = subprocess.Popen([BUILD / "commctl", "--socket", path, "-t", "0.5", "bench", "--min-bytes", "8", "--max-bytes", "64", "--seconds-per-size", "30"],
+        bench = subprocess.Popen([BUILD / "commctl", "--socket", path, "-t", "0.5", "bench", "--min-bytes", "65536", "--max-bytes", "131072", "--seconds-per-size", "30"],
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(500):
             comms = json.loads(subprocess.run([BUILD / "commctl", "--socket", path, "-f", "json", "comms"], stdout=subprocess.PIPE, check=True).stdout)["comms"]

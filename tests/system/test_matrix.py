@@ -31,5 +31,14 @@ class OnTheSocketAlone(Matrix):
     environment = {"COMMD_RINGS": "0"}
 
 
+class ThroughCommdAlone(Matrix):
+    environment = {"COMMD_CELLS": "off"}
+
+    def test_one_node_of_three_ranks(self):
+        self.check("aaa")
+
+    test_two_nodes_of_two_ranks = test_three_nodes_of_one_two_and_three_ranks_interleaved = test_three_rails = None
+
+
 if __name__ == "__main__":
     unittest.main()

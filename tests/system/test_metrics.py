@@ -210,7 +210,8 @@ class Pair(unittest.TestCase):
     def test_dashboard_and_alerts_miss_nothing(self):
         """Whoever adds a metric puts it where people look, or lists it here."""
         elsewhere = {"commd_uptime_seconds", "commd_draining", "commd_log_lines_lost_total", "commd_communicators_formed_total", "commd_link_received_packets_total",
-                     "commd_replies_queued", "commd_gpu_info", "commd_gpu_memory_bytes", "commd_datagrams_received_total", "commd_calls_refused_total"}
+                     "commd_replies_queued", "commd_gpu_info", "commd_gpu_memory_bytes", "commd_datagrams_received_total", "commd_calls_refused_total",
+                     "commd_operations_in_cells_total"}
         text = DASHBOARD.read_text() + ALERTS.read_text()
         missing = {name for name in self.names() if name not in text and not name.endswith(("_sum", "_count"))}
         self.assertEqual(missing - elsewhere, set())

@@ -234,36 +234,45 @@ static void test_kinds(void **state)
     }
 }
 
+/* A number is in no memory. */
+static uint32_t memory_of(unsigned what)
+{
+    return what == RECORD_NUMBER ? 0 : 1;
+}
+
 static void test_entries(void **state)
 {
     (void)state;
     struct submit_record record;
     for (unsigned first = 0; first <= UINT8_MAX; first++) {
-        for (unsigned second = 0; second <= RECORD_WINDOW + 1; second++) {
+        for (unsigned second = 0; second <= RECORD_NUMBER + 1; second++) {
             submit_record_begin(&record, RECORD_OPERATION, 1);
-            submit_record_add(&record, (enum record_what)first, 1, 0, 0);
-            submit_record_add(&record, (enum record_what)second, 1, 0, 0);
-            bool there_are = first > 0 && first <= RECORD_WINDOW && second > 0 && second <= RECORD_WINDOW;
+            submit_record_add(&record, (enum record_what)first, memory_of(first), 0, 0);
+            submit_record_add(&record, (enum record_what)second, memory_of(second), 0, 0);
+            bool there_are = first > 0 && first <= RECORD_NUMBER && second > 0 && second <= RECORD_NUMBER;
             if (there_are && (first < second || (first == second && first == RECORD_WAIT))) {
                 expect_same(&record, submit_record_bytes(&record));
             } else {
-                bool first_is = first > 0 && first <= RECORD_WINDOW;
-                bool second_is = second > 0 && second <= RECORD_WINDOW;
+                bool first_is = first > 0 && first <= RECORD_NUMBER;
+                bool second_is = second > 0 && second <= RECORD_NUMBER;
                 expect_refused(&record, submit_record_bytes(&record),
                                first_is && second_is ? "order of entries" : "entry");
             }
         }
     }
-    for (unsigned what = RECORD_INPUT; what <= RECORD_WINDOW; what++) {
+    for (unsigned what = RECORD_INPUT; what <= RECORD_NUMBER; what++) {
         submit_record_begin(&record, RECORD_OPERATION, 1);
-        submit_record_add(&record, (enum record_what)what, 1, 0, 5);
-        if (what == RECORD_ENDED || what == RECORD_WAIT) {
+        submit_record_add(&record, (enum record_what)what, memory_of(what), 0, 5);
+        if (what == RECORD_ENDED || what == RECORD_WAIT || what == RECORD_NUMBER) {
             expect_same(&record, submit_record_bytes(&record));
         } else {
             /* This entry has no value. */
             expect_refused(&record, submit_record_bytes(&record), "reserved field");
         }
     }
+    submit_record_begin(&record, RECORD_OPERATION, 1);
+    submit_record_add(&record, RECORD_NUMBER, 1, 0, 5);
+    expect_refused(&record, submit_record_bytes(&record), "reserved field");
 }
 
 static void test_maxima(void **state)
@@ -289,6 +298,7 @@ static void test_maxima(void **state)
         submit_record_add(record, RECORD_WAIT, 1, 8 * i, 1);
     }
     submit_record_add(record, RECORD_WINDOW, RECORD_WINDOW_BOTH, 4, 0);
+    submit_record_add(record, RECORD_NUMBER, 0, 7, 9);
     assert_int_equal(record->entry_count, RECORD_ENTRIES_MAX);
     expect_same(record, submit_record_bytes(record));
     for (unsigned count = RECORD_ENTRIES_MAX + 1; count <= UINT8_MAX; count++) {

@@ -1,0 +1,84 @@
+#ifndef CLIENT_LIB_CELLS_H
+#define CLIENT_LIB_CELLS_H
+
+#include <commclient.h>
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/cells.h"
+#include "proto/records.h"
+
+/*
+ * Small operations of a communicator whose ranks are all on this node (proto/cells.h). An operation that is
+ * published is in its communicator's list like any other, and in one of these slots. Threads that wait for it
+ * look at the cells; whoever finds it complete takes its result. If it has to go to commd after all, it
+ * becomes a held operation (held.h), before all others that are held.
+ *
+ * A program may submit an operation and then compute. The feeder thread looks meanwhile, because another rank
+ * may need commd for this operation.
+ *
+ * All functions need the client's lock, unless their comment says otherwise.
+ */
+struct comm_comm;
+struct comm_client;
+struct client_call;
+struct client_held;
+struct client_op;
+struct cells_slot;
+
+/* What a client knows of the cells of all its communicators. */
+struct cells_use {
+    bool offered;        /* commd makes cells */
+    int fd;              /* came with the packet that is handled now; -1: none */
+    uint32_t open;       /* operations that were published and have not ended */
+    uint64_t used;       /* operations that were published so far, */
+    uint64_t seen;       /* at the feeder's last look */
+    uint32_t idle_looks; /* of the feeder, without a new one */
+    uint32_t looks;      /* of the feeder, in all */
+};
+
+/* commd sent the communicator's segment; it came as client->cells.fd. */
+void cells_handle(struct comm_client *client, uint32_t handle);
+/* Maps the segment of a communicator that has formed. If it cannot, the communicator goes on without cells.
+ * May release the lock. */
+void cells_open(struct comm_comm *comm);
+void cells_close(struct comm_comm *comm);
+
+/* Whether the operation may be published now. waits: it waits for events or streams. */
+bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, bool waits);
+/* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is
+ * appended. */
+void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
+void cells_put(struct comm_comm *comm, const struct client_op *op);
+/* The operation goes to commd, with this record. It takes the next number, unless it has one. */
+void cells_pass(struct comm_comm *comm, struct client_op *op, struct submit_record *record);
+/* Whether an operation, or a record, that cannot be published must wait until all that were published have
+ * ended. */
+bool cells_must_wait(const struct comm_comm *comm);
+/* The same of a held operation. */
+bool cells_may_feed(struct comm_comm *comm, const struct client_held *held);
+/* The operation leaves the list. */
+void cells_forget(struct comm_comm *comm, struct client_op *op);
+
+/* Ends operations of all communicators that are complete, and hands over those that go to commd. May release
+ * the lock. */
+void cells_progress(struct comm_client *client);
+/* Waits until operations of the communicator may have ended; releases the lock meanwhile. Returns false at
+ * once if the next end is to come from commd. */
+bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns);
+/* Whether the feeder must look. */
+bool cells_are_busy(struct comm_client *client);
+/* Whether the feeder must look at commd at this look: operations in cells do not notice that commd is gone.
+ */
+bool cells_must_look_at_commd(struct comm_client *client);
+
+/* cells_take.c: writes the cell's data; takes the result of a complete operation. Any thread that owns the
+ * operation. */
+void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                 const struct client_call *call);
+void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                const struct client_call *call);
+
+#endif

@@ -1,0 +1,216 @@
+#include "proto/cells.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NS_PER_S 1000000000u
+
+/* --- Terms --- */
+
+/* Kinds in which a rank publishes one block for each rank. */
+static bool publishes_blocks(enum op_kind kind)
+{
+    return kind == OP_KIND_REDUCE_SCATTER || kind == OP_KIND_ALL_TO_ALL || kind == OP_KIND_SCATTER;
+}
+
+bool cells_take(const struct op_terms *terms, uint32_t rank_count)
+{
+    uint64_t blocks = publishes_blocks(terms->kind) ? rank_count : 1;
+    return !op_kind_is_message(terms->kind) && terms->compression == COMPRESSION_NONE &&
+           terms->has_layouts == 0 && terms->bucket_ops == 1 &&
+           terms->count_elements <= CELLS_DATA_MAX_BYTES / (blocks * dtype_size_bytes(terms->dtype));
+}
+
+size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)
+{
+    bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
+    size_t blocks = publishes_blocks(terms->kind) ? rank_count : 1;
+    return from_root && rank != terms->root_rank
+               ? 0
+               : blocks * (size_t)terms->count_elements * dtype_size_bytes(terms->dtype);
+}
+
+/* --- Bells --- */
+
+static void ring(struct cells_rank *rank)
+{
+    atomic_fetch_add_explicit(&rank->bell, 1, memory_order_relaxed);
+    (void)syscall(SYS_futex, &rank->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* A sleeper first says so and then looks at the cells; a rank that publishes does the opposite. So one sees
+ * the other. */
+static void ring_sleepers(struct cells_shared *shared, uint32_t rank_count, uint32_t rank)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    for (uint32_t other = 0; other < rank_count; other++) {
+        struct cells_rank *its = &shared->ranks[other];
+        if (other != rank && atomic_load_explicit(&its->sleepers, memory_order_relaxed) != 0) {
+            ring(its);
+        }
+    }
+}
+
+uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank)
+{
+    struct cells_rank *own = &shared->ranks[rank];
+    atomic_fetch_add_explicit(&own->sleepers, 1, memory_order_seq_cst);
+    uint32_t bell = atomic_load_explicit(&own->bell, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    return bell;
+}
+
+void cells_sleep(struct cells_shared *shared, uint32_t rank, uint32_t bell, uint64_t timeout_ns)
+{
+    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / NS_PER_S),
+                               .tv_nsec = (long)(timeout_ns % NS_PER_S)};
+    (void)syscall(SYS_futex, &shared->ranks[rank].bell, FUTEX_WAIT, bell, &timeout, NULL, 0);
+}
+
+void cells_get_up(struct cells_shared *shared, uint32_t rank)
+{
+    atomic_fetch_sub_explicit(&shared->ranks[rank].sleepers, 1, memory_order_relaxed);
+}
+
+/* --- Taking part --- */
+
+void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
+{
+    atomic_store_explicit(&cells_header(shared, rank, seq)->seq, seq, memory_order_release);
+    ring_sleepers(shared, rank_count, rank);
+}
+
+void cells_hand_over(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
+{
+    atomic_store_explicit(&shared->ranks[rank].by_commd, seq, memory_order_release);
+    ring_sleepers(shared, rank_count, rank);
+}
+
+/* How one other rank takes part. */
+static enum cells_way look_at(struct cells_shared *shared, uint32_t other, uint64_t seq,
+                              const struct op_terms *own)
+{
+    struct cell_header *header = cells_header(shared, other, seq);
+    struct op_terms said;
+    if (atomic_load_explicit(&header->seq, memory_order_acquire) != seq) {
+        bool passed = atomic_load_explicit(&shared->ranks[other].by_commd, memory_order_acquire) >= seq;
+        /* It may have published this operation, and handed over a later one since the first look. */
+        if (atomic_load_explicit(&header->seq, memory_order_acquire) != seq) {
+            return passed ? CELLS_BY_COMMD : CELLS_WAIT;
+        }
+    }
+    memcpy(&said, &header->said.terms, sizeof said);
+    return memcmp(&said, own, sizeof said) == 0 ? CELLS_DIRECT : CELLS_BY_COMMD;
+}
+
+bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
+{
+    for (uint32_t other = 0; other < rank_count; other++) {
+        if (other == rank ||
+            atomic_load_explicit(&cells_header(shared, other, seq)->seq, memory_order_acquire) == seq) {
+            continue;
+        }
+        uint32_t state = atomic_load_explicit(&shared->state, memory_order_relaxed);
+        return state == CELLS_FINAL ||
+               atomic_load_explicit(&shared->ranks[other].by_commd, memory_order_relaxed) >= seq;
+    }
+    return atomic_load_explicit(&shared->state, memory_order_relaxed) != CELLS_DECIDING;
+}
+
+static enum cells_way look_at_all(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
+                                  uint64_t seq)
+{
+    enum cells_way all = CELLS_DIRECT;
+    struct op_terms own;
+    memcpy(&own, &cells_header(shared, rank, seq)->said.terms, sizeof own);
+    for (uint32_t other = 0; other < rank_count; other++) {
+        enum cells_way way = other != rank ? look_at(shared, other, seq, &own) : CELLS_DIRECT;
+        if (way == CELLS_BY_COMMD) {
+            return CELLS_BY_COMMD;
+        }
+        all = way == CELLS_WAIT ? CELLS_WAIT : all;
+    }
+    return all;
+}
+
+enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
+{
+    enum cells_way way = look_at_all(shared, rank_count, rank, seq);
+#if !defined(__x86_64__)
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+    /* The cells come first: if the segment is open after them, commd's copy will have them. */
+    uint32_t state = atomic_load_explicit(&shared->state, memory_order_acquire);
+    if (state == CELLS_OPEN || way == CELLS_BY_COMMD) {
+        return way;
+    }
+    if (state != CELLS_FINAL) {
+        return CELLS_WAIT;
+    }
+    for (uint32_t each = 0; each < rank_count; each++) {
+        if (atomic_load_explicit(&shared->heads[each], memory_order_relaxed) < seq) {
+            return CELLS_BY_COMMD;
+        }
+    }
+    way = look_at_all(shared, rank_count, rank, seq); /* all are there now */
+    return way == CELLS_DIRECT ? CELLS_DIRECT : CELLS_BY_COMMD;
+}
+
+/* --- commd --- */
+
+uint64_t cells_head(struct cells_shared *shared, uint32_t rank)
+{
+    struct cells_rank *its = &shared->ranks[rank];
+    uint64_t head = atomic_load_explicit(&its->by_commd, memory_order_acquire);
+    for (uint32_t i = 0; i < CELLS_DEPTH; i++) {
+        uint64_t seq = atomic_load_explicit(&its->headers[i].seq, memory_order_acquire);
+        head = seq > head ? seq : head;
+    }
+    return head;
+}
+
+uint64_t cells_published(struct cells_shared *shared, uint32_t rank)
+{
+    uint64_t newest = 0, published = 0;
+    for (uint32_t i = 0; i < CELLS_DEPTH; i++) {
+        const struct cell_header *header = &shared->ranks[rank].headers[i];
+        uint64_t seq = atomic_load_explicit(&header->seq, memory_order_acquire);
+        if (seq > newest) {
+            newest = seq;
+            published = *(const volatile uint64_t *)&header->published;
+        }
+    }
+    return published;
+}
+
+void cells_decide(struct cells_shared *shared)
+{
+    atomic_store_explicit(&shared->state, CELLS_DECIDING, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+void cells_copy_head(struct cells_shared *shared, uint32_t rank)
+{
+    atomic_store_explicit(&shared->heads[rank], cells_head(shared, rank), memory_order_relaxed);
+}
+
+void cells_end(struct cells_shared *shared, uint32_t rank_count)
+{
+    atomic_store_explicit(&shared->state, CELLS_FINAL, memory_order_seq_cst);
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        ring(&shared->ranks[rank]);
+    }
+}
+
+void cells_retire(struct cells_shared *shared, uint32_t rank_count)
+{
+    cells_decide(shared);
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        cells_copy_head(shared, rank);
+    }
+    cells_end(shared, rank_count);
+}

@@ -1,0 +1,152 @@
+#ifndef PROTO_CELLS_H
+#define PROTO_CELLS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/op_terms.h"
+
+/*
+ * Small operations of a communicator whose ranks are all on one node, without commd in the way. commd makes
+ * one sealed segment for the communicator. Each rank has a ring of cells there, which it alone writes. A rank
+ * publishes its part of an operation in a cell; every rank reads the cells of all ranks, and takes its result
+ * itself.
+ *
+ * Every operation takes a number, from 1 on. A rank takes part in it in one of two ways: it publishes a cell,
+ * or it hands the operation to commd and notes that in `by_commd`. If any rank hands it to commd, or the
+ * terms differ, every rank does the same. All ranks see the same cells, so all of them decide alike. commd
+ * then carries the operation out, or says what contradicts.
+ *
+ * An operation ends for a rank when all ranks have taken part. A rank publishes at most CELLS_WINDOW
+ * operations that have not ended for it. So when it publishes operation s, operation s - CELLS_WINDOW has
+ * ended for it, all ranks have taken part in that, and s - 2 * CELLS_WINDOW has ended for all of them. The
+ * cell of the latter can be used again.
+ *
+ * The segment is open until commd retires it: because a rank is gone or left, a deadline has passed, or the
+ * communicator failed. commd copies how far each rank has come, once, after it has said that it decides. An
+ * operation in which all ranks take part according to that copy ends as in an open segment. All later
+ * operations go to commd. A rank that sees a segment that is not open waits for the copy. So all ranks agree.
+ *
+ * Nobody trusts the segment: each word is read once, headers are copied before they are looked at, and sizes
+ * are the reader's own. A rank that writes nonsense harms its own communicator.
+ */
+#define CELLS_RANKS_MAX 16u /* with more ranks, a rank reads too many cells for each operation */
+#define CELLS_DEPTH 8u      /* cells of a rank */
+#define CELLS_WINDOW 4u     /* operations that a rank has published and that have not ended for it */
+#define CELLS_DATA_MAX_BYTES 32768u
+#define CELLS_SHORT_MAX_BYTES 72u /* data that lie in the header */
+#define CELLS_LINE_BYTES 64u
+#define CELLS_PAGE_BYTES 4096u
+
+_Static_assert(CELLS_DEPTH == 2 * CELLS_WINDOW, "a cell is used again after two windows");
+
+enum cells_state {
+    CELLS_OPEN = 0,     /* the segment's first bytes are zero */
+    CELLS_DECIDING = 1, /* commd copies how far each rank has come */
+    CELLS_FINAL = 2     /* `heads` are that copy */
+};
+
+/* What all ranks must agree on, and what a rank adds. */
+struct cell_terms {
+    struct op_terms terms;
+    double factor; /* premul_sum */
+};
+
+struct cell_header {
+    _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t seq; /* written last */
+    struct cell_terms said;
+    uint64_t published; /* how many cells the rank has published, with this one: for statistics */
+    unsigned char data[CELLS_SHORT_MAX_BYTES];
+};
+
+_Static_assert(sizeof(struct cell_header) == 2 * CELLS_LINE_BYTES, "the layout is fixed");
+
+/* One rank's part. Others write only to bell. */
+struct cells_rank {
+    _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t by_commd; /* the last operation that it handed to commd */
+    _Atomic uint32_t sleepers;                                /* its threads that sleep at the bell */
+    _Atomic uint32_t bell;                                    /* a futex */
+    struct cell_header headers[CELLS_DEPTH];
+};
+
+/* The start of the segment. The longer data follow, from a page boundary on. */
+struct cells_shared {
+    _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint32_t state; /* enum cells_state */
+    _Atomic uint64_t heads[CELLS_RANKS_MAX];
+    struct cells_rank ranks[];
+};
+
+/* The part that commd maps: without the longer data. A multiple of CELLS_PAGE_BYTES. */
+static inline size_t cells_control_bytes(uint32_t rank_count)
+{
+    size_t bytes = sizeof(struct cells_shared) + rank_count * sizeof(struct cells_rank);
+    return (bytes + CELLS_PAGE_BYTES - 1) / CELLS_PAGE_BYTES * CELLS_PAGE_BYTES;
+}
+
+/* The whole segment for 2 to CELLS_RANKS_MAX ranks. */
+static inline size_t cells_bytes(uint32_t rank_count)
+{
+    return cells_control_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_DATA_MAX_BYTES;
+}
+
+static inline struct cell_header *cells_header(struct cells_shared *shared, uint32_t rank, uint64_t seq)
+{
+    return &shared->ranks[rank].headers[seq % CELLS_DEPTH];
+}
+
+/* Where the data of a rank's operation lie. */
+static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
+                                        uint64_t seq, size_t size_bytes)
+{
+    if (size_bytes <= CELLS_SHORT_MAX_BYTES) {
+        return cells_header(shared, rank, seq)->data;
+    }
+    return (unsigned char *)shared + cells_control_bytes(rank_count) +
+           ((size_t)rank * CELLS_DEPTH + seq % CELLS_DEPTH) * CELLS_DATA_MAX_BYTES;
+}
+
+/* The operation may go through cells, by the terms alone: then so says every rank that has the same terms. */
+bool cells_take(const struct op_terms *terms, uint32_t rank_count);
+/* The data that a rank publishes for it. */
+size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank);
+
+/* --- A rank --- */
+
+/* Tell the other ranks that this rank takes part: the cell is complete, or commd has the operation. */
+void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+void cells_hand_over(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+
+enum cells_way {
+    CELLS_WAIT,    /* a rank has not taken part yet, or commd decides */
+    CELLS_DIRECT,  /* all ranks have published it alike: the result can be taken */
+    CELLS_BY_COMMD /* commd must carry it out */
+};
+/* Whether cells_look may say something else than CELLS_WAIT. Reads only words that are atomic, so a thread
+ * may call it while another one of its rank goes on. */
+bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+/* What becomes of an operation that the rank has published, and that has not ended for it. */
+enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+
+/* Before sleeping: from here on others ring this rank's bell. Returns the bell's value, for cells_sleep. Look
+ * again after it. */
+uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank);
+/* Sleeps until the bell rings, at most so long. */
+void cells_sleep(struct cells_shared *shared, uint32_t rank, uint32_t bell, uint64_t timeout_ns);
+void cells_get_up(struct cells_shared *shared, uint32_t rank);
+
+/* --- commd --- */
+
+/* The last operation in which the rank has taken part. */
+uint64_t cells_head(struct cells_shared *shared, uint32_t rank);
+/* The cells that the rank has published. */
+uint64_t cells_published(struct cells_shared *shared, uint32_t rank);
+/* The steps of cells_retire: it decides, copies how far a rank has come, and lets all go on. */
+void cells_decide(struct cells_shared *shared);
+void cells_copy_head(struct cells_shared *shared, uint32_t rank);
+void cells_end(struct cells_shared *shared, uint32_t rank_count);
+/* Ends the use of the segment, and wakes all who sleep. To be called once. */
+void cells_retire(struct cells_shared *shared, uint32_t rank_count);
+
+#endif

@@ -1,0 +1,397 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cells.h"
+
+/* --- Every order of the steps of a few ranks and commd --- */
+
+enum { RANKS_MAX = 3, OPS = 2 };
+
+/* What a rank does for an operation. */
+enum part { PUBLISHES, PUBLISHES_OTHER_TERMS, HANDS_OVER };
+
+struct world {
+    struct cells_shared *shared;
+    uint32_t ranks;
+    enum part parts[RANKS_MAX][OPS];
+    uint32_t ops[RANKS_MAX];     /* of each rank; less than OPS: it is gone afterwards */
+    unsigned begun[RANKS_MAX];   /* operations in which it has taken part */
+    unsigned decided[RANKS_MAX]; /* operations of which it knows the way */
+    enum cells_way ways[RANKS_MAX][OPS];
+    unsigned retire_step;
+    bool retires;
+    unsigned long ends;
+};
+
+static struct op_terms terms_of(enum part part)
+{
+    return (struct op_terms){
+        .kind = OP_KIND_BARRIER, .count_elements = part == PUBLISHES_OTHER_TERMS ? 1 : 0, .bucket_ops = 1};
+}
+
+static void take_part(struct world *world, uint32_t rank)
+{
+    uint64_t seq = ++world->begun[rank];
+    enum part part = world->parts[rank][seq - 1];
+    if (part == HANDS_OVER) {
+        world->ways[rank][seq - 1] = CELLS_BY_COMMD;
+        cells_hand_over(world->shared, world->ranks, rank, seq);
+    } else {
+        world->ways[rank][seq - 1] = CELLS_WAIT;
+        cells_header(world->shared, rank, seq)->said.terms = terms_of(part);
+        cells_publish(world->shared, world->ranks, rank, seq);
+    }
+}
+
+/* Looks at the oldest operation that the rank has not decided. Returns whether it is decided now. */
+static bool decide(struct world *world, uint32_t rank)
+{
+    enum cells_way *way = &world->ways[rank][world->decided[rank]];
+    if (*way == CELLS_WAIT) {
+        uint64_t seq = world->decided[rank] + 1;
+        *way = cells_look(world->shared, world->ranks, rank, seq);
+        bool news = cells_have_news(world->shared, world->ranks, rank, seq);
+        assert_true(news || *way == CELLS_WAIT || *way == CELLS_BY_COMMD);
+    }
+    world->decided[rank] += *way != CELLS_WAIT;
+    return *way != CELLS_WAIT;
+}
+
+static void retire_on(struct world *world)
+{
+    unsigned step = world->retire_step++;
+    if (step == 0) {
+        cells_decide(world->shared);
+    } else if (step <= world->ranks) {
+        cells_copy_head(world->shared, step - 1);
+    } else {
+        cells_end(world->shared, world->ranks);
+    }
+}
+
+/* All ranks that know the way of an operation know the same. */
+static void check(struct world *world, bool over)
+{
+    for (unsigned op = 0; op < OPS; op++) {
+        enum cells_way way = CELLS_WAIT;
+        for (uint32_t rank = 0; rank < world->ranks; rank++) {
+            if (world->decided[rank] <= op) {
+                assert_true(!over || world->ops[rank] <= op || !world->retires);
+                continue;
+            }
+            assert_true(way == CELLS_WAIT || way == world->ways[rank][op]);
+            way = world->ways[rank][op];
+        }
+    }
+}
+
+static void visit(struct world *world);
+
+/* Makes the step on a copy of the world, and goes on from there. Returns whether it changed something. */
+static bool try_step(const struct world *before, uint32_t who, bool decides)
+{
+    size_t size_bytes = cells_control_bytes(before->ranks);
+    struct world *world = malloc(sizeof *world);
+    assert_non_null(world);
+    *world = *before;
+    world->shared = aligned_alloc(CELLS_PAGE_BYTES, size_bytes);
+    assert_non_null(world->shared);
+    memcpy(world->shared, before->shared, size_bytes);
+    bool changed = true;
+    if (who == before->ranks) {
+        retire_on(world);
+    } else if (decides) {
+        changed = decide(world, who);
+    } else {
+        take_part(world, who);
+    }
+    if (changed) {
+        check(world, false);
+        visit(world);
+        ((struct world *)(uintptr_t)before)->ends = world->ends;
+    }
+    free(world->shared);
+    free(world);
+    return changed;
+}
+
+static void visit(struct world *world)
+{
+    bool any = false;
+    for (uint32_t rank = 0; rank < world->ranks; rank++) {
+        if (world->begun[rank] < world->ops[rank]) {
+            any = try_step(world, rank, false) || any;
+        }
+        if (world->decided[rank] < world->begun[rank]) {
+            any = try_step(world, rank, true) || any;
+        }
+    }
+    if (world->retires && world->retire_step < world->ranks + 2) {
+        any = try_step(world, world->ranks, false) || any;
+    }
+    if (!any) {
+        world->ends++;
+        check(world, true);
+    }
+}
+
+static void try_all_orders(uint32_t ranks, const enum part parts[RANKS_MAX][OPS],
+                           const uint32_t ops[RANKS_MAX], bool retires)
+{
+    struct world world = {.ranks = ranks, .retires = retires};
+    memcpy(world.parts, parts, sizeof world.parts);
+    memcpy(world.ops, ops, sizeof world.ops);
+    world.shared = aligned_alloc(CELLS_PAGE_BYTES, cells_control_bytes(ranks));
+    assert_non_null(world.shared);
+    memset(world.shared, 0, cells_control_bytes(ranks));
+    visit(&world);
+    assert_true(world.ends > 0);
+    free(world.shared);
+}
+
+/* Two ranks: each takes part in each operation in every way, or is gone before. */
+static void test_every_order_of_two_ranks(void **state)
+{
+    (void)state;
+    for (unsigned pattern = 0; pattern < 3 * 3 * 3 * 3; pattern++) {
+        const enum part parts[RANKS_MAX][OPS] = {{(enum part)(pattern % 3), (enum part)(pattern / 3 % 3)},
+                                                 {(enum part)(pattern / 9 % 3), (enum part)(pattern / 27)}};
+        for (uint32_t ops = 0; ops <= OPS; ops++) {
+            try_all_orders(2, parts, (const uint32_t[RANKS_MAX]){OPS, ops}, true);
+        }
+        try_all_orders(2, parts, (const uint32_t[RANKS_MAX]){OPS, OPS}, false);
+    }
+}
+
+static void test_every_order_of_three_ranks(void **state)
+{
+    (void)state;
+    for (unsigned pattern = 0; pattern < 3 * 3 * 3; pattern++) {
+        const enum part parts[RANKS_MAX][OPS] = {
+            {(enum part)(pattern % 3)}, {(enum part)(pattern / 3 % 3)}, {(enum part)(pattern / 9)}};
+        for (uint32_t ops = 0; ops <= 1; ops++) {
+            try_all_orders(3, parts, (const uint32_t[RANKS_MAX]){1, 1, ops}, true);
+        }
+    }
+}
+
+/* --- Threads --- */
+
+enum { THREADS = 3, ROUNDS = 20000, LONG_BYTES = 1000 };
+
+struct job {
+    struct cells_shared *shared;
+    uint32_t rank;
+    unsigned seed;
+    uint64_t last;       /* the last operation to take part in */
+    uint64_t first_left; /* the first one that commd must carry out because the use has ended; 0: none */
+    uint64_t wrong;
+};
+
+static size_t size_of(uint64_t seq)
+{
+    return seq % 3 == 0 ? LONG_BYTES : 1 + seq % CELLS_SHORT_MAX_BYTES;
+}
+
+static unsigned char byte_of(uint32_t rank, uint64_t seq, size_t place)
+{
+    return (unsigned char)(rank * 89 + seq * 7 + place * 13 + 1);
+}
+
+/* In every eleventh operation, some rank hands over. */
+static bool hands_over(uint32_t rank, uint64_t seq)
+{
+    return seq % 11 == 5 && seq / 11 % THREADS == rank;
+}
+
+static void put(const struct job *job, uint64_t seq)
+{
+    unsigned char *data = cells_data(job->shared, THREADS, job->rank, seq, size_of(seq));
+    for (size_t i = 0; i < size_of(seq); i++) {
+        data[i] = byte_of(job->rank, seq, i);
+    }
+    cells_header(job->shared, job->rank, seq)->said.terms = (struct op_terms){.bucket_ops = 1};
+    cells_publish(job->shared, THREADS, job->rank, seq);
+}
+
+static enum cells_way await(const struct job *job, uint64_t seq)
+{
+    enum cells_way way;
+    for (unsigned looks = 0; (way = cells_look(job->shared, THREADS, job->rank, seq)) == CELLS_WAIT;
+         looks++) {
+        if (looks < 3) {
+            sched_yield();
+            continue;
+        }
+        uint32_t bell = cells_lie_down(job->shared, job->rank);
+        if (!cells_have_news(job->shared, THREADS, job->rank, seq)) {
+            cells_sleep(job->shared, job->rank, bell, UINT64_C(60000000000)); /* a lost bell fails the test */
+        }
+        cells_get_up(job->shared, job->rank);
+    }
+    return way;
+}
+
+static uint64_t check_data(const struct job *job, uint64_t seq)
+{
+    uint64_t wrong = 0;
+    for (uint32_t rank = 0; rank < THREADS; rank++) {
+        const unsigned char *data = cells_data(job->shared, THREADS, rank, seq, size_of(seq));
+        for (size_t i = 0; i < size_of(seq); i++) {
+            wrong += data[i] != byte_of(rank, seq, i);
+        }
+    }
+    return wrong;
+}
+
+static void end_one(struct job *job, uint64_t seq, bool was_handed)
+{
+    enum cells_way way = was_handed ? CELLS_BY_COMMD : await(job, seq);
+    bool one_hands_over = false;
+    for (uint32_t rank = 0; rank < THREADS; rank++) {
+        one_hands_over = one_hands_over || hands_over(rank, seq);
+    }
+    if (way == CELLS_DIRECT) {
+        job->wrong += one_hands_over || job->first_left != 0;
+        job->wrong += check_data(job, seq);
+    } else if (!one_hands_over && job->first_left == 0) {
+        job->first_left = seq;
+    }
+}
+
+/* Up to CELLS_WINDOW operations at a time. In place of commd, a rank that handed over waits for the others.
+ */
+static void *take_all(void *argument)
+{
+    struct job *job = argument;
+    uint64_t ended = 0;
+    for (uint64_t seq = 1; seq <= job->last && job->first_left == 0; seq++) {
+        uint64_t window = 1 + (seq * 31 + job->seed) % CELLS_WINDOW;
+        while (seq - ended > window && job->first_left == 0) {
+            ended++;
+            end_one(job, ended, false);
+        }
+        if (hands_over(job->rank, seq)) {
+            while (ended + 1 < seq) {
+                ended++;
+                end_one(job, ended, false);
+            }
+            cells_hand_over(job->shared, THREADS, job->rank, seq);
+            ended = seq;
+            for (uint32_t rank = 0; rank < THREADS; rank++) {
+                while (cells_head(job->shared, rank) < seq &&
+                       atomic_load(&job->shared->state) == CELLS_OPEN) {
+                    sched_yield();
+                }
+            }
+        } else if (job->first_left == 0) {
+            put(job, seq);
+        }
+    }
+    while (ended < job->last && job->first_left == 0) {
+        ended++;
+        end_one(job, ended, hands_over(job->rank, ended));
+    }
+    return NULL;
+}
+
+static void run_threads(unsigned seed, uint64_t rounds, bool retires)
+{
+    struct job jobs[THREADS];
+    pthread_t threads[THREADS];
+    struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, cells_bytes(THREADS));
+    assert_non_null(shared);
+    memset(shared, 0, cells_bytes(THREADS));
+    for (uint32_t rank = 0; rank < THREADS; rank++) {
+        jobs[rank] = (struct job){.shared = shared, .rank = rank, .seed = seed, .last = rounds};
+        assert_int_equal(pthread_create(&threads[rank], NULL, take_all, &jobs[rank]), 0);
+    }
+    if (retires) {
+        while (cells_head(shared, seed % THREADS) < rounds / 2) {
+            sched_yield();
+        }
+        cells_retire(shared, THREADS);
+    }
+    for (uint32_t rank = 0; rank < THREADS; rank++) {
+        pthread_join(threads[rank], NULL);
+        assert_int_equal(jobs[rank].wrong, 0);
+        if (rank > 0 && jobs[rank].first_left != 0 && jobs[0].first_left != 0) {
+            assert_int_equal(jobs[rank].first_left, jobs[0].first_left);
+        }
+        assert_true(retires || jobs[rank].first_left == 0);
+    }
+    free(shared);
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    run_threads(1, ROUNDS, false);
+    run_threads(2, ROUNDS, false);
+}
+
+static void test_threads_and_a_retirement(void **state)
+{
+    (void)state;
+    for (unsigned seed = 0; seed < 200; seed++) {
+        run_threads(seed, 40 + seed, true);
+    }
+}
+
+/* --- Terms --- */
+
+static void test_what_goes_through_cells(void **state)
+{
+    (void)state;
+    struct op_terms terms = {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .bucket_ops = 1};
+    terms.count_elements = CELLS_DATA_MAX_BYTES / 4;
+    assert_true(cells_take(&terms, 4));
+    assert_int_equal(cells_published_bytes(&terms, 4, 1), CELLS_DATA_MAX_BYTES);
+    terms.count_elements++;
+    assert_false(cells_take(&terms, 4));
+    terms.kind = OP_KIND_ALL_TO_ALL;
+    terms.count_elements = CELLS_DATA_MAX_BYTES / 16;
+    assert_true(cells_take(&terms, 4));
+    assert_false(cells_take(&terms, 5));
+    terms.count_elements = UINT64_MAX;
+    assert_false(cells_take(&terms, 4));
+    terms.count_elements = 1;
+    terms.bucket_ops = 2;
+    assert_false(cells_take(&terms, 4));
+    terms.bucket_ops = 1;
+    terms.has_layouts = 1;
+    assert_false(cells_take(&terms, 4));
+    terms.has_layouts = 0;
+    terms.compression = COMPRESSION_BF16;
+    assert_false(cells_take(&terms, 4));
+    terms.compression = COMPRESSION_NONE;
+    terms.kind = OP_KIND_SEND;
+    assert_false(cells_take(&terms, 4));
+    terms.kind = OP_KIND_BROADCAST;
+    terms.root_rank = 2;
+    assert_int_equal(cells_published_bytes(&terms, 4, 2), 4);
+    assert_int_equal(cells_published_bytes(&terms, 4, 3), 0);
+    terms.kind = OP_KIND_SCATTER;
+    assert_int_equal(cells_published_bytes(&terms, 4, 2), 16);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_order_of_two_ranks),
+        cmocka_unit_test(test_every_order_of_three_ranks),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads_and_a_retirement),
+        cmocka_unit_test(test_what_goes_through_cells),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

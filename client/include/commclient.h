@@ -280,68 +280,7 @@ COMM_API uint32_t comm_local_size(const comm_t *comm);
  * as the communicator. */
 COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
 
-/* --- Memory --- */
-
-/*
- * Allocates memory that commd works on directly, without a copy. device: as in comm_init.
- *
- * On the host: page-aligned and zeroed. All pages are made at once and are charged to the caller's memory
- * cgroup. Do not remove pages (MADV_REMOVE, fallocate): an operation that meets a missing page fails with
- * COMM_INVALID_ARGUMENT.
- *
- * On a GPU: the size is rounded up to a multiple of 2 MiB, so commd can see no other memory. Use it like
- * memory from cudaMalloc; other GPUs that can reach it may use it, too. It is virtual memory (cuMemCreate),
- * and commd gets a descriptor of it. No other process can open it, and cudaIpcGetMemHandle refuses it. If the
- * GPU or its driver has no virtual memory, the memory comes from cudaMalloc, and commd gets a legacy IPC
- * handle.
- *
- * Errors: COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (the device), COMM_PERMISSION (only an IPC handle is
- * possible, and commd refuses IPC handles).
- */
-COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device,
-                                                 void **memory);
-
-/*
- * Frees memory from comm_mem_alloc. Null is accepted. Waits for operations that still use it. Memory on a GPU
- * also waits for the GPU's streams, as cudaFree does. It is freed when commd has closed it, or has ended, or
- * after 5 seconds. For host memory, commd may keep up to 256 KiB mapped until the client's next call.
- *
- * Errors: COMM_NOT_FOUND if the memory is not from comm_mem_alloc. COMM_UNSUPPORTED if a stream of the GPU is
- * being captured, because the call cannot wait for it: CUDA ends the capture, and the memory stays.
- */
-COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
-
-/*
- * Registers memory that the caller mapped (MAP_SHARED) from a memfd, so that commd works on it directly.
- * offset: where `memory` starts in the file, page-aligned. The fd may be closed afterwards. This call seals
- * the memfd against shrinking, if it is not sealed yet. Missing pages of the file are made, as in
- * comm_mem_alloc. Errors: COMM_INVALID_ARGUMENT if the fd is not a memfd or cannot be sealed; COMM_NO_MEMORY.
- *
- * To register memory on a GPU, pass memfd -1 and offset 0, after the first comm_init on a GPU. This is
- * optional: the first operation that uses the memory registers it otherwise.
- */
-COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size,
-                                                    int memfd, uint64_t offset);
-
-/*
- * Ends a registration. Waits for operations that still use the memory. On a GPU, the address may be anywhere
- * in an allocation, and it does not matter how the allocation was registered. The call waits at most 5
- * seconds until commd has closed the allocation; then the caller may free it.
- *
- * Error COMM_BUSY: commd stands still, and its process has not ended within 5 seconds. commd may write to the
- * memory when it runs again, so the memory stays registered.
- */
-COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
-
-/*
- * Splits a communicator: ranks of equal color form a new communicator, ordered by key, then by rank in
- * `comm`. Like a collective, every rank must call it, in the same order as other operations. It waits for the
- * other ranks and for the operations before it. Colors are 0 or more. A rank with color COMM_COLOR_NONE joins
- * no new communicator: its *part becomes null. The new communicator has the options of `comm`, may be split
- * again, and must be destroyed. `comm` stays as it is.
- */
-#define COMM_COLOR_NONE (-1)
-COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **part);
+#include "commclient/memory.h"
 
 /* --- Operations --- */
 
@@ -689,67 +628,10 @@ COMM_API void comm_request_free(comm_request_t *request);
  */
 COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
 
-#include "commclient/queue.h"
-
-/* --- Events --- */
-
-/*
- * Events are points in CUDA streams or communicators that other streams and communicators can wait for. With
- * them, computing and communication overlap. These calls neither wait nor ask commd anything, unless stated.
- * A complete example, in which the host never waits:
- *
- *   comm_event_create(client, &event);
- *   comm_event_record(event, compute);      (the communicator waits for
- *   comm_event_wait_comm(event, comm);       the work now on the compute stream)
- *   comm_all_reduce(comm, ..., &options);   (options.stream = COMM_STREAM_NONE)
- *   comm_event_record_comm(event, comm);    (the compute stream waits for
- *   comm_event_wait(event, compute);         the all-reduce)
- *   comm_event_destroy(event);
- *
- * stream: a CUDA stream of a GPU on which the client has, or had, a communicator. Null is the legacy default
- * stream of the current context's GPU, if the client uses that GPU, else of the client's first GPU.
- * COMM_STREAM_NONE means the calling thread, and so does null while the client has used no GPU. An event that
- * the thread records is reached at once, and a wait blocks the thread. So a program also runs without a GPU.
- *
- * An event that was never recorded counts as reached. If it is recorded again, later waits use the new
- * record; earlier waits do not change. An event belongs to its client, and works with that client's
- * communicators. Several threads may use it at once. It may be destroyed while others wait for it. Events
- * that are not destroyed are freed with the client.
- *
- * Errors: COMM_UNSUPPORTED (the client has no GPU, or the stream is being captured), COMM_DAEMON_LOST,
- * COMM_DEVICE, COMM_INVALID_ARGUMENT, COMM_LIMIT.
- */
-COMM_API COMM_CHECK comm_result_t comm_event_create(comm_client_t *client, comm_event_t **event);
-/* Null is accepted. */
-COMM_API void comm_event_destroy(comm_event_t *event);
-
-/* The event is reached when the stream has done all work that is in it now. */
-COMM_API COMM_CHECK comm_result_t comm_event_record(comm_event_t *event, void *stream);
-/*
- * The event is reached when two things are true: every operation submitted so far on this rank of the
- * communicator has ended, and all events given to comm_event_wait_comm are reached. It is also reached when
- * the communicator fails. The call is refused in a group, because the group's operations are not submitted
- * yet. If 1,024 records of a communicator are not reached, further records are held, as collectives are.
- */
-COMM_API COMM_CHECK comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm);
-
-/* Work that is put on the stream from now on begins after the event. If `stream` means the calling thread, it
- * waits, bounded by the deadlines of the operations: COMM_TIMED_OUT. */
-COMM_API COMM_CHECK comm_result_t comm_event_wait(comm_event_t *event, void *stream);
-/*
- * Operations submitted on this rank of the communicator from now on, including messages, begin after the
- * event. If more than 15 such events are not reached, they also begin after all earlier operations.
- */
-COMM_API COMM_CHECK comm_result_t comm_event_wait_comm(comm_event_t *event, comm_t *comm);
-
-/*
- * Blocks the calling thread until all operations of the communicator have ended, and all events that it was
- * to wait for are reached. Result and timeout_ms: as in comm_sync.
- */
-COMM_API COMM_CHECK comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms);
-
+#include "commclient/event.h"
 #include "commclient/lists.h"
 #include "commclient/pool.h"
+#include "commclient/queue.h"
 #include "commclient/store.h"
 
 #ifdef __cplusplus

@@ -190,6 +190,9 @@ check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of rank
 SERVICE_OPTIONS ?=
 check-service: ## build the packages, and use them as services in booted containers of Debian 12 and 13 (10 minutes, the first time 20; as root)
 	@python3 -B tests/service/check_service.py $(SERVICE_OPTIONS)
+ARM64_OPTIONS ?=
+check-arm64: ## cross-build for arm64 in a root file system of Debian, run the unit tests under qemu-user, and build the packages (20 minutes; as root)
+	@python3 -B tests/service/check_arm64.py $(ARM64_OPTIONS)
 HOPS_MAX ?= 50
 HOPS_OPTIONS ?=
 hops: ## list the calls from file to file that an all-reduce of 8 bytes takes on one node; at most HOPS_MAX=50 may be hops (HOPS_OPTIONS=--hops: these alone)
@@ -341,5 +344,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -20,6 +20,8 @@ MACHINE = ("systemd", "systemd-sysv", "dbus", "ca-certificates", "iproute2", "pr
 PACKAGES = {
     # `make deb` installs the rest itself.
     "build": ("make", "gcc", "ca-certificates", "debian-archive-keyring"),
+    # tests/service/check_arm64.py adds the cross compiler to it.
+    "arm64": ("make", "gcc", "ca-certificates", "debian-archive-keyring", "apt-utils"),
     # What a user of a plain machine has.
     "machine": MACHINE,
     "slurm": (*MACHINE, "slurm-wlm", "munge"),

@@ -113,7 +113,7 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     answer.clients = HASH_COUNT(api->sessions);
     comms_visit_comms(api->comms, count_comm, &answer);
     comms_visit_ops(api->comms, now_ns, count_op, &answer);
-    answer.ops_completed = api->ops_completed;
+    answer.ops_completed = api->ops_completed + comms_ops_in_cells(api->comms);
     answer.ops_failed = api->ops_failed;
     answer.reduce_level = (char *)host_reduce_level_text();
     struct net_statistics statistics;

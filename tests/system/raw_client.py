@@ -9,7 +9,7 @@ import struct
 WORD_BYTES = 8
 VERSION = 2  # CLIENT_PROTOCOL_VERSION
 RECORD_MARK, RECORD_VERSION = 7, 1
-OPERATION, EVENT, FILLED, DONE = 1, 2, 4, 5  # kinds of records
+OPERATION, EVENT, FILLED, DONE = 1, 2, 5, 6  # kinds of records
 ENTRIES = {"input": 1, "output": 2, "input_layout": 3, "output_layout": 4, "residual": 5, "ended": 6, "waits": 7, "window": 8}
 
 

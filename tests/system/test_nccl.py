@@ -43,19 +43,19 @@ class NcclPrograms(unittest.TestCase):
 
 class NcclLibrary(unittest.TestCase):
     def setUp(self):
-        self.library = ctypes.CDLL(str(LIBRARY), mode=os.RTLD_NOW)
-        self.library.ncclGetLastError.restype = ctypes.c_char_p
-        self.library.ncclGetErrorString.restype = ctypes.c_char_p
+        self.nccl = ctypes.CDLL(str(LIBRARY), mode=os.RTLD_NOW)
+        self.nccl.ncclGetLastError.restype = ctypes.c_char_p
+        self.nccl.ncclGetErrorString.restype = ctypes.c_char_p
 
     def test_every_name_of_nccl_2_32_is_there(self):
         self.assertEqual(len(NAMES), 96)
-        missing = [prefix + name for name in NAMES for prefix in ("", "p") if not hasattr(self.library, prefix + name)]
+        missing = [prefix + name for name in NAMES for prefix in ("", "p") if not hasattr(self.nccl, prefix + name)]
         self.assertEqual(missing, [])
 
     def test_what_is_not_offered_says_so(self):
         for name in ("ncclCommShrink", "ncclCommGrow", "ncclCommRevoke", "ncclDevCommCreate", "ncclPutSignal", "ncclSetEncryption", "ncclAllReduceConfig"):
-            self.assertEqual(self.library[name](None), INVALID_USAGE)
-            self.assertEqual(self.library.ncclGetLastError(None).decode(), f"{name}: commd's libnccl does not offer this call")
+            self.assertEqual(self.nccl[name](None), INVALID_USAGE)
+            self.assertEqual(self.nccl.ncclGetLastError(None).decode(), f"{name}: commd's libnccl does not offer this call")
 
     def test_versions(self):
         for setting, wanted in (("", 22809), ("23203", 23203), ("21400", 21400), ("21399", 22809), ("2.28", 22809), ("30000", 22809)):
@@ -67,15 +67,15 @@ class NcclLibrary(unittest.TestCase):
     def test_ids(self):
         ids = [ctypes.create_string_buffer(128) for _ in range(3)]
         for each in ids:
-            self.assertEqual(self.library.ncclGetUniqueId(each), 0)
+            self.assertEqual(self.nccl.ncclGetUniqueId(each), 0)
             self.assertEqual((each.raw[:8], each.raw[24:]), (b"commd-i1", bytes(104)))
         self.assertEqual(len({each.raw for each in ids}), 3)
-        self.assertEqual(self.library.ncclGetUniqueId(None), INVALID_ARGUMENT)
+        self.assertEqual(self.nccl.ncclGetUniqueId(None), INVALID_ARGUMENT)
 
     def test_texts(self):
-        self.assertEqual(self.library.ncclGetErrorString(0), b"no error")
-        self.assertEqual(len({self.library.ncclGetErrorString(result) for result in range(9)}), 9)
-        self.assertEqual(self.library.ncclGetErrorString(9), self.library.ncclGetErrorString(-1))
+        self.assertEqual(self.nccl.ncclGetErrorString(0), b"no error")
+        self.assertEqual(len({self.nccl.ncclGetErrorString(result) for result in range(9)}), 9)
+        self.assertEqual(self.nccl.ncclGetErrorString(9), self.nccl.ncclGetErrorString(-1))
 
 
 class Refused(unittest.TestCase):

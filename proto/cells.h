@@ -37,7 +37,7 @@
 #define CELLS_WINDOW 4u     /* operations that a rank has published and that have not ended for it */
 #define CELLS_DATA_MAX_BYTES 32768u
 #define CELLS_SHORT_MAX_BYTES 72u /* data that lie in the header */
-#define CELLS_LINE_BYTES 64u
+#define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
 
 _Static_assert(CELLS_DEPTH == 2 * CELLS_WINDOW, "a cell is used again after two windows");

@@ -335,6 +335,38 @@ static enum device_step device_group(struct exec_comm *comm, struct exec_op *op,
                                         : step;
 }
 
+/* Chooses who carries the operation out, begins, and goes on. */
+static enum device_step device_begin(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                                     struct error *error)
+{
+    struct exec_device *device = op->device;
+    bool by_nccl = comm->exec->gpu_engine == EXEC_GPU_NCCL && gpu_nccl_serves(comm, op);
+    comm->exec->pacer.advanced = true;
+    if (!by_nccl && gpu_direct_serves(comm, op)) {
+        device->state = DEVICE_LOCAL;
+        device_expect_marks(device, op);
+        trace_begun(comm, op);
+        if (gpu_direct_put(comm, op, error) != STATUS_OK) {
+            return device_failed(comm, error);
+        }
+    } else if (by_nccl || gpu_nccl_serves(comm, op)) {
+        device->state = DEVICE_GROUP;
+        device_expect_marks(device, op);
+    } else if (lane_device_serves(comm, op)) {
+        device->state = DEVICE_RUNS;
+        op->is_staged = true;
+        for (uint32_t i = 0; i < entry_count(op); i++) {
+            op->ranks[i].wait_count = 0; /* other threads need not check again */
+        }
+    } else {
+        device->state = DEVICE_COPIES_IN;
+        if (copy_in(comm, op, error) != STATUS_OK) {
+            return device_failed(comm, error);
+        }
+    }
+    return device_before(comm, op, now_ns, error);
+}
+
 enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
                                struct error *error)
 {
@@ -345,38 +377,7 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
     }
     switch (device->state) {
     case DEVICE_WAITS:
-        if (!words_are_reached(op)) {
-            return device_wait(comm);
-        }
-        comm->exec->pacer.advanced = true;
-        if (!(comm->exec->gpu_engine == EXEC_GPU_NCCL && gpu_nccl_serves(comm, op)) &&
-            gpu_direct_serves(comm, op)) {
-            device->state = DEVICE_LOCAL;
-            device_expect_marks(device, op);
-            trace_begun(comm, op);
-            if (gpu_direct_put(comm, op, error) != STATUS_OK) {
-                return device_failed(comm, error);
-            }
-            return device_before(comm, op, now_ns, error);
-        }
-        if (gpu_nccl_serves(comm, op)) {
-            device->state = DEVICE_GROUP;
-            device_expect_marks(device, op);
-            return device_before(comm, op, now_ns, error);
-        }
-        if (lane_device_serves(comm, op)) {
-            device->state = DEVICE_RUNS;
-            op->is_staged = true;
-            for (uint32_t i = 0; i < entry_count(op); i++) {
-                op->ranks[i].wait_count = 0; /* other threads need not check again */
-            }
-            return DEVICE_STEP_GO;
-        }
-        device->state = DEVICE_COPIES_IN;
-        if (copy_in(comm, op, error) != STATUS_OK) {
-            return device_failed(comm, error);
-        }
-        return device_before(comm, op, now_ns, error);
+        return words_are_reached(op) ? device_begin(comm, op, now_ns, error) : device_wait(comm);
     case DEVICE_GROUP:
         step = device_group(comm, op, error);
         if (step != DEVICE_STEP_GO) {

@@ -229,6 +229,53 @@ def test_interrupt(daemons, name):
     finish(process)
 
 
+AT_EVERY_STEP = """
+import numpy, commd, sys
+from commd import _group
+comm = commd.init("group-steps-" + sys.argv[1], rank=0, size=1)
+ones = numpy.ones(2)
+# The requests of interrupted blocks stay pending: nobody has waited for them. That must not disturb later groups.
+
+def step(frame, event, argument):
+    frame.f_trace_opcodes = frame.f_code.co_filename == _group.__file__
+    if frame.f_trace_opcodes and event in ("call", "opcode"):
+        steps[0] += 1
+        if steps[0] == at:
+            raise KeyboardInterrupt
+    return step if frame.f_trace_opcodes else None
+
+def call(kind):
+    if kind == "nested":
+        with comm.group(), comm.group():
+            return comm.all_reduce(ones)
+    with comm.group(wait=kind == "wait"):
+        return comm.all_reduce(ones)
+
+for kind in ("wait", "later", "nested"):
+    at, interrupted = 1, True
+    while interrupted:
+        steps, interrupted = [0], False
+        sys.settrace(step)
+        try:
+            call(kind)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(None)
+        assert not _group.any_open and not _group._thread.groups, at
+        assert comm.all_reduce(ones)[0] == 1, at
+        at += 1
+    assert at > 50, at
+    print(kind, flush=True)
+"""
+
+
+def test_interrupt_at_every_step_of_a_group(daemons):
+    """Wherever Ctrl-C meets the lines of a group, no group stays open afterwards."""
+    process = daemons.start([sys.executable, "-B", "-c", AT_EVERY_STEP, str(os.getpid())])
+    assert finish(process)[1].split() == ["wait", "later", "nested"]
+
+
 def test_interrupt_of_init(daemons):
     """Ctrl-C also ends the wait for ranks that do not come."""
     text = ("import commd, time\n\ntry:\n print('waiting', flush=True); commd.init('never', rank=0, size=2)\n"

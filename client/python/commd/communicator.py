@@ -161,7 +161,7 @@ class Communicator(Collectives, Messages):
         request._call = call
         if not request._done:
             self._pending.add(request)
-            if len(self._pending) >= self._reap_at:
+            if len(self._pending) >= self._reap_at and not (_group.any_open and _group.current() is not None):
                 for each in list(self._pending):
                     each.test()
                 self._reap_at = max(_REAP_AT, 2 * len(self._pending))

@@ -2,8 +2,10 @@
 """Builds the wheel of commd: the package, with libcommclient in it. It needs no network and no other package.
 
 usage: build_wheel.py --library FILE --version TEXT --out FOLDER
+       build_wheel.py --unpacked --version TEXT --out FOLDER
 
-`make wheel` calls it. It also is the build backend of pyproject.toml (PEP 517), which builds the library by make first;
+The second form writes what a system's package has: the files as they are installed, without the library.
+`make wheel` calls the first, `make install-python` the second. It also is the build backend of pyproject.toml (PEP 517), which builds the library by make first;
 so `pip install client/python` works in a clone. Needs Python 3.11 or newer, and objdump.
 """
 from __future__ import annotations
@@ -84,15 +86,27 @@ def package_files() -> list[tuple[str, bytes]]:
             if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", ".typed", ".cc", ".cpp", ".h")]
 
 
+def described_files(info: str, version: str) -> list[tuple[str, bytes]]:
+    """Returns the package's files, and those that tell installers and other programs of it: they are in the folder `info`."""
+    return [*package_files(), (f"{info}/METADATA", metadata(version).encode()), (f"{info}/entry_points.txt", entry_points().encode())]
+
+
+def unpack(version: str, out: pathlib.Path) -> pathlib.Path:
+    """Writes the package into the folder `out`, as it is installed, without the library. Returns `out`."""
+    for name, content in described_files(f"commd-{version}.dist-info", version):
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return out
+
+
 def make(library: pathlib.Path, version: str, out: pathlib.Path) -> pathlib.Path:
     """Writes the wheel into the folder `out`, and returns its path."""
     tag = f"py3-none-{platform_tag(library)}"
     info = f"commd-{version}.dist-info"
-    files = package_files()
+    files = described_files(info, version)
     files.append((f"commd/{LIBRARY}", library.read_bytes()))
-    files.append((f"{info}/METADATA", metadata(version).encode()))
     files.append((f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: commd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()))
-    files.append((f"{info}/entry_points.txt", entry_points().encode()))
     files.append((f"{info}/licenses/LICENSE", (ROOT / "LICENSE").read_bytes()))
     rows = []
     for name, content in files:
@@ -132,12 +146,14 @@ def build_sdist(sdist_directory: str, config_settings: dict | None = None) -> st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the wheel of commd.")
-    parser.add_argument("--library", dest="shared_object", type=pathlib.Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--library", dest="shared_object", type=pathlib.Path)
+    what.add_argument("--unpacked", action="store_true")
     parser.add_argument("--version", required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
     try:
-        print(make(options.shared_object, options.version, options.out))
+        print(unpack(options.version, options.out) if options.unpacked else make(options.shared_object, options.version, options.out))
     except (BuildError, OSError, subprocess.CalledProcessError) as error:
         print(f"build_wheel: {error}", file=sys.stderr)
         return 1

@@ -7,4 +7,9 @@ $(PYTHON_LIBRARY): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcommclient.m
 wheel-library: $(PYTHON_LIBRARY)
 wheel: $(PYTHON_LIBRARY) ## build the wheel of the Python package, with the library in it, in $(BUILD)/python
 	$(Q)rm -f $(BUILD)/python/*.whl && python3 -B client/python/build_wheel.py --library $< --version $(VERSION) --out $(BUILD)/python
-.PHONY: wheel wheel-library
+
+# A system's package of the Python package has no library in it: it finds the system's.
+pythondir ?= $(PREFIX)/lib/python3/dist-packages
+install-python:
+	umask 022 && python3 -B client/python/build_wheel.py --unpacked --version $(VERSION) --out $(DESTDIR)$(pythondir)
+.PHONY: wheel wheel-library install-python

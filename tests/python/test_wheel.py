@@ -98,3 +98,17 @@ def test_works_without_numpy(daemons, environment, tmp_path):
                        "    sys.stdout.write(f'{total} {comm.objects.allgather(comm.rank)}\\n')\n")
     process = daemons.start([environment / "commd-run", "-n", "2", program], COMMD_COMMCTL="", PYTHONPATH="", COMMD_LIBRARY="")
     assert finish(process)[1].splitlines() == ["[3, 10] [0, 1]"] * 2
+
+
+def test_unpacked(tmp_path):
+    """What a system's package holds: the same files, no library of its own, and what other programs find it by."""
+    if sys.version_info < (3, 11):
+        pytest.skip("the package is built by Python 3.11 or newer")
+    run(sys.executable, "-B", ROOT / "client/python/build_wheel.py", "--unpacked", "--version", "1.2.3", "--out", tmp_path)
+    found = {path.relative_to(tmp_path / "commd") for path in (tmp_path / "commd").rglob("*") if path.is_file()}
+    source = ROOT / "client/python/commd"
+    assert found == {path.relative_to(source) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    text = ("import commd; from importlib import metadata; print(commd.__file__, metadata.version('commd'), "
+            "*(entry.value for entry in metadata.entry_points(group='torch.distributed.backends')))")
+    answer = run(sys.executable, "-B", "-c", text, env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd="/").split()
+    assert answer == [str(tmp_path / "commd/__init__.py"), "1.2.3", "commd.torch:register"]

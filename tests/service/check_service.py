@@ -59,7 +59,7 @@ def put_packages(root, debs):
     folder.mkdir(parents=True)
     for path in debs:
         shutil.copy(path, folder)
-    done = image.run_in(root, "cd /root && apt-get update -qq; apt-get install --download-only ./build/deb/*.deb", DOWNLOAD_TIMEOUT_S)
+    done = image.run_in(root, "cd /root && apt-get update -qq; apt-get install --download-only ./build/deb/*.deb python3-numpy", DOWNLOAD_TIMEOUT_S)
     assert done.returncode == 0, done.stdout
     return readme_lines("systemd/README.md", r"^apt install \./build/deb/")
 
@@ -86,8 +86,8 @@ class Service:
 
     def run(self):
         self.before = self.files()
-        for each in (self.install_and_sum, self.status, self.owners, self.exposure, self.cmake, self.examples, self.python, self.reload, self.restart,
-                     self.reinstall, self.remove, self.purge, self.alone):
+        for each in (self.install_and_sum, self.status, self.owners, self.exposure, self.cmake, self.examples, self.reload, self.restart, self.reinstall, self.remove,
+                     self.purge, self.alone, self.python):
             self.results.append(report(self.release, each.__name__.replace("_", " "), each))
         return all(self.results)
 
@@ -163,18 +163,6 @@ class Service:
         said = self.container.shell("commctl run -n 2 -- ./ring", "/home/alice", user="alice").stdout
         assert "right" in said, said
 
-    def python(self):
-        """python3-commd finds the system's library, runs the README's first program, and tells torch of itself."""
-        self.container.shell(readme_lines("client/python/README.md", r"^apt install \./build/deb/")[0], timeout_s=120)
-        readme = (TOP / "client/python/README.md").read_text()
-        program = re.search(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL).group(1)
-        self.container.path("/home/alice/program.py").write_text(program)
-        command, answer = re.search(r"^    \$ (python3 .*program\.py)\n    (.*)$", readme, re.MULTILINE).groups()
-        said = self.container.shell(command, "/home/alice", user="alice").stdout
-        assert answer in said, said
-        said = self.container.shell("python3 -c \"from importlib import metadata; print(metadata.entry_points(group='torch.backends'))\"").stdout
-        assert "commd.torch" in said, said
-
     def reload(self):
         self.container.run("systemctl", "reload", "commd")
         path = self.container.path("/etc/commd/commd.conf")
@@ -225,6 +213,22 @@ class Service:
         self.container.shell("apt-get purge commd && apt-get autoremove --purge")
         assert "commd" not in self.container.path("/etc/passwd").read_text(), "/etc/passwd still has commd"
         return said
+
+    def python(self):
+        """python3-commd finds the system's library, runs the README's first program, and tells torch of itself."""
+        self.container.shell("apt install ./build/deb/commd_*.deb")
+        self.container.shell(readme_lines("client/python/README.md", r"^apt install \./build/deb/")[0], timeout_s=120)
+        readme = (TOP / "client/python/README.md").read_text()
+        program = re.search(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL).group(1)
+        self.container.path("/home/alice/program.py").write_text(program)
+        command, answer = re.search(r"^    \$ (python3 .*program\.py)\n    (.*)$", readme, re.MULTILINE).groups()
+        said = self.container.shell(command, "/home/alice", user="alice").stdout
+        assert answer in said, said
+        said = self.container.shell("python3 -c \"from importlib import metadata; print(metadata.entry_points(group='torch.backends'))\"").stdout
+        assert "commd.torch" in said, said
+        self.container.shell("apt-get purge 'commd*' python3-commd 'libcommclient*'")
+        left = {path for path in self.files() - self.before if "commd" in path and not re.match("/root/|/home/|/var/(cache|log)", path)}
+        assert not left, f"left: {' '.join(sorted(left))}"
 
 
 def check_two_nodes(release, debs):

@@ -99,6 +99,7 @@ class TwoNodes:
         self.admit = Person(self.nodes[first], self.line(r"^commctl pki admit"))
         self.typed[first] += 1
         try:
+            self.admit.until(r"(waiting for nodes)")
             for name in NODES:
                 self.join(name)
         finally:

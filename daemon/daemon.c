@@ -187,6 +187,12 @@ static enum status daemon_reload(void *context, struct conf_changes *changes, ui
     return reload_run(&reload, changes, now_ns, error);
 }
 
+static bool daemon_reload_is_used(void *context)
+{
+    const struct daemon *daemon = context;
+    return workers_certificates_are_used(daemon->workers);
+}
+
 static void daemon_hang_up(void *context, int signal_number, uint64_t now_ns)
 {
     struct conf_changes changes = {0};
@@ -318,6 +324,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .started_ns = loop_now_ns(),
                                   .visit_settings = daemon_visit_settings,
                                   .reload = daemon_reload,
+                                  .reload_is_used = daemon_reload_is_used,
                                   .set_log_level = daemon_log_level,
                                   .settings_context = daemon,
                                   .ask_drain = drain_ask,

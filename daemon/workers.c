@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,7 @@ struct workers {
     struct worker list[EXEC_RAILS_MAX]; /* the first is the main thread's; no thread is made for it */
     uint32_t count;
     uint32_t rail_count;
+    atomic_uint certificates_under_way; /* rails that do not use the latest ones yet, once for each reload */
     struct gpu_devices *gpus;
     struct stream_parking *parking;
 };
@@ -162,10 +164,14 @@ struct certificates_mail {
 static void worker_use_certificates(void *context, uint64_t now_ns)
 {
     struct certificates_mail *mail = context;
+    struct workers *workers = mail->worker->workers;
     (void)now_ns;
     net_quic_use(mail->worker->net, mail->tls);
     net_quic_unload(mail->tls);
     free(mail);
+    if (atomic_fetch_sub(&workers->certificates_under_way, 1) == 1) {
+        worker_ring(&workers->list[0]);
+    }
 }
 
 /* --- Making them --- */
@@ -353,9 +359,15 @@ enum status workers_use_certificates(struct workers *workers, struct quic_tls *t
         mail->worker = worker;
         mail->tls = net_quic_share(tls);
         mail->mail = (struct mail){.deliver = worker_use_certificates, .context = mail};
+        atomic_fetch_add(&workers->certificates_under_way, 1);
         mailbox_put(worker_mailbox(worker), &mail->mail);
     }
     return STATUS_OK;
+}
+
+bool workers_certificates_are_used(const struct workers *workers)
+{
+    return atomic_load(&workers->certificates_under_way) == 0;
 }
 
 bool workers_run(struct workers *workers, uint64_t now_ns)

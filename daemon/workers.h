@@ -39,6 +39,9 @@ struct rails *workers_rails(const struct workers *workers);
 enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls,
                                      struct error *error) COMM_MUST_USE;
 
+/* Whether all rails use them. When the last one does, the main thread is woken. */
+bool workers_certificates_are_used(const struct workers *workers);
+
 /* Handles what other threads have sent to the main thread. Call it between the main thread's waits, in
  * addition to rails_tick. Returns whether there was anything. */
 bool workers_run(struct workers *workers, uint64_t now_ns);

@@ -76,15 +76,17 @@ void table_format(const json_t *value, enum column_format format, char *text, si
  * and the usage. verb: null for options before the verb. Returns EXIT_CODE_USAGE. */
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
                            const char *usage);
-/* All arguments of a verb of which `commctl help` shows only the most important; null: it shows all. The
- * language is that of complete.h. */
-const char *usage_arguments(const char *verb);
+#define USAGE_MAX_BYTES 1024u
+/* Writes all arguments of a verb, in the language of complete.h: those of usage.c, and the options that
+ * help.c explains. Returns false if there are none. */
+bool usage_arguments(const char *verb, char text[USAGE_MAX_BYTES]);
 /* The options before a verb, in the same language. */
 extern const char usage_global_options[];
 /* Returns the name of an option of getopt_long: "--slice", "-n". */
 const char *usage_option_name(const struct option *options, int option, char text[32]);
 
-/* help.c: the options of a verb, a line for each; "" if it has none. */
+/* help.c: the options of a verb; "" if it has none. Each has a line, which begins with spaces, the names and
+ * the value: "  -r, --reason TEXT   what it is for". Two spaces end the value. */
 const char *help_options(const char *verb);
 
 /* Verbs: argv[0] is the verb. */

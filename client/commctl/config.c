@@ -31,18 +31,46 @@ static void print_settings(const json_t *object)
     }
 }
 
-static enum exit_code config_show(struct commctl *commctl)
+/* Asks for one page. On success *page is a new reference; null if the answer has no settings. */
+static enum exit_code fetch_page(struct commctl *commctl, uint64_t after, json_t **page)
 {
     Commd__Client__ConfigQuery query = COMMD__CLIENT__CONFIG_QUERY__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    query.after = after;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_CONFIG;
     request.config = &query;
     Commd__Client__Event *event;
     enum exit_code code = connection_request(commctl, &request, &event);
-    if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_CONFIG) {
-        output_object(commctl, json_of_message(&event->reply->config->base), print_settings);
-    }
+    bool has_page = code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_CONFIG;
+    *page = has_page ? json_of_message(&event->reply->config->base) : NULL;
     commd__client__event__free_unpacked(event, NULL);
+    return code;
+}
+
+/* The later pages' rows are added to the first page. An older commd has one page only, and says how many rows
+ * it left out. */
+static enum exit_code config_show(struct commctl *commctl)
+{
+    json_t *all;
+    enum exit_code code = fetch_page(commctl, 0, &all);
+    uint64_t after = 0, next = (uint64_t)json_integer_value(json_object_get(all, "cursor"));
+    while (next > after) {
+        json_t *page;
+        code = fetch_page(commctl, next, &page);
+        if (code != EXIT_CODE_OK) {
+            json_decref(all);
+            return code;
+        }
+        json_array_extend(json_object_get(all, "settings"), json_object_get(page, "settings"));
+        json_object_set(all, "left_out", json_object_get(page, "left_out"));
+        after = next;
+        next = (uint64_t)json_integer_value(json_object_get(page, "cursor"));
+        json_decref(page);
+    }
+    if (all != NULL) {
+        json_object_del(all, "cursor");
+        output_object(commctl, all, print_settings);
+    }
     return code;
 }
 

@@ -3,7 +3,8 @@
 
 #include "client/commctl/run.h"
 
-/* The options of each verb, for `commctl VERB --help`. A test checks that every option is here. */
+/* The options of each verb, for `commctl VERB --help`. usage.c makes the usages from these lines. A test
+ * checks that every option is here. */
 
 static const struct {
     const char *verb, *text;
@@ -61,21 +62,26 @@ static const struct {
      "  admit                             certify nodes that join, here where the authority is\n"
      "  join AUTHORITY[:PORT] [NAME]      on a new node: get its certificate from 'admit'\n"
      "  request NAME                      make a node's key and request\n"
-     "  issue NAME [--request FILE]       make a node's certificate\n"
-     "  renew NAME [--new-key | --request FILE]\n"
-     "  revoke NAME | SERIAL | FILE\n"
-     "  show [NAME | FILE]\n"
+     "  issue NAME                        make a node's certificate\n"
+     "  renew NAME                        make it again: the same key, or another\n"
+     "  revoke NAME | SERIAL | FILE       exclude a certificate\n"
+     "  show [NAME | FILE]                what the files say\n"
      "  --dir DIR                         where the files are (default: the current folder; of join:\n"
      "                                    /etc/commd/pki)\n"
      "  --days N                          of init, admit, issue, renew: how long it is valid\n"
+     "  --request FILE                    of issue, renew: the node's request\n"
+     "  --new-key                         of renew: make another key, too\n"
      "  --owner USER                      of join, request: whose the key is (default commd, as root)\n"
      "  --listen ADDRESS[:PORT]           of admit (default: all addresses, TCP port 7400)\n"
-     "  --once, --count N                 of admit: end after one node, or N\n"
+     "  --once                            of admit: end after one node\n"
+     "  --count N                         of admit: end after N nodes\n"
      "  --renew                           of admit: also certify a name that is taken\n"
-     "  --yes-code, --code CODE|@FILE     of admit and join: a code agreed in advance\n"},
+     "  --yes-code CODE|@FILE             of admit: the code agreed in advance\n"
+     "  --code CODE|@FILE                 of join: the code agreed in advance\n"},
     {"top", "  -d, --interval SECONDS   between looks, 0.1 to 3600 (default 1)\n"
             "  -n, --count COUNT        as text, so many looks\n"
-            "  --table NAME             communicators, operations, links or processes\n"
+            "  --table communicators|operations|links|processes\n"
+            "                           which one first\n"
             "  --text                   no screen, though this is a terminal\n"},
     {"health", "  CHECK               one check alone; 'commctl health' shows their names\n"},
     {"events", "  --follow            wait for more, until interrupted\n"

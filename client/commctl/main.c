@@ -80,18 +80,18 @@ static const struct verb *find_verb(const char *name)
     return NULL;
 }
 
-static const char *verb_usage(const struct verb *verb)
+static const char *verb_usage(const struct verb *verb, char text[USAGE_MAX_BYTES])
 {
-    const char *all = usage_arguments(verb->name);
-    return all != NULL ? all : verb->arguments;
+    return usage_arguments(verb->name, text) ? text : verb->arguments;
 }
 
 static void print_verb(const struct verb *verb)
 {
+    char usage[USAGE_MAX_BYTES];
     const char *options = help_options(verb->name);
     bool has_usage = strncmp(options, "usage:", 6) == 0;
     if (!has_usage) {
-        printf("usage: commctl [OPTION...] %s %s\n\n", verb->name, verb_usage(verb));
+        printf("usage: commctl [OPTION...] %s %s\n\n", verb->name, verb_usage(verb, usage));
     }
     printf("%s: %s. commctl(1) explains it.\n%s%s\n'commctl help' has the options before the verb.\n",
            verb->name, verb->help, options[0] != '\0' ? "\n" : "", options);
@@ -100,9 +100,10 @@ static void print_verb(const struct verb *verb)
 /* For shells. */
 static enum exit_code print_completions(int count, char **words)
 {
+    static char usages[VERB_COUNT][USAGE_MAX_BYTES];
     struct complete_verb known[VERB_COUNT];
     for (size_t i = 0; i < VERB_COUNT; i++) {
-        known[i] = (struct complete_verb){verbs[i].name, verb_usage(&verbs[i]), verbs[i].help};
+        known[i] = (struct complete_verb){verbs[i].name, verb_usage(&verbs[i], usages[i]), verbs[i].help};
     }
     complete(known, VERB_COUNT, usage_global_options, count, words);
     return EXIT_CODE_OK;

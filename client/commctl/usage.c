@@ -7,43 +7,114 @@ const char usage_global_options[] =
     "[-f|--format text|json] [-w|--watch] [-t|--timeout SECONDS] [--socket PATH] [--admin-socket PATH] "
     "[--version] [-h|--help]";
 
-/* Where a usage has several lines, they are indented as far as `commctl help VERB` begins it. */
+/* What a verb takes beside its options. */
 static const struct {
-    const char *verb, *arguments;
-} usages[] = {
-    {"abort", "COMMUNICATOR [-u|--uid USER] [-r|--reason TEXT]"},
-    {"disconnect", "PID [-r|--reason TEXT]"},
-    {"trace", "[-s|--seconds S] [-o|--output FILE] [FILE...]"},
-    {"algorithms", "[OPERATION] [-s SIZE[,SIZE...]] [-n NODES|NAME[,NAME...]] [-a OVERRIDES]"},
-    {"plan", "[OPERATION] [-n NODES] [-s SIZE[,SIZE...]] [-l LATENCY_US] [-b GBIT_PER_S]\n"
-             "        [--slice SIZE] [-a OVERRIDES] [--svg FILE]"},
-    {"bench", "[--ranks N] [--operation NAME[,NAME...]] [--dtype TYPE] [--reduce sum|min|max] [--root RANK]\n"
-              "        [--min-bytes SIZE] [--max-bytes SIZE] [--step-factor N] [--seconds-per-size S]\n"
-              "        [--iterations N] [--in-place | --out-of-place] [--unregistered] [--no-check]\n"
-              "        [--communicator NAME] [--size RANKS] [--first-rank RANK] [-f|--format text|json]"},
-    {"top", "[-d|--interval SECONDS] [-n|--count COUNT]\n"
-            "        [--table communicators|operations|links|processes] [--text]"},
-    {"health", "[answers|drain|loop|mesh|rails|gpus|certificates|memory|objects|descriptors]"},
-    {"drain", "[-T|--timeout SECONDS] [-r|--reason TEXT]"},
-    {"wait", "nodes|idle [-T|--timeout SECONDS]"},
-    {"log-level", "error|warning|info|debug"},
-    {"run",
-     "-n|--ranks RANKS [--hosts HOST:RANKS,...] [--launcher ssh|srun] [--env NAME=VALUE] [--name NAME]\n"
-     "        [--no-label] [--output-dir DIR] [--grace SECONDS] PROGRAM"},
-    {"pki", "init | admit | join AUTHORITY [NAME] | request NAME | issue NAME | renew NAME\n"
-            "        | revoke NAME|SERIAL|FILE | show [NAME|FILE]\n"
-            "        [--dir DIR] [--days N] [--request FILE] [--new-key] [--owner USER] [--renew]\n"
-            "        [--listen ADDRESS] [--once | --count N] [--yes-code CODE] [--code CODE]"},
+    const char *verb, *before, *after; /* the options */
+} arguments_of[] = {
+    {"abort", "COMMUNICATOR", ""},
+    {"disconnect", "PID", ""},
+    {"trace", "", "[FILE...]"},
+    {"algorithms", "[OPERATION]", ""},
+    {"plan", "[OPERATION]", ""},
+    {"health", "[answers|drain|loop|mesh|rails|gpus|certificates|memory|objects|descriptors]", ""},
+    {"wait", "nodes|idle", ""},
+    {"log-level", "error|warning|info|debug", ""},
+    {"ping", "", "NODE"},
+    {"run", "", "PROGRAM"},
+    {"pki",
+     "init | admit | join AUTHORITY [NAME] | request NAME | issue NAME | renew NAME | revoke "
+     "NAME|SERIAL|FILE "
+     "| show [NAME|FILE]",
+     ""},
 };
 
-const char *usage_arguments(const char *verb)
+#define LINE_CHARACTERS 100u /* of a usage's lines */
+/* What main.c prints before a verb. */
+#define PREFIX "usage: commctl [OPTION...]"
+#define USAGE_OPTION_MAX_BYTES 96u
+#define INDENT "        " /* of the lines after the first */
+
+/* Text that grows in the caller's buffer. What does not fit is left out. */
+struct usage_text {
+    char *text;
+    size_t size, length;
+    size_t column; /* of the present line */
+};
+
+static void add(struct usage_text *usage, const char *text, size_t length)
 {
-    for (size_t i = 0; i < sizeof usages / sizeof usages[0]; i++) {
-        if (strcmp(usages[i].verb, verb) == 0) {
-            return usages[i].arguments;
+    if (usage->length + length < usage->size) {
+        memcpy(usage->text + usage->length, text, length);
+        usage->length += length;
+        usage->column += length;
+        usage->text[usage->length] = '\0';
+    }
+}
+
+/* Begins a new line if the part does not fit into this one. */
+static void add_part(struct usage_text *usage, const char *part, size_t length)
+{
+    if (usage->length > 0 && usage->column + 1 + length > LINE_CHARACTERS) {
+        add(usage, "\n", 1);
+        usage->column = 0;
+        add(usage, INDENT, sizeof INDENT - 1);
+    } else if (usage->length > 0) {
+        add(usage, " ", 1);
+    }
+    add(usage, part, length);
+}
+
+/* Adds an argument, which may be divided at its spaces. */
+static void add_words(struct usage_text *usage, const char *words)
+{
+    for (size_t length; *words != '\0'; words += length + strspn(words + length, " ")) {
+        length = strcspn(words, " ");
+        add_part(usage, words, length);
+    }
+}
+
+/* Adds an option as its line of help begins: "-r, --reason TEXT   why" gives "[-r|--reason TEXT]". */
+static void add_option(struct usage_text *usage, const char *line)
+{
+    char part[USAGE_OPTION_MAX_BYTES];
+    const char *end = strstr(line, "  ");
+    size_t length = strcspn(line, "\n");
+    if (end != NULL && (size_t)(end - line) < length) {
+        length = (size_t)(end - line);
+    }
+    int printed;
+    if (strncmp(line + 2, ", ", 2) == 0) {
+        printed = snprintf(part, sizeof part, "[%.2s|%.*s]", line, (int)(length - 4), line + 4);
+    } else {
+        printed = snprintf(part, sizeof part, "[%.*s]", (int)length, line);
+    }
+    if (printed > 0 && (size_t)printed < sizeof part) {
+        add_part(usage, part, (size_t)printed);
+    }
+}
+
+bool usage_arguments(const char *verb, char text[USAGE_MAX_BYTES])
+{
+    struct usage_text usage = {
+        .text = text, .size = USAGE_MAX_BYTES, .column = sizeof PREFIX + strlen(verb) + 1};
+    const char *before = "", *after = "";
+    text[0] = '\0';
+    for (size_t i = 0; i < sizeof arguments_of / sizeof arguments_of[0]; i++) {
+        if (strcmp(arguments_of[i].verb, verb) == 0) {
+            before = arguments_of[i].before;
+            after = arguments_of[i].after;
         }
     }
-    return NULL;
+    add_words(&usage, before);
+    for (const char *line = help_options(verb); *line != '\0'; line += *line == '\n') {
+        const char *first = line + strspn(line, " ");
+        if (*first == '-') {
+            add_option(&usage, first);
+        }
+        line += strcspn(line, "\n");
+    }
+    add_words(&usage, after);
+    return usage.length > 0;
 }
 
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,

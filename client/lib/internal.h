@@ -19,12 +19,13 @@
 #include "client/lib/group.h"
 #include "client/lib/held.h"
 #include "client/lib/memory.h"
+#include "client/lib/op.h"
 #include "client/lib/queue.h"
+#include "client/lib/rings.h"
 #include "client/lib/window.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/records.h"
-#include "proto/ring.h"
 #include "proto/status.h"
 #include "proto/trace_event.h"
 #include "proto/types.h"
@@ -371,50 +372,6 @@ bool client_daemon_may_write(const struct comm_client *client);
 /* After client_lose_frozen: waits for the end of commd's process; releases the lock meanwhile. */
 void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns);
 
-/* --- rings.c: packets without the socket --- */
-
-#define RING_SPIN_MAX_NS 50000u /* about the cost of waking another process and being woken */
-#define RING_SPIN_MIN_NS 2000u
-/* If yielding takes this long, another process runs on our core: sleeping wakes us sooner than spinning. */
-#define RING_CROWDED_NS 2000000u
-#define RING_REST_MIN_NS 10000000u /* then there is no spinning for this long; longer if it happens again */
-#define RING_REST_MAX_NS 1000000000u
-
-struct client_rings {
-    unsigned char *memory;
-    int bell_fd;        /* the library's doorbell; commd rings it */
-    int daemon_bell_fd; /* commd's doorbell; the library rings it */
-    struct ring in, out;
-    bool armed;       /* rings_arm was called */
-    uint64_t spin_ns; /* how long to spin before sleeping; adapts */
-    uint64_t rest_ns, rest_until_ns;
-};
-
-/* Whether the memory behind fd has at least that many bytes, and a seal prevents it from shrinking. An access
- * beyond its end would kill the process. */
-bool memory_is_fixed(int fd, size_t least_bytes);
-/* Whether commd cannot harm us with these descriptors: the memory stays, and doorbells never block. */
-bool rings_are_safe(const int fds[CLIENT_RING_FDS]);
-/* Takes ownership of the descriptors. Returns null if they cannot be used, or memory is short. */
-struct client_rings *rings_open(const int fds[CLIENT_RING_FDS]);
-void rings_close(struct client_rings *rings);
-/*
- * Waits for a packet; the caller does not hold the lock. Spins for a moment, then polls the socket (for
- * `events`), the doorbell, and `other` unless null. Returns whether it polled: then the socket may be ready,
- * too, and other->revents is set.
- */
-bool rings_wait(struct client_rings *rings, int socket_fd, short events, struct pollfd *other,
-                uint64_t deadline_ns);
-/* Makes commd ring the doorbell for the next packet, without waiting for it. Returns false if there already
- * is a packet: then commd need not ring. */
-bool rings_arm(struct client_rings *rings);
-/* After RING_FULL, commd rings the doorbell when there is room again. */
-enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes);
-/* As rings_send, without the doorbell: a sleeping commd sees the packet with the next one. */
-enum ring_result rings_send_quietly(struct client_rings *rings, const void *packet, size_t size_bytes);
-/* To be called after packets were taken: wakes a commd that waits for room. */
-void rings_taken(struct client_rings *rings);
-
 /* --- comm.c --- */
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
@@ -435,60 +392,6 @@ static inline comm_result_t member_check(const struct comm_comm *comm)
 {
     return comm->failure == COMM_OK ? COMM_OK : error_repeat_failure(&comm->failure_data, comm->failure_text);
 }
-
-/* --- op.c --- */
-
-/* Makes the communicator's table of operations in flight. Returns false if memory is short. */
-bool ops_init(struct comm_comm *comm);
-void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
-/* commd has done slices of an operation with a window. */
-void ops_handle_done(struct comm_client *client, const struct completion_record *done);
-void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed);
-void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
-/* Ends all operations of the communicator, and releases its held records. */
-void ops_forget(struct comm_comm *comm);
-/*
- * Waits until no operation up to `ticket` is in flight; releases the lock meanwhile. Returns the
- * communicator's failure, or a failure of an operation without handle that was not returned yet. Returns
- * COMM_TIMED_OUT at the deadline. If commd does not report an operation in time after its deadline, the
- * communicator fails.
- */
-comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns);
-/* The latest time at which ops_finish expects the communicator's operations to have ended. Without
- * operations: DAEMON_MARGIN_MS from now. */
-uint64_t ops_latest_ns(const struct comm_comm *comm);
-/* The same for the operations that use the memory; 0 without any. */
-uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
-/* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. Returns
- * false if it has not ended at the deadline. */
-bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns);
-/* One step of ops_finish_request. */
-void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_t deadline_ns);
-/* Appends the operation to the list, which owns it from then on. Sets its ticket and deadline. */
-void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
-/*
- * Sends records of appended operations, in one packet. If it cannot be sent within timeout_ms plus
- * DAEMON_MARGIN_MS, the communicators of all these operations fail. May release the lock. Failures are not
- * reported: see member_check.
- */
-void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms);
-/* Counts a held operation as in flight, because it is about to be sent. Its deadline starts now. */
-void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
-/* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
-void ops_drop(struct comm_comm *comm, struct client_op *op);
-/* Ends an operation of the list whose result this rank has taken itself. */
-void ops_end_well(struct comm_comm *comm, struct client_op *op);
-/* Gives back an operation's memory, and lets its stream go on. clean: commd has finished with it. */
-void op_release(struct comm_client *client, struct client_op *op, bool clean);
-/* Releases and frees it. */
-void op_free(struct comm_client *client, struct client_op *op, bool clean);
-/* Copies the outputs of an operation that has ended well out of its staging blocks. */
-void op_copy_out(const struct client_op *op);
-/* Ends an operation that is in no list and was not sent. */
-void op_fail_unsent(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text);
-/* For a thread that waits at this queue since began_ns: if commd does not report an operation in time after
- * its deadline, the operation's communicator fails, and its operations end into the queue. */
-void ops_check_late(struct comm_client *client, const struct comm_queue *queue, uint64_t began_ns);
 
 /* --- call.c: checks the arguments of a call; without the lock --- */
 

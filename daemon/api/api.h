@@ -91,6 +91,9 @@ struct api_options {
     /* Reads the configuration again. *changes, empty at first, gets what was done, also if it fails. Null:
      * UNSUPPORTED. */
     enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
+    /* Whether all threads use what the last reload loaded: its answer waits for that. Null: they do at once.
+     */
+    bool (*reload_is_used)(void *context);
     /* Until the next reload. INVALID_ARGUMENT. Null: UNSUPPORTED. */
     enum status (*set_log_level)(void *context, const char *level, struct error *error);
     void *settings_context;

@@ -484,6 +484,7 @@ void api_submit(struct api_session *session, const struct submit_record *record,
 void api_session_forget(struct api_session *session)
 {
     mesh_ping_forget(session->api->mesh, session);
+    api_reload_forget(session);
     api_metrics_forget(session);
     api_trace_forget(session);
 }

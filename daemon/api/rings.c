@@ -206,6 +206,7 @@ bool api_poll(struct api *api, uint64_t now_ns)
     api->now_ns = now_ns;
     api->sends_left = API_SENDS_MAX;
     api_accept_again(api);
+    api_reloads_poll(api);
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {
         struct api_rings *rings = session->rings;

@@ -315,6 +315,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->started_ns = options->started_ns;
     api->visit_settings = options->visit_settings;
     api->reload = options->reload;
+    api->reload_is_used = options->reload_is_used;
     api->set_log_level = options->set_log_level;
     api->settings_context = options->settings_context;
     api->ask_drain = options->ask_drain;

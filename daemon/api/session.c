@@ -417,7 +417,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(CLIENTS, api_admin_clients(session, id, request->clients->after, now_ns));
         HANDLE(OPS, api_admin_ops(session, id, request->ops->after, now_ns));
         HANDLE(PING, api_admin_ping(session, id, request->ping, now_ns));
-        HANDLE(CONFIG, api_admin_config(session, id));
+        HANDLE(CONFIG, api_admin_config(session, id, request->config->after));
         HANDLE(RELOAD, api_reload(session, id, now_ns));
         HANDLE(LOG_LEVEL, api_log_level(session, id, request->log_level));
         HANDLE(CELLS_RETIRE, api_cells_retire(session, id, request->cells_retire));

@@ -150,10 +150,11 @@ struct api_session {
     struct {
         uint8_t *bytes; /* null: there is no list */
         size_t size, at;
-    } list;                   /* submissions that wait for their turn; nothing else is read before */
-    bool unread_waits;        /* the socket has data, but the session is not being read now */
-    uint64_t ping_request_id; /* 0: no ping under way */
-    bool traces;              /* it asked to record everything */
+    } list;                    /* submissions that wait for their turn; nothing else is read before */
+    bool unread_waits;         /* the socket has data, but the session is not being read now */
+    uint64_t ping_request_id;  /* 0: no ping under way */
+    struct api_reload *reload; /* its reload that has no answer yet; null: none */
+    bool traces;               /* it asked to record everything */
     struct {
         char *bytes; /* null: none */
         size_t size_bytes;
@@ -197,6 +198,8 @@ struct api {
     uint64_t started_ns;
     void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
     enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
+    bool (*reload_is_used)(void *context);
+    uint32_t reloads_under_way; /* sessions whose reload has no answer yet */
     enum status (*set_log_level)(void *context, const char *level, struct error *error);
     void *settings_context;
     enum status (*ask_drain)(void *context, const struct api_drain *asked, uint64_t now_ns,
@@ -492,7 +495,7 @@ void api_submit(struct api_session *session, const struct submit_record *record,
 /* Tells the client the end of an operation. */
 void api_comm_send_complete(struct api_session *session, uint32_t handle,
                             const struct comms_completion *completion);
-/* Removes what other modules hold to report to the session: a ping, a trace. */
+/* Removes what is to be reported to the session: a ping, a reload, a trace. */
 void api_session_forget(struct api_session *session);
 /* Gives back one communicator, one store or one memory. Returns false if the session holds none. */
 bool api_session_release_one(struct api_session *session, uint64_t now_ns);
@@ -522,7 +525,7 @@ void api_algorithms(struct api_session *session, uint64_t request_id,
                     const Commd__Client__AlgorithmsQuery *request);
 void api_gpus(struct api_session *session, uint64_t request_id);
 void api_users(struct api_session *session, uint64_t request_id, uint64_t after);
-void api_admin_config(struct api_session *session, uint64_t request_id);
+void api_admin_config(struct api_session *session, uint64_t request_id, uint64_t after);
 
 /* metrics_private.c */
 void api_metrics(struct api_session *session, uint64_t request_id, const Commd__Client__MetricsQuery *request,
@@ -539,6 +542,10 @@ void api_health(struct api_session *session, uint64_t request_id, const char *na
 /* configuration.c: how many settings wait for a restart; then requests of administrators */
 uint32_t api_settings_waiting(const struct api *api);
 void api_reload(struct api_session *session, uint64_t request_id, uint64_t now_ns);
+/* Answers the reloads that all threads use by now. */
+void api_reloads_poll(struct api *api);
+/* Call it when the session ends. */
+void api_reload_forget(struct api_session *session);
 void api_log_level(struct api_session *session, uint64_t request_id, const Commd__Client__LogLevel *request);
 
 /* trace_pages.c */

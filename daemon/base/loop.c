@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/lag.h"
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
@@ -61,11 +62,7 @@ struct loop {
     struct event timer_event;
     uint64_t programmed_ns; /* when timer_fd fires; TIME_NEVER when not armed */
 
-    struct {
-        uint64_t since_ns;   /* when the present window began */
-        uint64_t worst_ns;   /* in the present window */
-        uint64_t earlier_ns; /* in the window before */
-    } lag;
+    struct lag lag;
 };
 
 uint64_t loop_now_ns(void)
@@ -369,27 +366,9 @@ static void loop_program(struct loop *loop, uint64_t deadline_ns)
     loop->programmed_ns = deadline_ns;
 }
 
-/* --- lag --- */
-
-static void loop_note_lag(struct loop *loop, uint64_t lag_ns, uint64_t now_ns)
-{
-    if (now_ns - loop->lag.since_ns >= LOOP_LAG_WINDOW_NS) {
-        bool is_next = now_ns - loop->lag.since_ns < 2ull * LOOP_LAG_WINDOW_NS;
-        loop->lag.earlier_ns = is_next ? loop->lag.worst_ns : 0;
-        loop->lag.worst_ns = 0;
-        loop->lag.since_ns = now_ns;
-    }
-    loop->lag.worst_ns = lag_ns > loop->lag.worst_ns ? lag_ns : loop->lag.worst_ns;
-}
-
 uint64_t loop_lag_ns(const struct loop *loop, uint64_t now_ns)
 {
-    uint64_t age_ns = now_ns > loop->lag.since_ns ? now_ns - loop->lag.since_ns : 0;
-    if (age_ns >= 2ull * LOOP_LAG_WINDOW_NS) {
-        return 0;
-    }
-    bool has_earlier = age_ns < LOOP_LAG_WINDOW_NS && loop->lag.earlier_ns > loop->lag.worst_ns;
-    return has_earlier ? loop->lag.earlier_ns : loop->lag.worst_ns;
+    return lag_worst_ns(&loop->lag, now_ns);
 }
 
 struct event_base *loop_event_base(const struct loop *loop)
@@ -426,9 +405,7 @@ enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *
     }
     /* A timer that was set to a past time counts as set in the last pass. */
     uint64_t due_ns = !waits && loop->timer_pass_ns > deadline_ns ? loop->timer_pass_ns : deadline_ns;
-    bool has_due = due_ns != 0 && due_ns != TIME_NEVER;
     loop_run_timers(loop);
-    uint64_t pass_ns = loop->timer_pass_ns;
-    loop_note_lag(loop, has_due && pass_ns > due_ns ? pass_ns - due_ns : 0, pass_ns);
+    lag_note(&loop->lag, due_ns, loop->timer_pass_ns);
     return STATUS_OK;
 }

@@ -37,10 +37,9 @@ void loop_free(struct loop *loop);
 uint64_t loop_now_ns(void);
 
 /*
- * How late the loop came to its timers or to its next turn: the worst of the last one or two
- * LOOP_LAG_WINDOW_NS. Every user waited that long.
+ * How late the loop came to its timers or to its next turn: the worst of the last one or two windows (lag.h).
+ * Every user waited that long.
  */
-#define LOOP_LAG_WINDOW_NS 10000000000u
 uint64_t loop_lag_ns(const struct loop *loop, uint64_t now_ns);
 
 /* For the metrics endpoint alone, whose HTTP is libevent's. */

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "tests/sim/cases.h"
-#include "tests/sim/sim_messages.h"
+#include "tests/sim/traffic.h"
 
 /*
  * Everything at once, on a few nodes: collectives, some of them grouped, messages, and deadlines that pass.
@@ -16,52 +16,13 @@
  * well is right; calls that no deadline and no departure affected end well; memory and budgets come back.
  */
 #define CASES_DEFAULT 300
-#define CASE_NODES_MAX 5
-#define CASE_RANKS_MAX 8
-#define CASE_COLLECTIVES_MAX 12
-#define CASE_MESSAGES_MAX 40
-#define STEPS_MAX (CASE_COLLECTIVES_MAX + 2 * CASE_MESSAGES_MAX)
 #define TIMEOUT_MS UINT64_C(8000) /* long enough to notice a node that died silently */
 #define SPAN_NS (60 * TIME_S)
 #define ELEMENTS_MAX 40001
 
-/* What happens to one rank in the middle of a case. */
-enum departure {
-    DEPARTURE_NONE,
-    DEPARTURE_LEAVES,
-    DEPARTURE_DIES,
-    DEPARTURE_HOST_DIES,
-    DEPARTURE_DAEMON_DIES,
-    DEPARTURE_SILENT, /* it posts nothing more */
-    DEPARTURES
-};
 static const char *const departure_texts[DEPARTURES] = {
     "nobody departs", "a rank leaves", "a rank dies", "a host dies", "a daemon dies", "a rank falls silent"};
 
-/* Tags. Receives with the first two tags name their source. With the third tag none does, with the fourth
- * some do. */
-enum { TAG_ANY_SOURCE = 2, TAG_EITHER, TAGS };
-
-enum {
-    CASE_SEED,
-    CASE_COLLECTIVES,
-    CASE_MESSAGES,
-    CASE_NODES,
-    CASE_RANKS,
-    CASE_DEPARTURE,
-    CASE_DEPARTURE_PERMILLE, /* the rank departs after this share of its steps */
-    CASE_SHORT_PERCENT,      /* share of the calls that have a deadline which may pass */
-    CASE_LONELY_PERCENT,     /* share of the messages that have only a send or only a receive */
-    CASE_GROUPED,
-    CASE_SLICE_BYTES,
-    CASE_DELAY_US,
-    CASE_JITTER_US,
-    CASE_LOSS_PERMILLE,
-    CASE_RAILS,
-    CASE_WORKERS,
-    CASE_DATAGRAMS,
-    CASE_FIELDS
-};
 static const char *const field_names[CASE_FIELDS] = {
     "seed",          "collectives",    "messages", "nodes", "ranks", "departure", "departure_permille",
     "short_percent", "lonely_percent", "grouped",  "slice", "delay", "jitter",    "loss",
@@ -110,29 +71,6 @@ static void case_describe(const uint64_t *fields, char *text, size_t size)
 }
 
 /* --- What ranks post --- */
-
-struct step {
-    bool is_message, joined; /* joined: the next step of the rank follows at once */
-    uint32_t index;
-};
-
-struct world {
-    const uint64_t *fields;
-    struct random random;
-    struct cluster *cluster;
-    struct sim_comm *comm;
-    uint32_t ranks;
-    struct sim_call calls[CASE_COLLECTIVES_MAX];
-    struct sim_op *ops[CASE_COLLECTIVES_MAX];
-    struct sim_message_call message_calls[2 * CASE_MESSAGES_MAX];
-    uint32_t message_count; /* sends and receives, counted singly */
-    struct step steps[CASE_RANKS_MAX][STEPS_MAX];
-    uint32_t step_count[CASE_RANKS_MAX], step_at[CASE_RANKS_MAX];
-    uint32_t departed; /* CASE_RANKS_MAX: no rank has departed */
-    bool gone[CASE_RANKS_MAX];
-    struct budget *budgets[CASE_NODES_MAX];
-    struct budget_account *accounts[CASE_NODES_MAX];
-};
 
 static uint64_t draw_timeout_ms(struct world *world)
 {
@@ -326,175 +264,6 @@ static void take_steps(struct world *world)
     }
 }
 
-/* --- Checks --- */
-
-static bool somebody_is_gone(const struct world *world)
-{
-    return world->departed < CASE_RANKS_MAX && world->fields[CASE_DEPARTURE] != DEPARTURE_SILENT;
-}
-
-/* Checks whether a call may end with this status in this case. An operation that its deadline ended holds
- * its buffers until a host that died is given up. So the communicator may end before that, with the
- * deadline as the cause. */
-static void check_status(const struct world *world, const struct error *result, bool may_time_out,
-                         const char *what, uint64_t number, uint32_t rank)
-{
-    enum status status = result->status;
-    const struct sim_rank *who = &world->comm->ranks[rank];
-    /* the text is about the other half of a message */
-    bool by_other = strstr(result->text, "ended first") != NULL;
-    bool by_cause = who->aborted && who->abort_cause.status == STATUS_TIMED_OUT && somebody_is_gone(world);
-    may_time_out |= world->fields[CASE_SHORT_PERCENT] != 0 && (by_other || by_cause);
-    bool lost = status == STATUS_RANK_LOST || status == STATUS_NODE_LOST || status == STATUS_ABORTED;
-    if (status != STATUS_OK && !(may_time_out && status == STATUS_TIMED_OUT) &&
-        !(lost && somebody_is_gone(world))) {
-        fail_msg("%s %llu, rank %u: %s: %s", what, (unsigned long long)number, rank, status_name(status),
-                 result->text);
-    }
-}
-
-static void check_op(const struct world *world, const struct sim_op *op)
-{
-    uint64_t last =
-        /* the last operation of its group, which runs as one */
-        op->seq - 1 + op->call.bucket_ops - op->call.bucket_index - 1;
-    bool silent = world->fields[CASE_DEPARTURE] == DEPARTURE_SILENT && world->departed < CASE_RANKS_MAX &&
-                  !world->ops[last]->parts[world->departed].posted;
-    for (uint32_t rank = 0; rank < world->ranks; rank++) {
-        const struct sim_part *part = &op->parts[rank];
-        if (part->refused.status != STATUS_OK) {
-            check_status(world, &part->refused, false, "refused operation", op->seq, rank);
-        } else if (part->done) {
-            check_status(world, &part->result, op->call.timeout_ms != 0 || silent, "operation", op->seq,
-                         rank);
-        } else if (part->posted && !world->gone[rank]) {
-            fail_msg("operation %llu (%s) does not end on rank %u", (unsigned long long)op->seq,
-                     op_kind_text(op->call.kind), rank);
-        }
-    }
-    sim_op_check(op);
-}
-
-/* The messages of one sender, receiver and tag, for tags whose receives name their source. */
-struct channel {
-    uint32_t count[2]; /* [0] receives, [1] sends */
-    struct sim_message *messages[2][CASE_MESSAGES_MAX];
-    bool has_short;
-};
-
-static void find_channel(const struct world *world, uint32_t from, uint32_t to, uint32_t tag,
-                         struct channel *channel)
-{
-    memset(channel, 0, sizeof *channel);
-    for (struct sim_message *each = world->comm->messages; each != NULL; each = each->next) {
-        uint32_t sender = each->call.sends ? each->call.rank : each->call.peer;
-        uint32_t receiver = each->call.sends ? each->call.peer : each->call.rank;
-        if (sender == from && receiver == to && each->call.tag == tag) {
-            channel->messages[each->call.sends][channel->count[each->call.sends]++] = each;
-            channel->has_short = channel->has_short || each->call.timeout_ms != 0;
-        }
-    }
-}
-
-/* If nobody departed and no deadline passed, the n-th receive has the n-th send, if there is enough room. */
-static void check_channel(const struct channel *channel)
-{
-    for (uint32_t side = 0; side < 2; side++) {
-        for (uint32_t i = 0; i < channel->count[side]; i++) {
-            const struct sim_message *message = channel->messages[side][i];
-            const struct sim_message *other =
-                i < channel->count[1 - side] ? channel->messages[1 - side][i] : NULL;
-            const struct sim_message *send = side == 1 ? message : other;
-            const struct sim_message *receive = side == 1 ? other : message;
-            enum status status = sim_message_outcome(message)->status;
-            bool fits = send != NULL && receive != NULL && send->call.count <= receive->call.count;
-            bool right = status == (fits ? STATUS_OK : other == NULL ? STATUS_TIMED_OUT : STATUS_MISMATCH);
-            /* an eager send may have ended well before */
-            if (!right && !(side == 1 && status == STATUS_OK)) {
-                fail_msg("message %llu (%s of %llu, %s): %s: %s", (unsigned long long)message->number,
-                         side == 1 ? "send" : "receive", (unsigned long long)message->call.count,
-                         other == NULL ? "without another half"
-                         : fits        ? "fits"
-                                       : "does not fit",
-                         status_name(status), sim_message_outcome(message)->text);
-            }
-        }
-    }
-}
-
-/* A sender may have left. A send that ended well must be received: by the receive of its place, or by an
- * earlier one, if receives before it ended when their sender left. */
-static void check_sent_is_received(const struct channel *channel)
-{
-    for (uint32_t i = 0; i < channel->count[0]; i++) {
-        if (sim_message_outcome(channel->messages[0][i])->status == STATUS_MISMATCH) {
-            return; /* this receive took a message that did not fit */
-        }
-    }
-    for (uint32_t i = 0; i < channel->count[1] && i < channel->count[0]; i++) {
-        const struct sim_message *send = channel->messages[1][i];
-        if (send->done && sim_message_outcome(send)->status == STATUS_OK && send->call.count > 0 &&
-            !send->taken) {
-            fail_msg("message %llu was sent well, and not received", (unsigned long long)send->number);
-        }
-    }
-}
-
-static void check_channels(const struct world *world)
-{
-    struct channel channel;
-    for (uint32_t from = 0; from < world->ranks; from++) {
-        for (uint32_t to = 0; to < world->ranks; to++) {
-            for (uint32_t tag = 0; tag < TAG_ANY_SOURCE; tag++) {
-                find_channel(world, from, to, tag, &channel);
-                if (channel.has_short) {
-                    continue;
-                }
-                if (!somebody_is_gone(world)) {
-                    check_channel(&channel);
-                } else if (!world->gone[to] && !world->comm->ranks[to].aborted) {
-                    check_sent_is_received(&channel);
-                }
-            }
-        }
-    }
-}
-
-/* Checks a message. Any receive may have waited for a message of another, or have been in its way. */
-static void check_message(const struct world *world, const struct sim_message *message)
-{
-    const struct sim_message_call *call = &message->call;
-    if (world->gone[call->rank]) {
-        return;
-    }
-    if (!message->done) {
-        fail_msg("message %llu does not end on rank %u", (unsigned long long)message->number, call->rank);
-    }
-    const struct error *result = sim_message_outcome(message);
-    if (result->status == STATUS_MISMATCH && call->tag < TAG_ANY_SOURCE) {
-        return; /* check_channel checks this */
-    }
-    bool named_is_gone = call->peer != COMM_ANY_SOURCE_RANK && world->gone[call->peer];
-    check_status(world, result, call->timeout_ms != 0 || !named_is_gone, "message", message->number,
-                 call->rank);
-}
-
-static void check_communicator(const struct world *world)
-{
-    for (uint32_t rank = 0; rank < world->ranks; rank++) {
-        const struct sim_rank *who = &world->comm->ranks[rank];
-        if (who->aborted && !somebody_is_gone(world)) {
-            fail_msg("rank %u: the communicator ended: %s", rank, who->abort_cause.text);
-        }
-    }
-    if (world->departed == CASE_RANKS_MAX) { /* the communicator must go on */
-        sim_comm_run(world->comm, &(struct sim_call){.kind = OP_KIND_ALL_REDUCE,
-                                                     .dtype = DTYPE_I32,
-                                                     .reduce = REDUCE_SUM,
-                                                     .count = 1000});
-    }
-}
-
 /* --- The end --- */
 
 static bool all_memory_is_back(const void *context)
@@ -582,15 +351,7 @@ static void case_run(const uint64_t *fields)
     }
     take_steps(&world);
     (void)cluster_run_until(world.cluster, sim_comm_idle, world.comm, SPAN_NS);
-    for (uint32_t i = 0; i < fields[CASE_COLLECTIVES]; i++) {
-        check_op(&world, world.ops[i]);
-    }
-    for (const struct sim_message *each = world.comm->messages; each != NULL; each = each->next) {
-        check_message(&world, each);
-    }
-    sim_messages_check(world.comm);
-    check_channels(&world);
-    check_communicator(&world);
+    traffic_check(&world);
     world_stop(&world);
 }
 

@@ -43,7 +43,7 @@ class Completion(unittest.TestCase):
             for table in re.findall(r"struct option \w+\[\] = \{(.*?)\};", path.read_text(), re.DOTALL):
                 taken |= {f"--{name}" for name in re.findall(r'\{"([a-z-]+)",', table)}
         self.assertGreater(len(taken), 20)
-        self.assertEqual(taken - known - {"--agent"}, set(), "see `usages` in client/commctl/usage.c")
+        self.assertEqual(taken - known - {"--agent"}, set(), "see `options_of` in client/commctl/help.c")
 
     def test_what_is_offered_is_shown_by_help(self):
         for verb in verbs():
@@ -51,6 +51,15 @@ class Completion(unittest.TestCase):
             for word in offered(verb, "") + offered(verb, "-"):
                 if word not in (":files", "--help") and verb != "help":
                     self.assertIn(word, help_text, verb)
+
+    def test_usages_are_made_of_the_options(self):
+        """Each line of help that begins with an option is one option of the usage."""
+        for verb in verbs():
+            usage, _, options = commctl("help", verb).partition("\n\n")
+            if verb != "run":  # it has a usage of its own
+                for names in re.findall(r"^ +(-.*?)(?:  |$)", options, re.MULTILINE):
+                    self.assertIn(f"[{names.replace(', ', '|')}]", usage, verb)
+                self.assertLessEqual(max(map(len, usage.splitlines())), 110, verb)
 
     def test_options_and_values(self):
         self.assertEqual(offered("--"), ["--format", "--watch", "--timeout", "--socket", "--admin-socket", "--version", "--help"])

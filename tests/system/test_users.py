@@ -11,6 +11,20 @@ from test_admin import NOBODY, as_user
 LIMITED = f'users = ( {{ name = "{NOBODY}"; nodes = [ "a", "b" ]; }} );'
 
 
+class Listed(unittest.TestCase):
+    def test_config_show_has_all_rows(self):
+        """More rows than one answer holds."""
+        uids = [str(100000 + 7 * number) for number in range(700)]
+        listed = ", ".join(f'{{ name = "{uid}"; nodes = [ "a" ]; }}' for uid in uids)
+        with Cluster("ab", settings=f"users = ( {listed} );") as cluster:
+            shown = cluster.json("a", "config", "show")
+            self.assertEqual([row["key"] for row in shown["settings"] if row["key"].startswith("users.")], [f"users.{uid}" for uid in uids])
+            self.assertEqual(shown["left_out"], 0)
+            text = cluster.commctl("a", "config", "show").stdout
+            self.assertEqual(text.count("\nusers."), len(uids))
+            self.assertNotIn("more nodes and users", text)
+
+
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Users(unittest.TestCase):
     def rank(self, cluster, node, comm, rank, size, *options):

@@ -57,6 +57,9 @@ struct node {
     const char *awaited_warning; /* null: none */
     bool warned;                 /* a line had it */
     unsigned reloads, log_levels;
+    bool reload_waits;      /* for other threads */
+    unsigned more_settings; /* nodes that the configuration lists */
+    size_t setting_bytes;   /* the length of their values */
 };
 
 struct client {
@@ -82,10 +85,16 @@ static inline void node_wake(void *context)
 
 static inline void node_settings(void *context, conf_visit_function *visit, void *visit_context)
 {
-    (void)context;
+    const struct node *node = context;
     const struct conf_waiting waiting = {"65536", "commd.conf:3"}, nothing = {NULL, NULL};
     visit(visit_context, "slice_bytes", "4096", "default", &waiting);
     visit(visit_context, "key", "/secret/node.key", "commd.conf:7", &nothing);
+    for (unsigned i = 0; i < node->more_settings; i++) {
+        char key[32], value[8192];
+        snprintf(key, sizeof key, "nodes[%u]", i);
+        snprintf(value, sizeof value, "%0*u", (int)node->setting_bytes, i);
+        visit(visit_context, key, value, "commd.conf:9", &nothing);
+    }
 }
 
 static inline enum status node_reload(void *context, struct conf_changes *changes, uint64_t now_ns,
@@ -97,6 +106,11 @@ static inline enum status node_reload(void *context, struct conf_changes *change
     conf_changes_add(&changes->applied, "log_level = debug");
     conf_changes_add(&changes->waiting, "slice_bytes = 65536");
     return node->reloads == 1 ? STATUS_OK : error_set(error, STATUS_CONFIG, "commd.conf:3: x: unknown key");
+}
+
+static inline bool node_reload_is_used(void *context)
+{
+    return !((const struct node *)context)->reload_waits;
 }
 
 static inline enum status node_set_log_level(void *context, const char *level, struct error *error)
@@ -133,6 +147,7 @@ static inline struct api_options node_api_options(struct node *node)
                                 .started_ns = loop_now_ns(),
                                 .visit_settings = node_settings,
                                 .reload = node_reload,
+                                .reload_is_used = node_reload_is_used,
                                 .set_log_level = node_set_log_level,
                                 .settings_context = node};
 }

@@ -188,6 +188,62 @@ static void test_paths_of_keys(void **state)
     node_free(node);
 }
 
+/* Reads all pages, and returns how many there are. */
+static unsigned read_settings(struct client *client, unsigned count, size_t bytes)
+{
+    uint64_t after = 0;
+    unsigned row = 0, pages = 0;
+    do {
+        Commd__Client__ConfigQuery query = COMMD__CLIENT__CONFIG_QUERY__INIT;
+        Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+        query.after = after;
+        request.body_case = COMMD__CLIENT__REQUEST__BODY_CONFIG;
+        request.config = &query;
+        Commd__Client__Event *event =
+            client_expect_reply(client, client_send(client, &request, -1), COMMD__CLIENT__REPLY__BODY_CONFIG);
+        const Commd__Client__ConfigReply *page = event->reply->config;
+        assert_true(page->n_settings > 0);
+        assert_int_equal(page->hidden, 1);
+        for (size_t i = 0; i < page->n_settings; i++, row++) {
+            if (row > 0) { /* the first is slice_bytes */
+                char key[32];
+                snprintf(key, sizeof key, "nodes[%u]", row - 1);
+                assert_string_equal(page->settings[i]->key, key);
+                assert_int_equal(strlen(page->settings[i]->value), bytes);
+                assert_int_equal(strtoul(page->settings[i]->value, NULL, 10), row - 1);
+            }
+        }
+        assert_int_equal(page->left_out, count + 1 - row);
+        after = page->cursor;
+        assert_int_equal(after, page->left_out > 0 ? row : 0);
+        event_free(event);
+        pages++;
+    } while (after != 0);
+    assert_int_equal(row, count + 1);
+    return pages;
+}
+
+/* A page has 256 rows, or as many as fit into a packet. */
+static void test_settings_of_many_nodes(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client root = client_new_as(node, 0);
+    static const struct {
+        unsigned count;
+        size_t bytes;
+        unsigned pages;
+    } cases[] = {{0, 1, 1},       {254, 10, 1},  {255, 10, 1},    {256, 10, 2},  {511, 10, 2}, {512, 10, 3},
+                 {16384, 10, 65}, {30, 4000, 2}, {100, 8000, 15}, {14, 4300, 1}, {15, 4300, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        node->more_settings = cases[i].count;
+        node->setting_bytes = cases[i].bytes;
+        assert_int_equal(read_settings(&root, cases[i].count, cases[i].bytes), cases[i].pages);
+    }
+    client_free(&root);
+    node_free(node);
+}
+
 static void send_change(struct client *client, bool reload, const char *level,
                         Commd__Client__Reply__BodyCase answer, const char *text)
 {
@@ -458,6 +514,46 @@ static void test_administration_without_descriptors(void **state)
     node_free(node);
 }
 
+static uint64_t send_reload(struct client *client)
+{
+    Commd__Client__Reload body = COMMD__CLIENT__RELOAD__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_RELOAD;
+    request.reload = &body;
+    return client_send(client, &request, -1);
+}
+
+/* The answer comes when all threads use what was loaded. Meanwhile others, and the same session, are served.
+ * A session may end before. */
+static void test_a_reload_that_other_threads_do_not_use_yet(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client admin = admin_new(node), gone = admin_new(node);
+    node->reload_waits = true;
+    uint64_t id = send_reload(&admin);
+    node_turns(node, 100);
+    assert_int_equal(node->reloads, 1);
+    client_expect_error(&admin, send_reload(&admin), STATUS_LIMIT, "only one reload at a time");
+    assert_int_equal(node->reloads, 1);
+    event_free(ask(&admin, COMMD__CLIENT__REQUEST__BODY_CONFIG, COMMD__CLIENT__REPLY__BODY_CONFIG));
+    node->reloads = 0;
+    (void)send_reload(&gone);
+    node_turns(node, 100);
+    assert_int_equal(node->reloads, 1);
+    client_free(&gone);
+    node_turns(node, 100);
+    assert_int_equal(node->api->reloads_under_way, 1);
+    node->reload_waits = false;
+    Commd__Client__Event *event = client_expect_reply(&admin, id, COMMD__CLIENT__REPLY__BODY_RELOAD);
+    assert_string_equal(event->reply->reload->applied[0], "log_level = debug");
+    assert_string_equal(event->reply->reload->waiting[0], "slice_bytes = 65536");
+    event_free(event);
+    assert_int_equal(node->api->reloads_under_way, 0);
+    client_free(&admin);
+    node_free(node);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +562,8 @@ int main(void)
         cmocka_unit_test(test_what_users_hold),
         cmocka_unit_test(test_pages_of_accounts),
         cmocka_unit_test(test_paths_of_keys),
+        cmocka_unit_test(test_settings_of_many_nodes),
+        cmocka_unit_test(test_a_reload_that_other_threads_do_not_use_yet),
         cmocka_unit_test(test_reload_and_log_level),
         cmocka_unit_test(test_an_administrator_holds_nothing),
         cmocka_unit_test(test_administrators_max),

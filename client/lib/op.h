@@ -1,0 +1,73 @@
+#ifndef CLIENT_LIB_OP_H
+#define CLIENT_LIB_OP_H
+
+#include <commclient.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/client.pb-c.h"
+#include "proto/records.h"
+
+/*
+ * The operations of a communicator that are in flight or held: from their submission until they end. All
+ * functions need the client's lock.
+ */
+struct client_memory;
+struct client_op;
+struct comm_queue;
+
+/* Makes the communicator's table of operations in flight. Returns false if memory is short. */
+bool ops_init(struct comm_comm *comm);
+void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
+/* commd has done slices of an operation with a window. */
+void ops_handle_done(struct comm_client *client, const struct completion_record *done);
+void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed);
+void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
+/* Ends all operations of the communicator, and releases its held records. */
+void ops_forget(struct comm_comm *comm);
+/*
+ * Waits until no operation up to `ticket` is in flight; releases the lock meanwhile. Returns the
+ * communicator's failure, or a failure of an operation without handle that was not returned yet. Returns
+ * COMM_TIMED_OUT at the deadline. If commd does not report an operation in time after its deadline, the
+ * communicator fails.
+ */
+comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns);
+/* The latest time at which ops_finish expects the communicator's operations to have ended. Without
+ * operations: DAEMON_MARGIN_MS from now. */
+uint64_t ops_latest_ns(const struct comm_comm *comm);
+/* The same for the operations that use the memory; 0 without any. */
+uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
+/* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. Returns
+ * false if it has not ended at the deadline. */
+bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns);
+/* One step of ops_finish_request. */
+void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_t deadline_ns);
+/* Appends the operation to the list, which owns it from then on. Sets its ticket and deadline. */
+void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
+/*
+ * Sends records of appended operations, in one packet. If it cannot be sent within timeout_ms plus
+ * DAEMON_MARGIN_MS, the communicators of all these operations fail. May release the lock. Failures are not
+ * reported: see member_check.
+ */
+void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms);
+/* Counts a held operation as in flight, because it is about to be sent. Its deadline starts now. */
+void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
+/* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
+void ops_drop(struct comm_comm *comm, struct client_op *op);
+/* Ends an operation of the list whose result this rank has taken itself. */
+void ops_end_well(struct comm_comm *comm, struct client_op *op);
+/* Gives back an operation's memory, and lets its stream go on. clean: commd has finished with it. */
+void op_release(struct comm_client *client, struct client_op *op, bool clean);
+/* Releases and frees it. */
+void op_free(struct comm_client *client, struct client_op *op, bool clean);
+/* Copies the outputs of an operation that has ended well out of its staging blocks. */
+void op_copy_out(const struct client_op *op);
+/* Ends an operation that is in no list and was not sent. */
+void op_fail_unsent(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text);
+/* For a thread that waits at this queue since began_ns: if commd does not report an operation in time after
+ * its deadline, the operation's communicator fails, and its operations end into the queue. */
+void ops_check_late(struct comm_client *client, const struct comm_queue *queue, uint64_t began_ns);
+
+#endif

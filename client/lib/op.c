@@ -285,7 +285,8 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
                     client->path, comm->name, completion->ticket);
         return;
     }
-    op = list_take(comm, completion->ticket);
+    bool is_sent = op != NULL && op->held == NULL && op->cell == NULL;
+    op = is_sent ? list_take(comm, completion->ticket) : NULL;
     if (op == NULL) {
         client_lose(client, COMM_PROTOCOL,
                     "%s: \"%s\": commd completed operation %" PRIu64 ", which is not in flight", client->path,

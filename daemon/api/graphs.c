@@ -336,6 +336,9 @@ static uint64_t timeout_ns(const struct api_comm *comm)
 /* Whether a later operation than the next is ready. Looks at one of them at a time. */
 static bool is_ahead(struct api_graph *graph)
 {
+    if (graph->count == 0) {
+        return false; /* there was no memory for its first one */
+    }
     const struct api_captured *captured = &graph->ops[graph->watched];
     bool ahead = graph->watched != graph->at && !captured->runs &&
                  atomic_load_explicit(captured->ready, memory_order_relaxed) != 0;

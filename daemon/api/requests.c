@@ -48,7 +48,10 @@ static bool comm_send_cells(struct api_comm *comm, struct comms_member *member)
     cells.handle = comm->handle;
     event.body_case = COMMD__CLIENT__EVENT__BODY_CELLS;
     event.cells = &cells;
-    api_session_send_fd(comm->session, &event, fd);
+    if (!api_session_send_fd(comm->session, &event, fd)) {
+        comms_member_retire_cells(member);
+        return false;
+    }
     return true;
 }
 

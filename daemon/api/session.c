@@ -43,10 +43,11 @@ void api_session_watch(struct api_session *session)
     }
 }
 
-static void packet_free(struct api_packet *packet)
+static void packet_free(struct api_session *session, struct api_packet *packet)
 {
     if (packet->fd >= 0) {
         (void)close(packet->fd);
+        budget_release(session->account, BUDGET_DESCRIPTORS, 1);
     }
     free(packet);
 }
@@ -161,7 +162,7 @@ void api_session_flush(struct api_session *session)
         }
         session->out_count--;
         session->out_bytes -= sizeof *packet + packet->size_bytes;
-        packet_free(packet);
+        packet_free(session, packet);
     }
     session_flushed(session);
     if (session->closing && session->out_first == NULL) {
@@ -251,17 +252,20 @@ void api_session_reply_done(struct api_session *session, uint64_t request_id)
     api_session_reply(session, &reply);
 }
 
-void api_session_send_fd(struct api_session *session, const Commd__Client__Event *event, int fd)
+bool api_session_send_fd(struct api_session *session, const Commd__Client__Event *event, int fd)
 {
+    struct error error;
     struct api_packet *packet = packet_new(session, commd__client__event__get_packed_size(event));
-    if (packet == NULL) {
+    if (packet == NULL || budget_charge(session->account, BUDGET_DESCRIPTORS, 1, &error) != STATUS_OK) {
         (void)close(fd);
-        return;
+        free(packet);
+        return false;
     }
     packet->fd = fd;
     packet->on_socket = true;
     commd__client__event__pack(event, packet->bytes);
     packet_queue(session, packet);
+    return true;
 }
 
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error)
@@ -578,6 +582,6 @@ void api_session_drop_packets(struct api_session *session, unsigned count)
     for (; session->out_first != NULL && count > 0; count--) {
         struct api_packet *packet = session->out_first;
         session->out_first = packet->next;
-        packet_free(packet);
+        packet_free(session, packet);
     }
 }

@@ -348,8 +348,9 @@ void api_session_send_record(struct api_session *session, const struct completio
     }
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
 void api_session_reply_done(struct api_session *session, uint64_t request_id);
-/* Sends the event on the socket, with a descriptor, which it closes. */
-void api_session_send_fd(struct api_session *session, const Commd__Client__Event *event, int fd);
+/* Sends the event on the socket, with a descriptor, which it closes. While it waits for the client to read,
+ * the descriptor is charged to the user. Returns false if the session ends, or the user has no more. */
+bool api_session_send_fd(struct api_session *session, const Commd__Client__Event *event, int fd);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
 /* As api_session_reply_error, with what else is known of the failure; null: nothing. */
 void api_session_reply_detailed(struct api_session *session, uint64_t request_id, const struct error *error,

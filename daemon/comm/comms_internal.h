@@ -36,6 +36,7 @@
 #define COMMS_REFUSAL_WAIT_NS (300 * TIME_MS)
 #define COMMS_WAITED_MAX_MS (UINT64_C(1) << 32) /* of an operation that went through cells first */
 #define COMMS_SKIPPED_MAX (UINT64_C(1) << 48)   /* operations in a row that went through cells */
+#define COMMS_NUMBER_MAX (UINT64_C(1) << 62)    /* which a rank may skip to: numbers never overflow */
 #define COMMS_CROWD_WAIT_NS (10 * TIME_MS)      /* between checks whether other nodes have read */
 /*
  * When an operation's deadline passes, a node whose ranks have all posted it waits, so that nodes that know a

@@ -109,18 +109,16 @@ static void number_use(struct comms_member *member, const struct op_terms *terms
 }
 
 /* Leaves out the numbers of operations that went through cells. A number that makes no sense is the next one:
- * the rank then contradicts the others. */
+ * the rank then contradicts the others. A rank uses cells only while commd has none of its operations. So no
+ * gap is ever among those that it is owed, and nobody walks through it. */
 static void number_skip_to(struct comms_member *member, uint64_t number)
 {
     uint64_t next = member->posted_seq + 1;
     if (member->comm->cells == NULL || number <= next || number - next > COMMS_SKIPPED_MAX ||
-        member->bucket_left > 0) {
+        number > COMMS_NUMBER_MAX || member->bucket_left > 0 || member->owed_ops > 0) {
         return;
     }
-    member->posted_seq = number - 1;
-    if (member->owed_ops == 0) {
-        member->completed_seq = member->posted_seq;
-    }
+    member->posted_seq = member->completed_seq = number - 1;
 }
 
 static uint64_t call_ns(const struct comms_op *call, uint64_t now_ns)
@@ -313,10 +311,15 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
 void comms_filled(struct comms_member *member, uint64_t ticket, uint64_t slices)
 {
     const struct communicator *comm = member->comm;
-    for (uint64_t seq = member->completed_seq + 1; comm->ops != NULL && seq <= member->posted_seq; seq++) {
-        const struct communicator_op *op = comms_op_at(comm, seq);
+    uint32_t left = member->owed_ops;
+    for (uint32_t i = 1; left > 0 && i <= COMMS_PENDING_OPS_MAX; i++) {
+        const struct communicator_op *op = comm->ops[(member->completed_seq + i) % COMMS_PENDING_OPS_MAX];
         const struct communicator_post *post = op != NULL ? &op->posts[member->local_index] : NULL;
-        if (post == NULL || post->buffers == NULL || post->ticket != ticket) {
+        if (post == NULL || !post->owed) {
+            continue;
+        }
+        left--;
+        if (post->buffers == NULL || post->ticket != ticket) {
             continue;
         }
         struct exec_window *window = &post->buffers->window;

@@ -211,6 +211,14 @@ void fuzz_client_connect(struct fuzz_client *client, struct fuzz_node *node, uin
     fuzz_node_turn(node); /* commd accepts it now, while peer_uid is this client's */
 }
 
+static void client_drop_cells(struct fuzz_client *client)
+{
+    if (client->cells != NULL) {
+        fuzz_require(munmap(client->cells, client->cells_bytes) == 0);
+        client->cells = NULL;
+    }
+}
+
 void fuzz_client_close(struct fuzz_client *client)
 {
     if (client->fd < 0) {
@@ -218,6 +226,7 @@ void fuzz_client_close(struct fuzz_client *client)
     }
     close(client->fd);
     client->fd = -1;
+    client_drop_cells(client);
     if (client->shared != NULL) {
         fuzz_require(munmap(client->shared, 2 * ring_shared_bytes(CLIENT_RING_BYTES)) == 0);
         close(client->bell_of_daemon);
@@ -331,12 +340,28 @@ void fuzz_client_hello(struct fuzz_client *client, bool rings)
     (void)fuzz_client_request(client, &request, -1);
 }
 
-/* Takes the rings, which come with the reply to the Hello. */
+static void client_take_cells(struct fuzz_client *client, int fd)
+{
+    client_drop_cells(client);
+    off_t size = lseek(fd, 0, SEEK_END);
+    fuzz_require(size >= (off_t)cells_bytes(2));
+    client->cells_bytes = (size_t)size;
+    client->cells = mmap(NULL, client->cells_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    fuzz_require(client->cells != MAP_FAILED);
+    close(fd);
+}
+
+/* Takes the rings, which come with the reply to the Hello, or a communicator's cells. */
 static void client_take_fds(struct fuzz_client *client, struct msghdr *message)
 {
     int fds[CLIENT_RING_FDS];
     struct cmsghdr *control = CMSG_FIRSTHDR(message);
     if (control == NULL || control->cmsg_type != SCM_RIGHTS) {
+        return;
+    }
+    if (control->cmsg_len == CMSG_LEN(sizeof fds[0])) {
+        memcpy(fds, CMSG_DATA(control), sizeof fds[0]);
+        client_take_cells(client, fds[0]);
         return;
     }
     fuzz_require(control->cmsg_len == CMSG_LEN(sizeof fds) && client->shared == NULL);
@@ -357,6 +382,9 @@ static void client_event(struct fuzz_client *client, const uint8_t *packet, size
         struct completion_record completion;
         const char *what;
         fuzz_require(completion_record_read(packet, size, &completion, &what));
+        if (completion.kind == RECORD_DONE) {
+            return; /* slices of a window: the operation goes on */
+        }
         client->completes[completion.ticket % FUZZ_TICKETS]++;
         client->not_ok += completion.status != STATUS_OK;
         return;

@@ -5,6 +5,7 @@
 #include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
+#include "proto/cells.h"
 #include "proto/client.pb-c.h"
 #include "proto/records.h"
 #include "proto/ring.h"
@@ -49,6 +50,8 @@ struct fuzz_client {
     unsigned char *shared; /* both rings, the client's first */
     struct ring out, in;
     bool scribbles; /* it writes into its rings, so nobody knows any more what it asked for or was told */
+    struct cells_shared *cells; /* of its last communicator that has cells; null: none */
+    size_t cells_bytes;
 };
 
 /* What a client offers as memory. commd may have written from touched_from to touched_to. */

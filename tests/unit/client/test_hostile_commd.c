@@ -76,6 +76,26 @@ static void test_wrong_events(void **state)
     }
 }
 
+/* It completes an operation that the client has not sent yet. */
+static void test_completion_of_a_held_operation(void **state)
+{
+    (void)state;
+    const struct fake_script script = {.rings = true,
+                                       .pending_ops_max = 1,
+                                       .op_delay_ms = 50,
+                                       .action = FAKE_OTHER_TICKET, /* 77 after the second one's */
+                                       .action_at_op = 2};
+    struct pair pair = pair_start(&script);
+    comm_t *comm = pair_comm(&pair, "held", 0, 1);
+    unsigned char bytes[100] = {0};
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        assert_int_equal(comm_all_reduce(comm, &bytes[i], &bytes[i], 1, COMM_U8, COMM_SUM, NULL), COMM_OK);
+    }
+    assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL);
+    assert_error_says("which is not in flight");
+    pair_stop(&pair);
+}
+
 /* commd uses the rings from its answer on. So a client that cannot use them has no connection. */
 static void test_rings_that_are_not_sealed(void **state)
 {
@@ -94,6 +114,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hostile_commd),
         cmocka_unit_test(test_wrong_events),
+        cmocka_unit_test(test_completion_of_a_held_operation),
         cmocka_unit_test(test_rings_that_are_not_sealed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,142 @@
+#include "client/lib/internal.h"
+#include "tests/fuzz/input.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/*
+ * The library's part of cells, beside ranks that write whatever the input holds anywhere into the segment.
+ * What must hold: the library reads and writes only within the segment and the buffers of its call, whatever
+ * it decides; the sanitizers see both.
+ */
+#define STEPS_MAX 64
+#define RANKS_MAX 4u
+
+struct world {
+    struct cells_shared *shared;
+    uint32_t ranks, rank; /* rank: the library's */
+    uint64_t seq;
+};
+
+static struct client_call take_call(const struct world *world, struct fuzz_input *input)
+{
+    static const uint64_t counts[] = {0, 1, 8, 9, 18, 72, 73, 100, 1000, 4096, 8192, 32768};
+    struct client_call call = {.name = "fuzz"};
+    uint8_t which = fuzz_u8(input);
+    call.terms.kind = (enum op_kind)(which % OP_KIND_COUNT);
+    call.terms.dtype = (enum dtype)fuzz_below(input, DTYPE_COUNT);
+    call.terms.reduce = (enum reduce)fuzz_below(input, REDUCE_COUNT);
+    call.terms.count_elements = counts[fuzz_below(input, sizeof counts / sizeof *counts)];
+    call.terms.root_rank = fuzz_below(input, world->ranks);
+    call.terms.bucket_ops = 1;
+    call.options.factor = 1.5;
+    return call;
+}
+
+static bool can_be_published(const struct world *world, const struct client_call *call)
+{
+    return cells_take(&call->terms, world->ranks) &&
+           reduce_is_defined(call->terms.dtype, call->terms.reduce);
+}
+
+/* Writes into any rank's part, also the library's own. */
+static void scribble(struct world *world, struct fuzz_input *input)
+{
+    uint32_t rank = fuzz_below(input, world->ranks);
+    struct cells_rank *its = &world->shared->ranks[rank];
+    struct cell_header *header = &its->headers[fuzz_below(input, CELLS_DEPTH)];
+    uint64_t number = fuzz_below(input, 4) != 0 ? world->seq : fuzz_number(input);
+    switch (fuzz_below(input, 6)) {
+    case 0:
+        atomic_store(&its->by_commd, number);
+        return;
+    case 1:
+        atomic_store(&world->shared->state, (uint32_t)number);
+        return;
+    case 2:
+        atomic_store(&world->shared->heads[rank], number);
+        return;
+    case 3:
+        atomic_store(&header->seq, number);
+        return;
+    case 4:
+        header->said = cells_header(world->shared, world->rank, world->seq)->said;
+        atomic_store(&header->seq, number);
+        return;
+    default:
+        memset(&header->said, fuzz_u8(input), sizeof header->said);
+        header->published = number;
+        return;
+    }
+}
+
+/* Another rank publishes the same operation. */
+static void join(struct world *world, uint32_t rank, struct fuzz_input *input)
+{
+    const struct cell_header *own = cells_header(world->shared, world->rank, world->seq);
+    struct cell_header *header = cells_header(world->shared, rank, world->seq);
+    memset(header->data, fuzz_u8(input), sizeof header->data);
+    header->said = own->said;
+    cells_publish(world->shared, world->ranks, rank, world->seq);
+}
+
+static size_t bytes_of(const struct client_call *call, size_t blocks)
+{
+    return blocks * (size_t)call->terms.count_elements * dtype_size_bytes(call->terms.dtype);
+}
+
+/* The library publishes an operation, others do what the input says, and the library takes the result if it
+ * thinks that there is one. */
+static void step(struct world *world, struct fuzz_input *input)
+{
+    struct client_call call = take_call(world, input);
+    if (!can_be_published(world, &call)) {
+        return;
+    }
+    world->seq++;
+    size_t in_bytes = cells_published_bytes(&call.terms, world->ranks, world->rank);
+    bool gathers = call.terms.kind == OP_KIND_ALL_GATHER || call.terms.kind == OP_KIND_GATHER ||
+                   call.terms.kind == OP_KIND_ALL_TO_ALL;
+    size_t out_bytes = bytes_of(&call, gathers ? world->ranks : 1);
+    call.input.at = malloc(in_bytes);
+    call.output.at = malloc(out_bytes);
+    fuzz_require((call.input.at != NULL || in_bytes == 0) && (call.output.at != NULL || out_bytes == 0));
+    memset(call.input.at, fuzz_u8(input), in_bytes);
+    memset(call.output.at, 0, out_bytes);
+    cells_write(world->shared, world->ranks, world->rank, world->seq, &call);
+    cells_publish(world->shared, world->ranks, world->rank, world->seq);
+    for (uint32_t rank = 0; rank < world->ranks; rank++) {
+        if (rank != world->rank && fuzz_below(input, 4) != 0) {
+            join(world, rank, input);
+        }
+    }
+    for (unsigned i = fuzz_below(input, 4); i > 0; i--) {
+        scribble(world, input);
+    }
+    (void)cells_have_news(world->shared, world->ranks, world->rank, world->seq);
+    if (cells_look(world->shared, world->ranks, world->rank, world->seq) == CELLS_DIRECT) {
+        cells_read(world->shared, world->ranks, world->rank, world->seq, &call);
+    }
+    free(call.input.at);
+    free(call.output.at);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct fuzz_input input = {.bytes = data, .size = size};
+    struct world world = {.ranks = 2 + fuzz_below(&input, RANKS_MAX - 1)};
+    world.rank = fuzz_below(&input, world.ranks);
+    size_t segment_bytes = cells_bytes(world.ranks);
+    world.shared = aligned_alloc(CELLS_PAGE_BYTES, segment_bytes);
+    fuzz_require(world.shared != NULL);
+    memset(world.shared, 0, segment_bytes);
+    for (unsigned i = 0; i < STEPS_MAX && !fuzz_ended(&input); i++) {
+        step(&world, &input);
+        for (uint32_t rank = 0; rank < world.ranks; rank++) {
+            (void)cells_head(world.shared, rank);
+            (void)cells_published(world.shared, rank);
+        }
+    }
+    cells_retire(world.shared, world.ranks);
+    free(world.shared);
+    return 0;
+}

@@ -1,6 +1,6 @@
 MAN_SOURCES += $(wildcard config/*.scd)
 
-vpath %.scd daemon client/lib client/commctl client/examples config
+vpath %.scd daemon client/lib client/nccl client/commctl client/examples config
 $(BUILD)/man/%: %.scd
 	$(Q)mkdir -p $(@D) && echo "  SCDOC   $<" && scdoc < $< > $@
 

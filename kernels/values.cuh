@@ -286,7 +286,7 @@ template <typename Value, typename Bits> struct integer_type {
     using Wide = choose<SHORT, choose<SIGNED, int32_t, uint32_t>, Value>;
     using Group = choose<SHORT, uint32_t, Bits>;
     static constexpr uint32_t WIDES = sizeof(Group) / sizeof(Stored);
-    static constexpr bool SCALES = false;
+    static constexpr bool SCALES = true;
     static constexpr bool DIVIDES = true;
 
     KERNEL_MEMBER Wide widen(Stored stored)
@@ -312,6 +312,13 @@ template <typename Value, typename Bits> struct integer_type {
             group |= static_cast<Group>(narrow(values[i])) << (8 * sizeof(Stored) * i);
         }
         return group;
+    }
+    /* As the host does: without the factor's fraction. The product wraps. */
+    KERNEL_MEMBER Wide scale(Wide value, double factor)
+    {
+        bool in_range = factor >= -REDUCE_WHOLE_FACTOR_MAX && factor <= REDUCE_WHOLE_FACTOR_MAX;
+        uint64_t by = in_range ? static_cast<uint64_t>(static_cast<int64_t>(factor)) : 0;
+        return static_cast<Wide>(static_cast<uint64_t>(value) * by);
     }
     KERNEL_MEMBER Wide divide(Wide value, uint64_t divisor)
     {

@@ -64,9 +64,8 @@ bool reduce_is_defined(enum dtype dtype, enum reduce reduce)
     case REDUCE_MAX:
         return !dtype_is_complex(dtype);
     case REDUCE_AVG:
-        return dtype != DTYPE_BOOL;
     case REDUCE_PREMUL_SUM:
-        return dtype_is_float(dtype) || dtype_is_complex(dtype);
+        return dtype != DTYPE_BOOL;
     case REDUCE_BAND:
     case REDUCE_BOR:
     case REDUCE_BXOR:

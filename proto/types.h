@@ -192,10 +192,13 @@ static inline bool compression_from_wire(unsigned number, enum compression *out)
  *   prod                       all types (bool: as land)
  *   min, max                   all but complex (bool: false < true)
  *   avg                        all but bool; integers divide truncating toward zero after the (wrapping) sum
- *   premul_sum                 floating point and complex
+ *   premul_sum                 all but bool; integers take a whole factor, and products wrap
  *   band, bor, bxor            integers and bool
  *   land, lor                  integers and bool; the result is 0 or 1
  */
 bool reduce_is_defined(enum dtype dtype, enum reduce reduce);
+
+/* premul_sum of integers: whole numbers up to this, either sign, are exact as a double. */
+#define REDUCE_WHOLE_FACTOR_MAX 9007199254740992.0 /* 2^53 */
 
 #endif

@@ -13,9 +13,12 @@ SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
 FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
 # What several fuzz targets share.
 FUZZ_SUPPORT_OBJECTS := $(call objects_of,$(filter-out tests/fuzz/fuzz_%,$(wildcard tests/fuzz/*.c)))
-SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_% tests/system/graphs_% tests/system/nccl_rank.c,$(wildcard tests/system/*.c)))
+SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_% tests/system/graphs_% tests/system/nccl_%,$(wildcard tests/system/*.c)))
 GRAPHS_PARTS := $(call objects_of,$(wildcard tests/system/graphs_*.c))
 NCCL_RANK := $(BUILD)/tests/system/nccl_rank
+NCCL_CASES := $(BUILD)/tests/system/nccl_cases
+NCCL_CASES_PARTS := $(call objects_of,$(filter-out %/nccl_rank.c %/nccl_cases.c,$(wildcard tests/system/nccl_*.c)))
+NCCL_PROGRAMS := $(NCCL_RANK) $(NCCL_CASES)
 SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
 SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py tests/python/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
@@ -31,12 +34,12 @@ FAIL_PARTS := $(BUILD)/tests/failures/fail_plan.o $(BUILD)/tests/failures/failur
 DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
-TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(NCCL_RANK) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
+TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(NCCL_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
 HOSTILE_NETWORK := $(BUILD)/tests/attacks/hostile_network.o
 # A loop and sockets that replace those of the daemon in programs that link them.
 DATAGRAM_OBJECTS := $(call objects_of,$(wildcard tests/datagrams/*.c))
-TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
+TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(NCCL_CASES_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -62,7 +65,9 @@ $(BUILD)/tests/system/surface: $(SURFACE_PARTS)
 $(BUILD)/tests/system/graphs: $(GRAPHS_PARTS)
 $(BUILD)/tests/unit/client/test_nccl_config: $(addprefix $(BUILD)/client/nccl/,config.o version.o failure.o)
 # A program that is written for NCCL: it is linked with that library, and with nothing of libcommclient.
-$(NCCL_RANK): %: %.o $(BUILD)/proto/cuda_driver.o $(NCCL_LIBRARY)
+$(NCCL_CASES): $(NCCL_CASES_PARTS) $(BUILD)/tests/lib/elements.o $(BUILD)/proto/types.o
+$(NCCL_CASES).o $(NCCL_CASES_PARTS): CPPFLAGS_ALL += $(if $(CUDA_INCLUDE),-isystem $(CUDA_INCLUDE))
+$(NCCL_PROGRAMS): %: %.o $(BUILD)/proto/cuda_driver.o $(NCCL_LIBRARY)
 	$(Q)echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(NCCL_LIBRARY)
 $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
@@ -147,8 +152,8 @@ endif
 
 # Compares the project's own declarations of CUDA and NCCL with a toolkit's headers, if a toolkit is installed.
 ifneq ($(wildcard $(CUDA_INCLUDE)/cuda.h),)
-INTERFACES_CHECKED := $(BUILD)/tests/gpu/check_interfaces.o
-$(INTERFACES_CHECKED): tests/gpu/check_interfaces.cc $(FLAGS_STAMP)
+INTERFACES_CHECKED := $(BUILD)/tests/gpu/check_interfaces.o $(BUILD)/tests/gpu/check_nccl_api.o
+$(INTERFACES_CHECKED): $(BUILD)/%.o: %.cc $(FLAGS_STAMP)
 	$(Q)mkdir -p $(@D) && echo "  CXX     $<" && \
 	    $(CUDA_HOST_COMPILER) -std=c++17 -I. -isystem $(CUDA_INCLUDE) -Wall -Wextra -Wno-invalid-offsetof -Werror -MMD -MP -c -o $@ $<
 endif
@@ -161,7 +166,7 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(NCCL_RANK) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test-deps:
 	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --tests > /dev/null || echo "The tests of the Python package will be skipped."
@@ -177,7 +182,7 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(NCCL_RANK) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-python: all $(PYTHON_LIBRARY) | test-deps ## run the tests of the Python package
 	@$(run_tests) $(wildcard tests/python/test_*.py)
@@ -330,6 +335,11 @@ check-units: $(BUILD)/systemd/commd.service
 check-library: $(BUILD)/libcommclient.so $(BUILD)/libcommclient.a $(NCCL_LIBRARY)
 	@! nm -D --defined-only $(NCCL_LIBRARY) | awk '$$3 !~ /^p?nccl[A-Z]|^commd_nccl_drop_in$$/' | grep . || \
 	    { echo "libnccl.so.2: exports the above beside NCCL's names"; exit 1; }
+ifneq ($(wildcard $(CUDA_INCLUDE)/nccl.h),)
+	@! grep -ohE '\bp?nccl[A-Z][A-Za-z0-9]*\(' $(CUDA_INCLUDE)/nccl.h | tr -d '(' | sort -u | \
+	    while read -r name; do nm -D --defined-only $(NCCL_LIBRARY) | grep -q " $$name$$" || echo "$$name"; done | grep . || \
+	    { echo "libnccl.so.2: lacks the above, which nccl.h declares"; exit 1; }
+endif
 	@! nm -g --defined-only $(BUILD)/libcommclient.a | awk 'NF == 3 && $$3 !~ /^comm_/' | grep . || \
 	    { echo "libcommclient.a: defines the above beside the API"; exit 1; }
 	@! nm -D --defined-only $(BUILD)/libcommclient.so | awk '$$3 !~ /^(comm_|COMM)/' | grep . || \

@@ -25,7 +25,8 @@
  *
  * Threads of the library: a client has one thread if its operations are ordered by CUDA streams or events,
  * one while it holds collectives or uses windows (see Operations), and one while it keeps more than 16 MiB
- * for staging. These threads block all signals.
+ * for staging. These threads block all signals, except those of faults, such as SIGSEGV and SIGBUS: a buffer
+ * that the program has unmapped faults in the thread that copies it.
  */
 
 #include <stddef.h>
@@ -100,7 +101,8 @@ typedef enum comm_dtype {
  *   - sum, prod: all types. On bool they mean "or" and "and".
  *   - min, max: all but complex. NaN propagates.
  *   - avg: all but bool. On integers: the wrapping sum divided by the size, truncated toward zero.
- *   - premul_sum: floating point and complex. Each rank's input is multiplied by that rank's factor.
+ *   - premul_sum: all but bool. Each rank's input is multiplied by that rank's factor. For integers, the
+ * factor is a whole number of at most 2^53, and products wrap.
  *   - bitwise and logical operators: integers and bool.
  * All ranks get identical bits.
  */

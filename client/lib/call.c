@@ -52,6 +52,17 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
     return COMM_OK;
 }
 
+/* An integer's factor: what a double holds exactly. */
+static bool factor_fits(const struct client_call *call)
+{
+    enum dtype dtype = call->terms.dtype;
+    double factor = call->options.factor;
+    bool is_integer = reduce_is_defined(dtype, REDUCE_BAND);
+    return call->terms.reduce != REDUCE_PREMUL_SUM || !is_integer ||
+           (factor >= -REDUCE_WHOLE_FACTOR_MAX && factor <= REDUCE_WHOLE_FACTOR_MAX &&
+            (double)(int64_t)factor == factor);
+}
+
 comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *comm, comm_op_t op)
 {
     if (!reduce_from_wire((unsigned)op, &call->terms.reduce)) {
@@ -63,6 +74,12 @@ comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *
         (is_scan && call->terms.reduce == REDUCE_AVG)) {
         return error_report(COMM_UNSUPPORTED, "%s on \"%s\": %s of %s has no meaning", call->name, comm->name,
                             reduce_text(call->terms.reduce), dtype_text(call->terms.dtype));
+    }
+    if (!factor_fits(call)) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": a factor of %g: premul_sum of %s takes a whole number of at most "
+                            "2^53",
+                            call->name, comm->name, call->options.factor, dtype_text(call->terms.dtype));
     }
     return COMM_OK;
 }

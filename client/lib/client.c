@@ -16,8 +16,14 @@
 
 int client_thread_start(struct comm_client *client, void *(*function)(void *), pthread_t *out)
 {
+    /* These report faults of the thread itself, such as a buffer that the program has unmapped. If they were
+     * blocked, the process would end without the program's handler. */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t all, before;
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        sigdelset(&all, faults[i]);
+    }
     pthread_sigmask(SIG_SETMASK, &all, &before); /* a new thread inherits the mask */
     int failed = pthread_create(out, NULL, function, client);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

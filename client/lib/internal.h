@@ -291,7 +291,7 @@ static inline uint64_t clock_ns(void)
 }
 uint64_t clock_after_ms(uint64_t ms);
 /* Starts a thread of the library; its argument is the client. It blocks all signals, which are for the
- * program. Returns 0 or an errno value. */
+ * program, except those of its own faults. Returns 0 or an errno value. */
 int client_thread_start(struct comm_client *client, void *(*function)(void *), pthread_t *out);
 /* The timeout for poll: until the deadline, but at most a fixed maximum. */
 int poll_timeout_ms(uint64_t deadline_ns);

@@ -187,6 +187,9 @@ comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms)
     struct comm_client *client = comm->client;
     comm_result_t result = client_enter(client);
     if (result == COMM_OK) {
+        if (comm->ops == NULL) { /* nothing to wait for; commd may have said that the communicator failed */
+            client_take_all(client);
+        }
         result =
             ops_finish(comm, comm->last_ticket, timeout_ms != 0 ? clock_after_ms(timeout_ms) : UINT64_MAX);
         client_leave(client);

@@ -328,6 +328,7 @@ comm_result_t comm_start(comm_request_t *request)
         result = call_submit_entries(client, &entry, 1);
         if (result != COMM_OK) {
             request_rest(request);
+            free(entry.op); /* it was not submitted */
         }
     }
     client_leave(client);

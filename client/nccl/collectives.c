@@ -8,9 +8,11 @@
 
 bool type_of(ncclDataType_t type, comm_dtype_t *out)
 {
-    static const comm_dtype_t types[NCCL_TYPE_COUNT] = {COMM_I8,  COMM_U8,   COMM_I32,    COMM_U32,
-                                                        COMM_I64, COMM_U64,  COMM_F16,    COMM_F32,
-                                                        COMM_F64, COMM_BF16, COMM_F8E4M3, COMM_F8E5M2};
+    static const comm_dtype_t types[NCCL_TYPE_COUNT] = {
+        [NCCL_INT8] = COMM_I8,       [NCCL_UINT8] = COMM_U8,          [NCCL_INT32] = COMM_I32,
+        [NCCL_UINT32] = COMM_U32,    [NCCL_INT64] = COMM_I64,         [NCCL_UINT64] = COMM_U64,
+        [NCCL_FLOAT16] = COMM_F16,   [NCCL_FLOAT32] = COMM_F32,       [NCCL_FLOAT64] = COMM_F64,
+        [NCCL_BFLOAT16] = COMM_BF16, [NCCL_FLOAT8E4M3] = COMM_F8E4M3, [NCCL_FLOAT8E5M2] = COMM_F8E5M2};
     if (type < 0 || type >= NCCL_TYPE_COUNT) {
         return false;
     }
@@ -20,7 +22,11 @@ bool type_of(ncclDataType_t type, comm_dtype_t *out)
 
 static comm_op_t op_of(ncclRedOp_t op)
 {
-    static const comm_op_t ops[NCCL_FIRST_OWN_OP] = {COMM_SUM, COMM_PROD, COMM_MAX, COMM_MIN, COMM_AVG};
+    static const comm_op_t ops[NCCL_FIRST_OWN_OP] = {[NCCL_SUM] = COMM_SUM,
+                                                     [NCCL_PROD] = COMM_PROD,
+                                                     [NCCL_MAX] = COMM_MAX,
+                                                     [NCCL_MIN] = COMM_MIN,
+                                                     [NCCL_AVG] = COMM_AVG};
     return op < NCCL_FIRST_OWN_OP ? ops[op] : COMM_PREMUL_SUM;
 }
 
@@ -67,12 +73,12 @@ static bool needs_receive(const struct nccl_call *call)
 /* Copies the operator's factor. */
 static ncclResult_t find_factor(struct nccl_call *call)
 {
-    int index = call->op - NCCL_FIRST_OWN_OP;
-    if (call->op < 0 || index >= COMMUNICATOR_FACTORS_MAX) {
-        return refuse(call, "operator", call->op);
-    }
-    if (index < 0) {
+    int index = call->op >= call->comm->first_op ? call->op - call->comm->first_op : -1;
+    if (call->op >= 0 && call->op < NCCL_FIRST_OWN_OP) {
         return NCCL_SUCCESS;
+    }
+    if (index < 0 || index >= COMMUNICATOR_FACTORS_MAX) {
+        return refuse(call, "this communicator has no operator", call->op);
     }
     (void)pthread_mutex_lock(&call->comm->lock);
     call->factor = call->comm->factors[index];
@@ -126,6 +132,14 @@ static cuda_result enter(const struct nccl_call *call, const struct cuda_driver 
     return result;
 }
 
+static bool is_captured(cudaStream_t stream, const struct cuda_driver *driver)
+{
+    int status = CUDA_CAPTURE_NONE;
+    cuda_result result = driver->stream_is_capturing((cuda_stream)stream, &status);
+    return status != CUDA_CAPTURE_NONE || (result >= CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED &&
+                                           result <= CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD);
+}
+
 /* A factor in device memory is read in the order of the stream; the host waits for that. */
 static ncclResult_t read_factor(const struct nccl_call *call, comm_dtype_t type, double *out)
 {
@@ -136,6 +150,12 @@ static ncclResult_t read_factor(const struct nccl_call *call, comm_dtype_t type,
     if (call->factor.device_scalar == NULL) {
         return NCCL_SUCCESS;
     }
+    if (is_captured(call->stream, driver)) {
+        return failure_set(NCCL_INVALID_USAGE,
+                           "%s: the stream is captured, and the operator's factor is in the GPU's memory: "
+                           "pass the factor with ncclScalarHostImmediate",
+                           call->name);
+    }
     cuda_result result = enter(call, driver, &before);
     if (result == CUDA_RESULT_OK) {
         result = driver->copy_to_host(bytes, (cuda_pointer)(uintptr_t)call->factor.device_scalar,
@@ -143,9 +163,8 @@ static ncclResult_t read_factor(const struct nccl_call *call, comm_dtype_t type,
         result = result == CUDA_RESULT_OK ? driver->stream_synchronize((cuda_stream)call->stream) : result;
         (void)driver->context_set(before);
     }
-    *out = factor_decode(type, bytes);
     return result == CUDA_RESULT_OK
-               ? NCCL_SUCCESS
+               ? factor_decode(type, bytes, out, call->name)
                : failure_set(NCCL_UNHANDLED_CUDA_ERROR,
                              "%s: the operator's factor cannot be read: CUDA error %d", call->name, result);
 }
@@ -201,10 +220,10 @@ static comm_result_t submit(const struct nccl_call *call, comm_dtype_t type,
         return comm_gather(comm, call->send, call->receive, call->count, type, peer, options);
     case CALL_SCATTER:
         return comm_scatter(comm, call->send, call->receive, call->count, type, peer, options);
-    case CALL_SEND:
-        return comm_send(comm, call->send, call->count, type, peer, 0, options);
+    case CALL_SEND: /* as bytes: NCCL does not compare the types of both sides */
+        return comm_send(comm, call->send, call->count * comm_dtype_size(type), COMM_U8, peer, 0, options);
     case CALL_RECV:
-        return comm_recv(comm, call->receive, call->count, type, peer, 0, options);
+        return comm_recv(comm, call->receive, call->count * comm_dtype_size(type), COMM_U8, peer, 0, options);
     }
     return COMM_INTERNAL;
 }

@@ -1,10 +1,20 @@
 #include "client/nccl/communicator.h"
 
+#include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define LOOK_MS 1u /* how long a look at the asynchronous error may wait */
+
+/* Numbers repeat after millions of communicators. */
+static int next_first_op(void)
+{
+    static atomic_uint count;
+    unsigned room = ((unsigned)INT_MAX - NCCL_FIRST_OWN_OP) / COMMUNICATOR_FACTORS_MAX;
+    return NCCL_FIRST_OWN_OP + (int)(atomic_fetch_add(&count, 1) % room) * COMMUNICATOR_FACTORS_MAX;
+}
 
 struct ncclComm *communicator_new(int rank, int size, int device, struct nccl_config config)
 {
@@ -19,6 +29,7 @@ struct ncclComm *communicator_new(int rank, int size, int device, struct nccl_co
     comm->size = size;
     comm->device = device;
     comm->config = config;
+    comm->first_op = next_first_op();
     return comm;
 }
 
@@ -51,15 +62,63 @@ void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result)
     }
 }
 
+void communicator_split_begins(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->references++;
+    comm->splits++;
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+void communicator_split_alone(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->alone++;
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+void communicator_split_ended(struct ncclComm *comm, bool alone)
+{
+    comm_t *left = NULL;
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->alone -= alone ? 1 : 0;
+    if (--comm->splits == 0 && comm->abandoned) {
+        left = comm->comm;
+        comm->comm = NULL;
+    }
+    (void)pthread_mutex_unlock(&comm->lock);
+    comm_destroy(left);
+    communicator_drop(comm);
+}
+
+/* Keeps the first failure for later calls. Its text is this thread's last error. */
+static void note(struct ncclComm *comm, ncclResult_t result)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    if (comm->state == NCCL_SUCCESS) {
+        comm->state = result;
+        (void)snprintf(comm->text, sizeof comm->text, "%s", failure_text());
+    }
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
 static ncclResult_t state_of(struct ncclComm *comm)
 {
     (void)pthread_mutex_lock(&comm->lock);
-    ncclResult_t state = comm->state;
+    ncclResult_t state = comm->state == NCCL_SUCCESS && comm->alone > 0 ? NCCL_IN_PROGRESS : comm->state;
     (void)pthread_mutex_unlock(&comm->lock);
     return state;
 }
 
-ncclResult_t communicator_check(struct ncclComm *comm, const char *call)
+static bool is_finalized(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    bool finalized = comm->finalized;
+    (void)pthread_mutex_unlock(&comm->lock);
+    return finalized;
+}
+
+ncclResult_t communicator_ready(struct ncclComm *comm, const char *call)
 {
     if (comm == NULL) {
         return failure_set(NCCL_INVALID_ARGUMENT, "%s: the communicator is a null pointer", call);
@@ -68,7 +127,8 @@ ncclResult_t communicator_check(struct ncclComm *comm, const char *call)
     if (state == NCCL_IN_PROGRESS) {
         return failure_set(
             NCCL_INVALID_ARGUMENT,
-            "%s: the communicator is being made: wait until ncclCommGetAsyncError says success", call);
+            "%s: the communicator is being made or split: wait until ncclCommGetAsyncError says success",
+            call);
     }
     if (state != NCCL_SUCCESS) {
         (void)pthread_mutex_lock(&comm->lock);
@@ -76,8 +136,15 @@ ncclResult_t communicator_check(struct ncclComm *comm, const char *call)
         (void)pthread_mutex_unlock(&comm->lock);
         return state;
     }
-    return comm->finalized ? failure_set(NCCL_INVALID_USAGE, "%s: the communicator is finalized", call)
-                           : NCCL_SUCCESS;
+    return NCCL_SUCCESS;
+}
+
+ncclResult_t communicator_check(struct ncclComm *comm, const char *call)
+{
+    ncclResult_t result = communicator_ready(comm, call);
+    return result == NCCL_SUCCESS && is_finalized(comm)
+               ? failure_set(NCCL_INVALID_USAGE, "%s: the communicator is finalized", call)
+               : result;
 }
 
 /* Notes a failure since the last look. Returns true if operations are still under way. */
@@ -92,10 +159,7 @@ static bool look(struct ncclComm *comm)
     if (result == COMM_TIMED_OUT && failure.operation[0] == '\0') {
         return true;
     }
-    (void)pthread_mutex_lock(&comm->lock);
-    comm->state = failure_from_library(result);
-    (void)snprintf(comm->text, sizeof comm->text, "%s", failure_text());
-    (void)pthread_mutex_unlock(&comm->lock);
+    note(comm, failure_from_library(result));
     return false;
 }
 
@@ -108,7 +172,7 @@ NCCL_EXPORT(ncclResult_t, ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *
     if (*error == NCCL_SUCCESS) {
         bool busy = look(comm);
         *error = state_of(comm);
-        *error = *error == NCCL_SUCCESS && busy && comm->finalized ? NCCL_IN_PROGRESS : *error;
+        *error = *error == NCCL_SUCCESS && busy && is_finalized(comm) ? NCCL_IN_PROGRESS : *error;
     }
     return NCCL_SUCCESS;
 }
@@ -127,42 +191,44 @@ NCCL_EXPORT(const char *, ncclGetLastError, ncclComm_t comm)
     return text;
 }
 
-static ncclResult_t get_number(struct ncclComm *comm, int *out, const char *call, int number)
+static ncclResult_t get_number(struct ncclComm *comm, const int *number, int *out, const char *call)
 {
-    ncclResult_t result =
-        out == NULL ? failure_set(NCCL_INVALID_ARGUMENT, "%s: a null pointer", call) : NCCL_SUCCESS;
-    if (result == NCCL_SUCCESS) {
-        *out = number;
+    ncclResult_t result = communicator_ready(comm, call);
+    if (result == NCCL_SUCCESS && out == NULL) {
+        result = failure_set(NCCL_INVALID_ARGUMENT, "%s: a null pointer", call);
     }
-    (void)comm;
+    if (result == NCCL_SUCCESS) {
+        *out = *number;
+    }
     return result;
 }
 
 NCCL_EXPORT(ncclResult_t, ncclCommCount, ncclComm_t comm, int *count)
 {
-    ncclResult_t result = communicator_check(comm, "ncclCommCount");
-    return result != NCCL_SUCCESS ? result : get_number(comm, count, "ncclCommCount", comm->size);
+    return get_number(comm, comm != NULL ? &comm->size : NULL, count, "ncclCommCount");
 }
 
 NCCL_EXPORT(ncclResult_t, ncclCommCuDevice, ncclComm_t comm, int *device)
 {
-    ncclResult_t result = communicator_check(comm, "ncclCommCuDevice");
-    return result != NCCL_SUCCESS ? result : get_number(comm, device, "ncclCommCuDevice", comm->device);
+    return get_number(comm, comm != NULL ? &comm->device : NULL, device, "ncclCommCuDevice");
 }
 
 NCCL_EXPORT(ncclResult_t, ncclCommUserRank, ncclComm_t comm, int *rank)
 {
-    ncclResult_t result = communicator_check(comm, "ncclCommUserRank");
-    return result != NCCL_SUCCESS ? result : get_number(comm, rank, "ncclCommUserRank", comm->rank);
+    return get_number(comm, comm != NULL ? &comm->rank : NULL, rank, "ncclCommUserRank");
 }
 
-/* Leaves the communicator. If it is being made, the thread that makes it does that. */
+/* Leaves the communicator. If it is being made or split, the thread that does that leaves it. */
 static void leave(struct ncclComm *comm)
 {
+    comm_t *made = NULL;
+    group_forget(comm);
     (void)pthread_mutex_lock(&comm->lock);
     comm->abandoned = true;
-    comm_t *made = comm->comm;
-    comm->comm = NULL;
+    if (comm->splits == 0) {
+        made = comm->comm;
+        comm->comm = NULL;
+    }
     (void)pthread_mutex_unlock(&comm->lock);
     comm_destroy(made);
     communicator_drop(comm);
@@ -170,12 +236,25 @@ static void leave(struct ncclComm *comm)
 
 NCCL_EXPORT(ncclResult_t, ncclCommFinalize, ncclComm_t comm)
 {
-    ncclResult_t result = communicator_check(comm, "ncclCommFinalize");
+    const char *call = "ncclCommFinalize";
+    if (comm == NULL) {
+        return NCCL_SUCCESS;
+    }
+    ncclResult_t result = communicator_ready(comm, call);
     if (result != NCCL_SUCCESS) {
         return result;
     }
+    if (is_finalized(comm)) {
+        return failure_set(NCCL_INVALID_ARGUMENT, "%s: the communicator is finalized", call);
+    }
+    (void)pthread_mutex_lock(&comm->lock);
     comm->finalized = true;
-    return comm->config.blocking ? failure_from_library(comm_sync(comm->comm, 0)) : NCCL_SUCCESS;
+    (void)pthread_mutex_unlock(&comm->lock);
+    if (comm->config.blocking) {
+        result = failure_from_library(comm_sync(comm->comm, 0));
+        note(comm, result);
+    }
+    return result;
 }
 
 NCCL_EXPORT(ncclResult_t, ncclCommDestroy, ncclComm_t comm)
@@ -190,12 +269,21 @@ NCCL_EXPORT(ncclResult_t, ncclCommDestroy, ncclComm_t comm)
     return NCCL_SUCCESS;
 }
 
+/* A split that is under way counts as an operation: without the abort, it would wait for the other ranks. */
+static bool has_work(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    bool splits = comm->splits > 0;
+    (void)pthread_mutex_unlock(&comm->lock);
+    return splits || (state_of(comm) == NCCL_SUCCESS && look(comm));
+}
+
 NCCL_EXPORT(ncclResult_t, ncclCommAbort, ncclComm_t comm)
 {
     if (comm == NULL) {
         return NCCL_SUCCESS;
     }
-    if (state_of(comm) == NCCL_SUCCESS && look(comm)) {
+    if (has_work(comm)) {
         (void)failure_from_library(comm_abort(comm->comm, "ncclCommAbort"));
     }
     leave(comm);

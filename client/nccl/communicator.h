@@ -23,17 +23,20 @@ struct factor {
 };
 
 struct ncclComm {
-    pthread_mutex_t lock; /* guards state, text, references and factors */
-    int references;       /* the program's, and that of the thread that makes it */
+    pthread_mutex_t lock; /* guards all that follows */
+    int references;       /* the program's, and those of the threads that make or split it */
     ncclResult_t state;   /* IN_PROGRESS while it is being made; later its first failure */
     char text[FAILURE_TEXT_BYTES];
-    bool abandoned; /* the program left it while it was being made */
+    int splits;     /* how many of its splits have not ended: they use `comm` */
+    int alone;      /* how many of these the program's thread does not wait for */
+    bool abandoned; /* the program left it while it was being made or split */
     bool finalized;
     comm_t *comm; /* null before it is made */
     int rank;
     int size;
     int device;
     struct nccl_config config;
+    int first_op; /* the number of the operator in factors[0]: other communicators have other numbers */
     struct factor factors[COMMUNICATOR_FACTORS_MAX];
 };
 
@@ -55,16 +58,28 @@ struct ncclComm *communicator_new(int rank, int size, int device, struct nccl_co
 void communicator_drop(struct ncclComm *comm);
 /* Ends the making of a communicator: sets its state and text, or destroys what an abandoned one has. */
 void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result);
-/* Returns SUCCESS if operations may be called on it. `call` is for the text. */
+/* A split of it keeps it. */
+void communicator_split_begins(struct ncclComm *comm);
+/* The program's thread does not wait for the split: the communicator is in progress until it has ended. */
+void communicator_split_alone(struct ncclComm *comm);
+/* The last split destroys what an abandoned communicator has. The caller may not use it afterwards. */
+void communicator_split_ended(struct ncclComm *comm, bool alone);
+/* Returns SUCCESS if it is made and has not failed. `call` is for the text. */
+ncclResult_t communicator_ready(struct ncclComm *comm, const char *call);
+/* Returns SUCCESS if operations may be called on it: it is ready, and not finalized. */
 ncclResult_t communicator_check(struct ncclComm *comm, const char *call);
 
 /* --- formation.c --- */
 
 struct formation {
-    struct formation *next;
+    struct formation *next;  /* in the group */
+    struct formation *after; /* the next split of the same communicator: the same thread carries it out */
     pthread_t thread;
     bool started;          /* its thread is to be joined */
+    bool blocking;         /* the program's thread waits for it */
+    bool alone;            /* communicator_split_alone was called */
     struct ncclComm *comm; /* the new one; null: this rank joins none */
+    ncclComm_t *out;       /* where the program has it. A blocking formation that fails makes it null */
     struct ncclComm *parent;
     int color, key;
     char name[64];
@@ -72,9 +87,11 @@ struct formation {
     char text[FAILURE_TEXT_BYTES];
 };
 
-/* Runs the formations, each on a thread of its own. Those of blocking communicators are waited for; this
- * returns the first failure. Frees the list. */
+/* Runs the formations, each on a thread of its own, but the splits of one communicator in their order. Those
+ * of blocking communicators are waited for; this returns their first failure. Frees the list. */
 ncclResult_t formation_run_all(struct formation *list);
+/* They fail with the result, and this thread's last error, unrun. Frees the list. */
+void formation_drop_all(struct formation *list, ncclResult_t result);
 
 /* --- group.c --- */
 
@@ -109,13 +126,15 @@ struct nccl_call {
 ncclResult_t group_note(ncclResult_t result);
 /* Runs the call, or collects it if a group is open. */
 ncclResult_t group_add_call(const struct nccl_call *call);
+/* The communicator is left: this thread's group drops its calls on it. */
+void group_forget(const struct ncclComm *comm);
 /* Takes over the formation. */
 ncclResult_t group_add_formation(struct formation *formation);
 
 /* --- factor.c --- */
 
-/* Reads a number of a floating-point type. */
-double factor_decode(comm_dtype_t type, const void *bytes);
+/* Reads a number of the type. Errors: INVALID_USAGE for an integer that a double does not hold. */
+ncclResult_t factor_decode(comm_dtype_t type, const void *bytes, double *out, const char *call);
 
 /* --- collectives.c --- */
 

@@ -18,11 +18,11 @@ static const struct field {
     unsigned since;
     int least;
     int most;
-} fields[] = {{"blocking", 16, 21400, 0, 1},
-              {"cgaClusterSize", 20, 21700, 0, 8},
-              {"minCTAs", 24, 21700, 1, INT_MAX},
-              {"maxCTAs", 28, 21700, 1, INT_MAX},
-              {"splitShare", 40, 21800, 0, 1}};
+} fields[] = {{"blocking", CONFIG_BLOCKING_OFFSET, 21400, 0, 1},
+              {"cgaClusterSize", CONFIG_CLUSTER_OFFSET, 21700, 0, 8},
+              {"minCTAs", CONFIG_LEAST_CTAS_OFFSET, 21700, 1, INT_MAX},
+              {"maxCTAs", CONFIG_MOST_CTAS_OFFSET, 21700, 1, INT_MAX},
+              {"splitShare", CONFIG_SPLIT_SHARE_OFFSET, 21800, 0, 1}};
 #define FIELD_COUNT (sizeof fields / sizeof fields[0])
 
 static bool read_field(const struct header *header, const void *source, const struct field *field, int *value)

@@ -11,6 +11,15 @@
 #define CONFIG_LEAST_BYTES 24
 #define CONFIG_MOST_BYTES 4096
 
+/* Where the fields that are read stand. */
+enum {
+    CONFIG_BLOCKING_OFFSET = 16,
+    CONFIG_CLUSTER_OFFSET = 20,
+    CONFIG_LEAST_CTAS_OFFSET = 24,
+    CONFIG_MOST_CTAS_OFFSET = 28,
+    CONFIG_SPLIT_SHARE_OFFSET = 40
+};
+
 struct nccl_config {
     bool blocking;
 };

@@ -33,6 +33,18 @@ static ncclResult_t join(struct formation *formation, comm_t **made)
     return failure_from_library(joined);
 }
 
+/* Ends a formation, whose result and text are set. */
+static void conclude(struct formation *formation, comm_t *made)
+{
+    if (formation->parent != NULL) { /* first: who sees the new communicator may use its parent */
+        communicator_split_ended(formation->parent, formation->alone);
+    }
+    if (formation->comm != NULL) {
+        communicator_made(formation->comm, made, formation->result);
+        communicator_drop(formation->comm);
+    }
+}
+
 static void form(struct formation *formation)
 {
     comm_t *made = NULL;
@@ -41,96 +53,171 @@ static void form(struct formation *formation)
                             : failure_from_library(comm_split(formation->parent->comm, formation->color,
                                                               formation->key, &made));
     (void)snprintf(formation->text, sizeof formation->text, "%s", failure_text());
-    if (formation->comm != NULL) {
-        communicator_made(formation->comm, made, formation->result);
+    conclude(formation, made);
+}
+
+/* It was not run. */
+static void fail(struct formation *formation, ncclResult_t result)
+{
+    formation->result = result;
+    (void)snprintf(formation->text, sizeof formation->text, "%s", failure_text());
+    conclude(formation, NULL);
+}
+
+/* The program gets no handle from a blocking formation that failed. */
+static void release(struct formation *formation)
+{
+    if (formation->blocking && formation->result != NCCL_SUCCESS && formation->comm != NULL) {
+        *formation->out = NULL;
         communicator_drop(formation->comm);
     }
+    free(formation);
 }
 
 static void *run_blocking(void *argument)
 {
-    form(argument);
+    for (struct formation *each = argument; each != NULL; each = each->after) {
+        form(each);
+    }
     return NULL;
 }
 
 static void *run_alone(void *argument)
 {
-    form(argument);
-    free(argument);
+    for (struct formation *each = argument, *after; each != NULL; each = after) {
+        after = each->after;
+        form(each);
+        release(each);
+    }
     return NULL;
 }
 
-static bool is_blocking(const struct formation *formation)
-{
-    return formation->comm != NULL ? formation->comm->config.blocking : formation->parent->config.blocking;
-}
-
-/* A thread that is not waited for frees the formation, perhaps before this returns. */
-static void start(struct formation *formation, bool blocking)
+/* A thread that is not waited for frees the chain, perhaps before this returns. */
+static ncclResult_t start(struct formation *chain)
 {
     pthread_t thread;
-    formation->started = true;
-    int error = pthread_create(&thread, NULL, blocking ? run_blocking : run_alone, formation);
-    if (error == 0 && blocking) {
-        formation->thread = thread;
-    } else if (error == 0) {
-        (void)pthread_detach(thread);
-    } else {
-        formation->started = false;
-        formation->result =
-            failure_set(NCCL_SYSTEM_ERROR, "no thread to make a communicator: %s", strerror(error));
-        (void)snprintf(formation->text, sizeof formation->text, "%s", failure_text());
-        if (formation->comm != NULL) {
-            communicator_made(formation->comm, NULL, formation->result);
-            communicator_drop(formation->comm);
-        }
-        if (!blocking) {
-            free(formation);
+    bool blocking = chain->blocking;
+    chain->started = true;
+    for (struct formation *each = chain; each != NULL; each = each->after) {
+        each->alone = !blocking && each->parent != NULL;
+        if (each->alone) {
+            communicator_split_alone(each->parent);
         }
     }
+    int error = pthread_create(&thread, NULL, blocking ? run_blocking : run_alone, chain);
+    if (error == 0 && blocking) {
+        chain->thread = thread;
+        return NCCL_SUCCESS;
+    }
+    if (error == 0) {
+        (void)pthread_detach(thread);
+        return NCCL_IN_PROGRESS;
+    }
+    ncclResult_t result =
+        failure_set(NCCL_SYSTEM_ERROR, "no thread to make a communicator: %s", strerror(error));
+    chain->started = false;
+    for (struct formation *each = chain, *after; each != NULL; each = after) {
+        after = each->after;
+        fail(each, result);
+        if (!blocking) {
+            release(each);
+        }
+    }
+    return result;
+}
+
+/* Takes the splits of one communicator out of the list, behind its first one. If one of them is blocking, all
+ * are waited for. */
+static void chain_splits(struct formation *list)
+{
+    for (struct formation *first = list; first != NULL; first = first->next) {
+        struct formation **tail = &first->after;
+        for (struct formation **link = &first->next; first->parent != NULL && *link != NULL;) {
+            struct formation *each = *link;
+            if (each->parent != first->parent) {
+                link = &each->next;
+                continue;
+            }
+            *link = each->next;
+            *tail = each;
+            tail = &each->after;
+            first->blocking = first->blocking || each->blocking;
+        }
+        for (struct formation *each = first->after; each != NULL; each = each->after) {
+            each->blocking = first->blocking;
+        }
+    }
+}
+
+/* Waits for a chain, and frees it. Returns its first failure, or `before` if that was one. */
+static ncclResult_t finish(struct formation *chain, ncclResult_t before)
+{
+    ncclResult_t first = before;
+    if (chain->started) {
+        (void)pthread_join(chain->thread, NULL);
+    }
+    for (struct formation *each = chain, *after; each != NULL; each = after) {
+        after = each->after;
+        if (each->result != NCCL_SUCCESS && (first == NCCL_SUCCESS || first == NCCL_IN_PROGRESS)) {
+            first = failure_set(each->result, "%s", each->text);
+        }
+        release(each);
+    }
+    return first;
 }
 
 ncclResult_t formation_run_all(struct formation *list)
 {
     ncclResult_t first = NCCL_SUCCESS;
-    struct formation *waited = NULL;
+    struct formation *waited = NULL, **tail = &waited;
+    chain_splits(list);
     for (struct formation *each = list, *next; each != NULL; each = next) {
-        bool blocking = is_blocking(each);
         next = each->next;
-        if (blocking) {
-            each->next = waited;
-            waited = each;
-        } else if (first == NCCL_SUCCESS) {
-            first = NCCL_IN_PROGRESS;
+        if (each->blocking) {
+            each->next = NULL;
+            *tail = each;
+            tail = &each->next;
         }
-        start(each, blocking);
+        ncclResult_t started = start(each);
+        first = first == NCCL_SUCCESS ? started : first;
     }
     for (struct formation *each = waited, *next; each != NULL; each = next) {
         next = each->next;
-        if (each->started) {
-            (void)pthread_join(each->thread, NULL);
-        }
-        if (each->result != NCCL_SUCCESS) {
-            first = failure_set(each->result, "%s", each->text);
-        }
-        free(each);
+        first = finish(each, first);
     }
     return first;
 }
 
-/* Adds a formation of a new communicator, whose handle the program gets at once. */
-static ncclResult_t add(struct formation model, ncclComm_t *out, int rank, int size, int device,
-                        struct nccl_config config)
+void formation_drop_all(struct formation *list, ncclResult_t result)
+{
+    for (struct formation *each = list, *next; each != NULL; each = next) {
+        next = each->next;
+        fail(each, result);
+        release(each);
+    }
+}
+
+/* Adds a formation. If it is of a new communicator, the program gets its handle at once. */
+static ncclResult_t add(const struct formation *model, struct ncclComm *comm)
 {
     struct formation *formation = malloc(sizeof *formation);
-    *out = formation != NULL ? communicator_new(rank, size, device, config) : NULL;
-    if (*out == NULL) {
+    *model->out = comm;
+    if (formation == NULL || (comm == NULL && model->color != NCCL_SPLIT_NO_COLOR)) {
+        *model->out = NULL;
         free(formation);
+        if (comm != NULL) {
+            communicator_drop(comm);
+        }
         return group_note(failure_set(NCCL_SYSTEM_ERROR, "no memory for a communicator"));
     }
-    *formation = model;
-    formation->comm = *out;
-    (*out)->references++;
+    *formation = *model;
+    formation->comm = comm;
+    if (comm != NULL) {
+        comm->references++;
+    }
+    if (formation->parent != NULL) {
+        communicator_split_begins(formation->parent);
+    }
     return group_add_formation(formation);
 }
 
@@ -138,7 +225,7 @@ static ncclResult_t init(const char *call, ncclComm_t *out, int size, const nccl
                          const ncclConfig_t *source, int device)
 {
     struct nccl_config config = {.blocking = true};
-    struct formation model = {0};
+    struct formation model = {.out = out};
     char why[128];
     if (out == NULL || size < 1 || rank < 0 || rank >= size) {
         return group_note(failure_set(NCCL_INVALID_ARGUMENT, "%s: rank %d of %d ranks", call, rank, size));
@@ -152,7 +239,8 @@ static ncclResult_t init(const char *call, ncclComm_t *out, int size, const nccl
                                       "commd's libnccl.so.2?",
                                       call));
     }
-    return add(model, out, rank, size, device, config);
+    model.blocking = config.blocking;
+    return add(&model, communicator_new(rank, size, device, config));
 }
 
 static ncclResult_t init_here(const char *call, ncclComm_t *out, int size, const ncclUniqueId *id, int rank,
@@ -177,20 +265,44 @@ NCCL_EXPORT(ncclResult_t, ncclCommInitRankConfig, ncclComm_t *comm, int size, nc
 NCCL_EXPORT(ncclResult_t, ncclCommInitRankScalable, ncclComm_t *comm, int size, int rank, int id_count,
             ncclUniqueId *ids, ncclConfig_t *config)
 {
-    if (ids == NULL || id_count < 1) {
-        return group_note(failure_set(NCCL_INVALID_ARGUMENT, "ncclCommInitRankScalable: no id"));
+    if (ids == NULL || id_count < 1 || id_count > size) {
+        return group_note(failure_set(NCCL_INVALID_ARGUMENT, "ncclCommInitRankScalable: %d ids of %d ranks",
+                                      ids != NULL ? id_count : 0, size));
     }
     return init_here("ncclCommInitRankScalable", comm, size, &ids[0], rank, config);
 }
 
-ncclResult_t ncclGroupStart(void);
-ncclResult_t ncclGroupEnd(void);
+/* Of which GPUs ncclCommInitAll makes a communicator: `devices`, or the first ones. */
+static ncclResult_t check_devices(int count, const int *devices)
+{
+    const struct cuda_driver *driver = session_driver();
+    int visible = 0;
+    if (driver == NULL || driver->device_count(&visible) != CUDA_RESULT_OK) {
+        return NCCL_UNHANDLED_CUDA_ERROR;
+    }
+    for (int i = 0; i < count; i++) {
+        int device = devices != NULL ? devices[i] : i;
+        if (device < 0 || device >= visible) {
+            return failure_set(NCCL_INVALID_ARGUMENT, "ncclCommInitAll: device %d: this process sees %d GPUs",
+                               device, visible);
+        }
+    }
+    return NCCL_SUCCESS;
+}
 
 NCCL_EXPORT(ncclResult_t, ncclCommInitAll, ncclComm_t *comms, int count, const int *devices)
 {
     ncclUniqueId id;
-    if (comms == NULL || count < 1 || !id_make(&id)) {
-        return failure_set(NCCL_INVALID_ARGUMENT, "ncclCommInitAll: %d devices", count);
+    ncclResult_t result = NCCL_SUCCESS;
+    if (comms == NULL || count < 1) {
+        return group_note(failure_set(NCCL_INVALID_ARGUMENT, "ncclCommInitAll: %d devices", count));
+    }
+    if (!id_make(&id)) {
+        return group_note(failure_set(NCCL_SYSTEM_ERROR, "ncclCommInitAll: the system gave no random bytes"));
+    }
+    result = check_devices(count, devices);
+    if (result != NCCL_SUCCESS) {
+        return group_note(result);
     }
     (void)ncclGroupStart();
     for (int i = 0; i < count; i++) {
@@ -203,26 +315,19 @@ NCCL_EXPORT(ncclResult_t, ncclCommSplit, ncclComm_t comm, int color, int key, nc
             ncclConfig_t *source)
 {
     char why[128];
+    struct nccl_config config = {.blocking = true};
     ncclResult_t result = communicator_check(comm, "ncclCommSplit");
     if (result != NCCL_SUCCESS) {
         return group_note(result);
     }
-    struct formation model = {.parent = comm, .color = color, .key = key};
-    struct nccl_config config = comm->config;
     if (out == NULL || color < NCCL_SPLIT_NO_COLOR) {
         return group_note(failure_set(NCCL_INVALID_ARGUMENT, "ncclCommSplit: color %d", color));
     }
     if (!config_read(source, &config, why, sizeof why)) {
         return group_note(failure_set(NCCL_INVALID_ARGUMENT, "ncclCommSplit: %s", why));
     }
-    if (color != NCCL_SPLIT_NO_COLOR) {
-        return add(model, out, 0, 1, comm->device, config);
-    }
-    *out = NULL;
-    struct formation *formation = malloc(sizeof *formation);
-    if (formation == NULL) {
-        return group_note(failure_set(NCCL_SYSTEM_ERROR, "ncclCommSplit: no memory"));
-    }
-    *formation = model;
-    return group_add_formation(formation);
+    config = source != NULL ? config : comm->config;
+    struct formation model = {
+        .out = out, .parent = comm, .color = color, .key = key, .blocking = config.blocking};
+    return add(&model, color != NCCL_SPLIT_NO_COLOR ? communicator_new(0, 1, comm->device, config) : NULL);
 }

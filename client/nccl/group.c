@@ -57,6 +57,17 @@ ncclResult_t group_add_formation(struct formation *formation)
     return NCCL_SUCCESS;
 }
 
+void group_forget(const struct ncclComm *comm)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < group.count; i++) {
+        if (group.calls[i].comm != comm) {
+            group.calls[kept++] = group.calls[i];
+        }
+    }
+    group.count = kept;
+}
+
 NCCL_EXPORT(ncclResult_t, ncclGroupStart, void)
 {
     group.depth++;
@@ -76,18 +87,6 @@ static ncclResult_t submit_calls(const struct nccl_call *calls, size_t count)
     return first == NCCL_SUCCESS && ended != COMM_OK ? failure_from_library(ended) : first;
 }
 
-static void drop_formations(struct formation *list)
-{
-    for (struct formation *each = list, *next; each != NULL; each = next) {
-        next = each->next;
-        if (each->comm != NULL) {
-            communicator_made(each->comm, NULL, NCCL_INVALID_ARGUMENT);
-            communicator_drop(each->comm);
-        }
-        free(each);
-    }
-}
-
 /* Empties the group, and runs what it has collected if `run`. */
 static ncclResult_t end(bool run)
 {
@@ -101,11 +100,11 @@ static ncclResult_t end(bool run)
     group.count = group.capacity = 0;
     group.first = NULL;
     if (result != NCCL_SUCCESS || !run) {
-        drop_formations(formations);
+        formation_drop_all(formations, result != NCCL_SUCCESS ? result : NCCL_INVALID_USAGE);
     } else if (formations != NULL && count > 0) {
-        drop_formations(formations);
         result = failure_set(NCCL_INVALID_USAGE, "ncclGroupEnd: the group makes communicators and also has "
                                                  "operations");
+        formation_drop_all(formations, result);
     } else if (formations != NULL) {
         result = formation_run_all(formations);
     } else if (count > 0) {
@@ -127,7 +126,7 @@ NCCL_EXPORT(ncclResult_t, ncclGroupEnd, void)
     return end(true);
 }
 
-NCCL_EXPORT(ncclResult_t, ncclGroupSimulateEnd, void *info)
+NCCL_EXPORT(ncclResult_t, ncclGroupSimulateEnd, ncclSimInfo_t *info)
 {
     (void)info;
     if (group.depth == 1) {

@@ -16,49 +16,74 @@ static bool hello_asks_for(const Commd__Client__Hello *hello, const char *featur
     return false;
 }
 
-#define FEATURES_MAX 7
+/* --- Features: each is offered if the client asks for it, and its function, if it has one, agrees --- */
 
-/* Begins what both sides have. Returns the number of features; the list has room for FEATURES_MAX. */
-static size_t offer_features(struct api_session *session, const Commd__Client__Hello *hello, char **features,
-                             uint64_t now_ns)
+static bool begin_rings(struct api_session *session, uint64_t now_ns)
+{
+    struct error error;
+    (void)now_ns;
+    if (api_rings_new(session, &error) != STATUS_OK) {
+        api_session_log(session, LOG_LEVEL_WARNING, "no rings: %s", error.text);
+        return false;
+    }
+    session->offers_fds = true;
+    return true;
+}
+
+static bool begin_heartbeat(struct api_session *session, uint64_t now_ns)
+{
+    api_heart_listen(session, now_ns);
+    session->offers_fds = true;
+    return true;
+}
+
+static bool begin_failures(struct api_session *session, uint64_t now_ns)
+{
+    (void)now_ns;
+    session->wants_failures = true;
+    return true;
+}
+
+static bool begin_store(struct api_session *session, uint64_t now_ns)
+{
+    (void)now_ns;
+    return session->api->stores != NULL;
+}
+
+/* With GPUs, a rank cannot know where the buffers of the other ranks are. */
+static bool begin_windows(struct api_session *session, uint64_t now_ns)
+{
+    (void)now_ns;
+    return session->api->gpus == NULL;
+}
+
+static const struct feature {
+    const char *name;
+    bool (*begin)(struct api_session *session, uint64_t now_ns);
+} features[] = {
+    {CLIENT_FEATURE_RINGS, begin_rings},
+    {CLIENT_FEATURE_HEARTBEAT, begin_heartbeat},
+    {CLIENT_FEATURE_RECORDS_BY_TICKET, NULL},
+    {CLIENT_FEATURE_GRAPHS, NULL},
+    {CLIENT_FEATURE_ABORT, NULL},
+    {CLIENT_FEATURE_CELLS, NULL},
+    {CLIENT_FEATURE_FAILURES, begin_failures},
+    {CLIENT_FEATURE_STORE, begin_store},
+    {CLIENT_FEATURE_WINDOWS, begin_windows},
+};
+#define FEATURES (sizeof features / sizeof features[0])
+
+/* Begins what both sides have. Returns the number of features. */
+static size_t offer_features(struct api_session *session, const Commd__Client__Hello *hello,
+                             char *offered[FEATURES], uint64_t now_ns)
 {
     size_t count = 0;
-    struct error error;
-    if (hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
-        if (api_rings_new(session, &error) == STATUS_OK) {
-            session->offers_fds = true;
-            features[count++] = (char *)CLIENT_FEATURE_RINGS;
-        } else {
-            api_session_log(session, LOG_LEVEL_WARNING, "no rings: %s", error.text);
+    for (size_t i = 0; i < FEATURES; i++) {
+        const struct feature *feature = &features[i];
+        if (hello_asks_for(hello, feature->name) &&
+            (feature->begin == NULL || feature->begin(session, now_ns))) {
+            offered[count++] = (char *)(uintptr_t)feature->name;
         }
-    }
-    if (hello_asks_for(hello, CLIENT_FEATURE_HEARTBEAT)) {
-        api_heart_listen(session, now_ns);
-        session->offers_fds = true;
-        features[count++] = (char *)CLIENT_FEATURE_HEARTBEAT;
-    }
-    if (hello_asks_for(hello, CLIENT_FEATURE_RECORDS_BY_TICKET)) {
-        features[count++] = (char *)CLIENT_FEATURE_RECORDS_BY_TICKET;
-    }
-    if (hello_asks_for(hello, CLIENT_FEATURE_GRAPHS)) {
-        features[count++] = (char *)CLIENT_FEATURE_GRAPHS;
-    }
-    if (hello_asks_for(hello, CLIENT_FEATURE_ABORT)) {
-        features[count++] = (char *)CLIENT_FEATURE_ABORT;
-    }
-    if (hello_asks_for(hello, CLIENT_FEATURE_CELLS)) {
-        features[count++] = (char *)CLIENT_FEATURE_CELLS;
-    }
-    session->wants_failures = hello_asks_for(hello, CLIENT_FEATURE_FAILURES);
-    if (session->wants_failures) {
-        features[count++] = (char *)CLIENT_FEATURE_FAILURES;
-    }
-    if (session->api->stores != NULL && hello_asks_for(hello, CLIENT_FEATURE_STORE)) {
-        features[count++] = (char *)CLIENT_FEATURE_STORE;
-    }
-    /* With GPUs, a rank cannot know where the buffers of the other ranks are. */
-    if (session->api->gpus == NULL && hello_asks_for(hello, CLIENT_FEATURE_WINDOWS)) {
-        features[count++] = (char *)CLIENT_FEATURE_WINDOWS;
     }
     return count;
 }
@@ -106,10 +131,10 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = COMMS_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
-    char *features[FEATURES_MAX];
-    answer.features = features;
+    char *offered[FEATURES];
+    answer.features = offered;
     if (session->role == API_ROLE_CLIENT) {
-        answer.n_features = offer_features(session, hello, features, now_ns);
+        answer.n_features = offer_features(session, hello, offered, now_ns);
     }
     Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);

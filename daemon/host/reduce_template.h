@@ -107,6 +107,14 @@ typedef any_f64 any_double_alias;
 FLOATS(f32, float, any_f32, uint32_t)
 FLOATS(f64, double, any_f64, uint64_t)
 
+/* The factor of an integer, without its fraction. A client may pass any number, and a conversion beyond the
+ * range is undefined. */
+static uint64_t whole_factor(double factor)
+{
+    return factor >= -REDUCE_WHOLE_FACTOR_MAX && factor <= REDUCE_WHOLE_FACTOR_MAX ? (uint64_t)(int64_t)factor
+                                                                                   : 0;
+}
+
 /* Sums and products wrap: in the unsigned type of the same width, 16 bits and below without promotion to a
  * signed int's overflow. */
 #define INTEGERS(prefix, any, unsigned_type, wide_type)                                                      \
@@ -119,6 +127,14 @@ FLOATS(f64, double, any_f64, uint64_t)
     PAIR(prefix##_bxor, any, a ^ b)                                                                          \
     PAIR(prefix##_land, any, (a != 0) & (b != 0))                                                            \
     PAIR(prefix##_lor, any, (a != 0) | (b != 0))                                                             \
+    static void prefix##_scale(void *wide, size_t count, double factor)                                      \
+    {                                                                                                        \
+        any *values = wide;                                                                                  \
+        unsigned_type by = (unsigned_type)whole_factor(factor);                                              \
+        for (size_t i = 0; i < count; i++) {                                                                 \
+            values[i] = (any)(unsigned_type)(1u * (unsigned_type)values[i] * by);                            \
+        }                                                                                                    \
+    }                                                                                                        \
     static void prefix##_divide(void *wide, size_t count, uint64_t divisor)                                  \
     {                                                                                                        \
         any *values = wide;                                                                                  \
@@ -188,8 +204,9 @@ static void bool_load(void *wide, const void *stored, size_t count)
     }
 #define INTEGER_KERNELS(prefix)                                                                              \
     {                                                                                                        \
-        .divide = prefix##_divide, .pair = {                                                                 \
+        .scale = prefix##_scale, .divide = prefix##_divide, .pair = {                                        \
             [REDUCE_SUM] = prefix##_sum,                                                                     \
+            [REDUCE_PREMUL_SUM] = prefix##_sum,                                                              \
             [REDUCE_PROD] = prefix##_prod,                                                                   \
             [REDUCE_MIN] = prefix##_min,                                                                     \
             [REDUCE_MAX] = prefix##_max,                                                                     \

@@ -34,8 +34,7 @@ static struct client_call take_call(const struct world *world, struct fuzz_input
 
 static bool can_be_published(const struct world *world, const struct client_call *call)
 {
-    return cells_take(&call->terms, world->ranks) &&
-           reduce_is_defined(call->terms.dtype, call->terms.reduce);
+    return cells_take(&call->terms, world->ranks) && reduce_is_defined(call->terms.dtype, call->terms.reduce);
 }
 
 /* Writes into any rank's part, also the library's own. */

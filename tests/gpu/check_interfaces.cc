@@ -6,10 +6,8 @@
 #define __CUDA_API_VERSION_INTERNAL /* declares every version of a function under its own name */
 #include <cuda.h>
 
-#include <cstddef>
-#include <type_traits>
-
 #include "proto/cuda_driver.h"
+#include "tests/gpu/same_types.h"
 namespace the_double /* the double's declarations beside the driver's own */
 {
 #include "tests/cuda_double/cuda_double.h"
@@ -22,56 +20,6 @@ namespace the_double /* the double's declarations beside the driver's own */
 
 namespace
 {
-/* Types agree if they are: numbers of one size, where an enumeration may stand for an int; structs of one
- * size; pointers to such types; pointers to types that both sides leave undefined. */
-template <typename Ours, typename Theirs> constexpr bool is_same_value();
-
-template <typename Type> constexpr bool is_number = std::is_integral_v<Type> || std::is_enum_v<Type>;
-template <typename Type, typename = void> constexpr bool is_opaque = true;
-template <typename Type> constexpr bool is_opaque<Type, std::void_t<decltype(sizeof(Type))>> = false;
-
-template <typename Ours, typename Theirs> constexpr bool is_same_target()
-{
-    if constexpr (std::is_void_v<Ours> || std::is_void_v<Theirs>) {
-        return std::is_void_v<Ours> && std::is_void_v<Theirs>;
-    } else if constexpr (is_opaque<Ours> || is_opaque<Theirs>) {
-        return is_opaque<Ours> && is_opaque<Theirs>;
-    } else {
-        return is_same_value<Ours, Theirs>();
-    }
-}
-
-template <typename Ours, typename Theirs> constexpr bool is_same_value()
-{
-    if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
-        return is_same_target<std::remove_cv_t<std::remove_pointer_t<Ours>>,
-                              std::remove_cv_t<std::remove_pointer_t<Theirs>>>();
-    } else if constexpr (std::is_integral_v<Ours> && std::is_integral_v<Theirs>) {
-        return sizeof(Ours) == sizeof(Theirs) && std::is_signed_v<Ours> == std::is_signed_v<Theirs>;
-    } else if constexpr (is_number<Ours> && is_number<Theirs>) {
-        return sizeof(Ours) == sizeof(Theirs);
-    } else if constexpr (std::is_class_v<Ours> && (std::is_class_v<Theirs> || std::is_union_v<Theirs>)) {
-        return sizeof(Ours) == sizeof(Theirs) && alignof(Ours) >= alignof(Theirs);
-    } else {
-        return std::is_same_v<Ours, Theirs>;
-    }
-}
-
-template <typename Ours, typename Theirs> struct is_same_function : std::false_type {
-};
-template <typename OurResult, typename... Ours, typename TheirResult, typename... Theirs>
-struct is_same_function<OurResult (*)(Ours...), TheirResult (*)(Theirs...)> {
-    static constexpr bool compare()
-    {
-        if constexpr (sizeof...(Ours) != sizeof...(Theirs)) {
-            return false;
-        } else {
-            return is_same_value<OurResult, TheirResult>() && (is_same_value<Ours, Theirs>() && ...);
-        }
-    }
-    static constexpr bool value = compare();
-};
-
 #define CHECK_FUNCTION(name, symbol, parameters)                                                             \
     static_assert(is_same_function<decltype(cuda_driver::name), decltype(&symbol)>::value, #symbol);
 CUDA_DRIVER_FUNCTIONS(CHECK_FUNCTION)
@@ -80,8 +28,6 @@ CUDA_DRIVER_FUNCTIONS(CHECK_FUNCTION)
     static_assert(is_same_function<decltype(&the_double::symbol), decltype(&symbol)>::value, #symbol);
 CUDA_DOUBLE_FUNCTIONS(CHECK_DOUBLE)
 
-#define SAME(ours, theirs)                                                                                   \
-    static_assert(static_cast<long long>(ours) == static_cast<long long>(theirs), #ours)
 SAME(CUDA_MEMOP_WAIT_64, CU_STREAM_MEM_OP_WAIT_VALUE_64);
 SAME(CUDA_MEMOP_WRITE_64, CU_STREAM_MEM_OP_WRITE_VALUE_64);
 SAME(CUDA_USER_OBJECT_NO_SYNC, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
@@ -184,10 +130,6 @@ SAME(CUDA_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 SAME(CUDA_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME(CUDA_ATTACH_GLOBAL, CU_MEM_ATTACH_GLOBAL);
 
-#define SAME_MEMBER(ours, our_member, theirs, their_member)                                                  \
-    static_assert(offsetof(ours, our_member) == offsetof(theirs, their_member) &&                            \
-                      sizeof(ours::our_member) == sizeof(theirs::their_member),                              \
-                  #ours "." #our_member)
 static_assert(sizeof(cuda_uuid) == sizeof(CUuuid), "cuda_uuid");
 static_assert(sizeof(cuda_ipc_handle) == sizeof(CUipcMemHandle), "cuda_ipc_handle");
 static_assert(sizeof(cuda_location) == sizeof(CUmemLocation), "cuda_location");

@@ -74,6 +74,7 @@ struct fake_script {
     uint32_t page_nodes;
     uint32_t form_delay_ms;
     uint32_t op_delay_ms;
+    bool holds_ops; /* ends no operation until a later script says otherwise */
     uint32_t op_status;
     const char *op_text;
     const char *form_text;

@@ -34,7 +34,8 @@ void fake_say_delayed(struct fake_daemon *daemon, struct fake_session *session)
 {
     while (session->delayed_head < session->delayed_tail) {
         struct fake_delayed *next = &session->delayed[session->delayed_head % FAKE_DELAYED_MAX];
-        if (!is_due(session, next)) {
+        bool is_held = next->ticket != 0 && fake_current_script(daemon).holds_ops;
+        if (is_held || !is_due(session, next)) {
             return;
         }
         if (next->init_request_id != 0) {

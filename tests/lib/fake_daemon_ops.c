@@ -147,14 +147,15 @@ void fake_finish(struct fake_daemon *daemon, struct fake_session *session, const
 }
 
 static void complete(struct fake_daemon *daemon, struct fake_session *session,
-                     const struct submit_record *submit, uint32_t delay_ms)
+                     const struct submit_record *submit, const struct fake_script *script)
 {
-    struct fake_delayed delayed = {.due_ns = fake_now_ns() + delay_ms * UINT64_C(1000000),
+    struct fake_delayed delayed = {.due_ns = fake_now_ns() + script->op_delay_ms * UINT64_C(1000000),
                                    .handle = submit->handle,
                                    .ticket = submit->ticket};
     if (fake_words_are_reached(session, submit)) {
         delayed.state = fake_perform(daemon, session, submit) ? FAKE_DONE : FAKE_REFUSED;
-        if (delay_ms == 0 && session->delayed_head == session->delayed_tail) {
+        if (script->op_delay_ms == 0 && !script->holds_ops &&
+            session->delayed_head == session->delayed_tail) {
             fake_finish(daemon, session, submit, delayed.state == FAKE_DONE);
             return;
         }
@@ -229,9 +230,10 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
 {
     static const uint8_t oversize[CLIENT_PACKET_MAX_BYTES + 1];
     static const uint8_t unknown_field[] = {0xf8, 0x07, 0x01}; /* field number 127, which no event has */
+    static const struct fake_script later = {.op_delay_ms = 1};
     switch (script->action) {
     case FAKE_COMPLETE:
-        complete(daemon, session, submit, script->op_delay_ms);
+        complete(daemon, session, submit, script);
         return;
     case FAKE_FAIL:
         fake_set_word(session, submit);
@@ -278,7 +280,7 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         session->closing = true;
         return;
     case FAKE_STOP_READING:
-        complete(daemon, session, submit, 1); /* later, when reading goes on */
+        complete(daemon, session, submit, &later); /* when reading goes on */
         daemon->stopped_reading = true;
         return;
     case FAKE_ABUSE_RINGS:

@@ -80,7 +80,7 @@ static bool is_defined(const struct draw *draw, bool scans)
     if (draw->op == COMM_AVG) {
         return !is_bool && !scans;
     }
-    return draw->op == COMM_PREMUL_SUM ? is_real || is_complex : !is_real && !is_complex;
+    return draw->op == COMM_PREMUL_SUM ? !is_bool : !is_real && !is_complex;
 }
 
 static struct draw draw_next(uint64_t *state)
@@ -219,7 +219,7 @@ static void run_random(uint64_t seed, uint64_t steps)
         }
         make_buffers(&draw, step, number);
         options.request = &step->request;
-        options.factor = 0.5 + rank;
+        options.factor = (draw.dtype <= COMM_F8E5M2 || draw.dtype >= COMM_C64 ? 0.5 : -2) + rank;
         must(post(&draw, step, &options), "an operation");
         if (next_random(&chance) % 50 == 0) { /* another one is late */
             usleep((useconds_t)(next_random(&chance) % 5000));

@@ -184,9 +184,10 @@ static void fill(comm_dtype_t dtype, unsigned char *buffer, size_t count, uint64
     }
 }
 
-static double factor_of(uint64_t of_rank)
+/* Integers take whole numbers. */
+static double factor_of(comm_dtype_t dtype, uint64_t of_rank)
 {
-    return 0.5 + 0.25 * (double)of_rank;
+    return is_real(dtype) ? 0.5 + 0.25 * (double)of_rank : 3 - 2 * (double)of_rank;
 }
 
 static void reference_real(comm_dtype_t dtype, comm_op_t op, size_t i, long double *value,
@@ -197,7 +198,7 @@ static void reference_real(comm_dtype_t dtype, comm_op_t op, size_t i, long doub
     long double real = 1, imaginary = 0;
     for (uint64_t r = 0; r < size; r++) {
         long double x = (long double)real_input(dtype, r, i);
-        x *= op == COMM_PREMUL_SUM ? (long double)factor_of(r) : 1;
+        x *= op == COMM_PREMUL_SUM ? (long double)factor_of(dtype, r) : 1;
         if (op == COMM_PROD && is_complex(dtype)) {
             long double a = (long double)real_input(dtype, r, i & ~(size_t)1),
                         b = (long double)real_input(dtype, r, i | 1);
@@ -229,10 +230,11 @@ static uint64_t reference_integer(comm_dtype_t dtype, comm_op_t op, size_t i)
     for (uint64_t r = 0; r < size; r++) {
         uint64_t x = integer_input(dtype, r, i);
         x = dtype == COMM_BOOL ? x != 0 : fit(dtype, x);
+        x = op == COMM_PREMUL_SUM ? fit(dtype, x * (uint64_t)(int64_t)factor_of(dtype, r)) : x;
         bool less = is_signed ? (int64_t)x < (int64_t)value : x < value;
         if (r == 0) {
             value = op == COMM_LAND || op == COMM_LOR ? x != 0 : x;
-        } else if (op == COMM_SUM || op == COMM_AVG) {
+        } else if (op == COMM_SUM || op == COMM_AVG || op == COMM_PREMUL_SUM) {
             value = dtype == COMM_BOOL ? value | x : fit(dtype, value + x);
         } else if (op == COMM_PROD) {
             value = dtype == COMM_BOOL ? value & x : fit(dtype, value * x);
@@ -305,7 +307,7 @@ static void check_all_reduce(comm_dtype_t dtype, comm_op_t op, size_t count, boo
     unsigned char *out = registered ? registered_out : plain_out;
     size_t bytes = count * comm_dtype_size(dtype);
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
-    options.factor = factor_of(rank);
+    options.factor = factor_of(dtype, rank);
     memset(out, POISON, bytes + 64);
     fill(dtype, in_place ? out : in, count, rank);
     void *receive = gpu_mirror_put(out, bytes + 64);

@@ -20,32 +20,6 @@
 #define F32 7
 #define TRIES 3000
 
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank);
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config);
-ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclCommCount(ncclComm_t comm, int *count);
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
-const char *ncclGetLastError(ncclComm_t comm);
-ncclResult_t ncclGroupStart(void);
-ncclResult_t ncclGroupEnd(void);
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
-                                      ncclScalarResidence_t residence, ncclComm_t comm);
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
-ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type,
-                           ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream);
-ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream);
-
 struct local {
     ncclComm_t comm;
     cuda_context context;
@@ -130,6 +104,7 @@ static void same(const struct local *local, const char *what, size_t index, floa
     }
 }
 
+#define STREAM(local) ((cudaStream_t)(void *)(local)->stream)
 #define AT(pointer) ((void *)(uintptr_t)(pointer))
 #define EACH(local) for (struct local *local = locals; local < locals + local_count; local++)
 
@@ -149,7 +124,7 @@ static void check_all_reduce(size_t count, bool in_place, ncclRedOp_t op, float 
     EACH(local)
     {
         cuda_pointer to = in_place ? local->send : local->receive;
-        expect(ncclAllReduce(AT(local->send), AT(to), count, F32, op, local->comm, local->stream),
+        expect(ncclAllReduce(AT(local->send), AT(to), count, F32, op, local->comm, STREAM(local)),
                NCCL_SUCCESS, "ncclAllReduce");
     }
     expect(ncclGroupEnd(), NCCL_SUCCESS, "ncclGroupEnd");
@@ -175,7 +150,7 @@ static void check_premul(size_t count)
         expect(ncclRedOpCreatePreMulSum(op, &factor, F32, NCCL_SCALAR_HOST, local->comm), NCCL_SUCCESS,
                "ncclRedOpCreatePreMulSum");
         expect(
-            ncclAllReduce(AT(local->send), AT(local->receive), count, F32, *op, local->comm, local->stream),
+            ncclAllReduce(AT(local->send), AT(local->receive), count, F32, *op, local->comm, STREAM(local)),
             NCCL_SUCCESS, "ncclAllReduce");
         expect(ncclRedOpDestroy(*op, local->comm), NCCL_SUCCESS, "ncclRedOpDestroy");
     }
@@ -201,7 +176,7 @@ static void check_gather_in_place(size_t count)
     EACH(local)
     {
         char *own = (char *)AT(local->receive) + (size_t)local->rank * count * sizeof(float);
-        expect(ncclAllGather(own, AT(local->receive), count, F32, local->comm, local->stream), NCCL_SUCCESS,
+        expect(ncclAllGather(own, AT(local->receive), count, F32, local->comm, STREAM(local)), NCCL_SUCCESS,
                "ncclAllGather");
     }
     expect(ncclGroupEnd(), NCCL_SUCCESS, "ncclGroupEnd");
@@ -222,7 +197,7 @@ static void check_scatter_and_broadcast(size_t count, int root)
     EACH(local)
     {
         expect(ncclReduceScatter(AT(local->send), AT(local->receive), count, F32, NCCL_SUM, local->comm,
-                                 local->stream),
+                                 STREAM(local)),
                NCCL_SUCCESS, "ncclReduceScatter");
     }
     expect(ncclGroupEnd(), NCCL_SUCCESS, "ncclGroupEnd");
@@ -238,7 +213,7 @@ static void check_scatter_and_broadcast(size_t count, int root)
     EACH(local)
     {
         expect(
-            ncclBroadcast(AT(local->send), AT(local->receive), count, F32, root, local->comm, local->stream),
+            ncclBroadcast(AT(local->send), AT(local->receive), count, F32, root, local->comm, STREAM(local)),
             NCCL_SUCCESS, "ncclBroadcast");
     }
     expect(ncclGroupEnd(), NCCL_SUCCESS, "ncclGroupEnd");
@@ -259,9 +234,9 @@ static void check_ring(size_t count)
     EACH(local)
     {
         int next = (local->rank + 1) % size, previous = (local->rank + size - 1) % size;
-        expect(ncclSend(AT(local->send), count, F32, next, local->comm, local->stream), NCCL_SUCCESS,
+        expect(ncclSend(AT(local->send), count, F32, next, local->comm, STREAM(local)), NCCL_SUCCESS,
                "ncclSend");
-        expect(ncclRecv(AT(local->receive), count, F32, previous, local->comm, local->stream), NCCL_SUCCESS,
+        expect(ncclRecv(AT(local->receive), count, F32, previous, local->comm, STREAM(local)), NCCL_SUCCESS,
                "ncclRecv");
     }
     expect(ncclGroupEnd(), NCCL_SUCCESS, "ncclGroupEnd");
@@ -279,17 +254,17 @@ static void check_refusals(void)
 {
     struct local *local = &locals[0];
     static float plain[4];
-    expect(ncclAllReduce(plain, plain, 4, F32, NCCL_SUM, local->comm, local->stream), NCCL_INVALID_ARGUMENT,
+    expect(ncclAllReduce(plain, plain, 4, F32, NCCL_SUM, local->comm, STREAM(local)), NCCL_INVALID_ARGUMENT,
            "host memory");
-    expect(ncclAllReduce(AT(local->send), AT(local->receive), 4, 12, NCCL_SUM, local->comm, local->stream),
+    expect(ncclAllReduce(AT(local->send), AT(local->receive), 4, 12, NCCL_SUM, local->comm, STREAM(local)),
            NCCL_INVALID_ARGUMENT, "an unknown type");
-    expect(ncclAllReduce(AT(local->send), AT(local->receive), 4, F32, 9, local->comm, local->stream),
+    expect(ncclAllReduce(AT(local->send), AT(local->receive), 4, F32, 9, local->comm, STREAM(local)),
            NCCL_INVALID_ARGUMENT, "an unknown operator");
-    expect(ncclBroadcast(AT(local->send), AT(local->receive), 4, F32, size, local->comm, local->stream),
+    expect(ncclBroadcast(AT(local->send), AT(local->receive), 4, F32, size, local->comm, STREAM(local)),
            NCCL_INVALID_ARGUMENT, "a root beyond the ranks");
     expect(ncclGroupEnd(), NCCL_INVALID_USAGE, "the end of no group");
     expect(ncclGroupStart(), NCCL_SUCCESS, "ncclGroupStart");
-    expect(ncclSend(AT(local->send), 4, F32, -1, local->comm, local->stream), NCCL_INVALID_ARGUMENT,
+    expect(ncclSend(AT(local->send), 4, F32, -1, local->comm, STREAM(local)), NCCL_INVALID_ARGUMENT,
            "a negative rank");
     expect(ncclGroupEnd(), NCCL_INVALID_ARGUMENT, "the end of a group with an error");
     checked++;

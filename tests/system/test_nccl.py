@@ -7,6 +7,7 @@ import subprocess
 import unittest
 
 from cluster import BUILD, Cluster
+from failure_case import read_until
 
 LIBRARY = BUILD / "nccl/libnccl.so.2"
 NAMES = (pathlib.Path(__file__).parent / "nccl_names.txt").read_text().split()
@@ -39,6 +40,126 @@ class NcclPrograms(unittest.TestCase):
 
     def test_two_nodes_and_a_process_for_each_device(self):
         self.check([("a", [0]), ("b", [0]), ("a", [1])])
+
+
+TWO_PROCESSES = [("a", [0]), ("a", [1])]
+FOUR_DEVICES = [("a", [0, 1, 2, 3])]
+TWO_NODES = [("a", [0, 1]), ("b", [1, 0])]
+MIXED = [("a", [0]), ("a", [2, 1]), ("b", [3])]
+
+
+class Cases(unittest.TestCase):
+    """The cases of nccl_cases.c, each in processes of its own."""
+
+    def cluster(self, layout, **options):
+        return Cluster(sorted({node for node, _ in layout}), gpus=4,
+                       client_environment={"LD_LIBRARY_PATH": str(LIBRARY.parent), "COMMD_WAIT_MS": "10000"}, **options)
+
+    def start(self, cluster, case, layout):
+        size = sum(len(devices) for _, devices in layout)
+        first, processes = 0, []
+        for node, devices in layout:
+            processes.append(cluster.client(node, BUILD / "tests/system/nccl_cases", case, cluster.folder / f"id-{case}", first, size, *devices))
+            first += len(devices)
+        return processes
+
+    def finish(self, processes, case):
+        for process in processes:
+            output, errors = process.communicate(timeout=120)
+            self.assertEqual((process.returncode, errors, output.strip().splitlines()[-1:]), (0, "", ["OK"]), case)
+
+    def check(self, layout, *cases):
+        with self.cluster(layout) as cluster:
+            for case in cases:
+                self.finish(self.start(cluster, case, layout), case)
+            cluster.wait_gpus_idle()
+
+
+class NcclCases(Cases):
+    WELL = ("kinds", "arguments", "groups", "messages", "splits", "memory", "configs", "life")
+
+    def test_two_processes(self):
+        self.check(TWO_PROCESSES, *self.WELL, "operators", "non-blocking", "graph")
+
+    def test_one_process_of_four_devices(self):
+        self.check(FOUR_DEVICES, *self.WELL, "init-all", "threads", "non-blocking-group")
+
+    def test_two_nodes(self):
+        self.check(TWO_NODES, *self.WELL, "non-blocking-group")
+
+    def test_processes_of_one_and_two_devices_on_two_nodes(self):
+        self.check(MIXED, *self.WELL)
+
+    def test_graphs_on_two_nodes(self):
+        self.check([("a", [0]), ("a", [1]), ("b", [0])], "graph")
+
+    def test_a_process_for_each_of_four_devices(self):
+        self.check([("a", [0]), ("a", [1]), ("a", [2]), ("a", [3])], "types", "operators", "non-blocking")
+
+    def test_all_types_and_operators_in_one_process(self):
+        self.check(FOUR_DEVICES, "types")
+
+    def test_all_types_and_operators_on_two_nodes(self):
+        self.check(TWO_NODES, "types")
+
+
+class NcclFailures(Cases):
+    def test_abort(self):
+        for layout in (TWO_PROCESSES, [("a", [0]), ("b", [0]), ("b", [1])]):
+            self.check(layout, "abort")
+
+    def test_abort_before_all_have_come(self):
+        self.check(TWO_PROCESSES, "abandon")
+
+    def check_killed(self, layout):
+        with self.cluster(layout) as cluster:
+            processes = self.start(cluster, "survive", layout)
+            for process in processes:
+                read_until(process, "READY")
+            processes[-1].kill()
+            self.finish(processes[:-1], "survive")
+            cluster.wait_gpus_idle()
+
+    def test_killed_peer(self):
+        self.check_killed(TWO_PROCESSES)
+
+    def test_killed_peer_of_another_node(self):
+        self.check_killed([("a", [0]), ("a", [2, 1]), ("b", [0])])
+
+    def test_killed_daemon(self):
+        with self.cluster(TWO_PROCESSES) as cluster:
+            processes = self.start(cluster, "restart", TWO_PROCESSES)
+            for process in processes:
+                read_until(process, "READY")
+            cluster.daemons["a"].kill()
+            cluster.daemons["a"].wait()
+            cluster.start("a")
+            self.finish(processes, "restart")
+            cluster.wait_gpus_idle()
+
+    def test_killed_daemon_of_a_peer(self):
+        layout = [("a", [0]), ("b", [0])]
+        with self.cluster(layout) as cluster:
+            processes = self.start(cluster, "survive", layout)
+            for process in processes:
+                read_until(process, "READY")
+            cluster.daemons["b"].kill()
+            processes[-1].kill()
+            output, errors = processes[0].communicate(timeout=60)
+            self.assertIn("OK", output, errors)
+
+
+class Preloaded(Cases):
+    def test_a_program_with_an_rpath_of_its_own(self):
+        """LD_LIBRARY_PATH does not reach a program with DT_RPATH, such as torch's wheel. LD_PRELOAD does."""
+        layout = TWO_PROCESSES
+        with Cluster(["a"], gpus=4, client_environment={"LD_PRELOAD": str(LIBRARY)}) as cluster:
+            self.finish(self.start(cluster, "life", layout), "life")
+
+    def test_python_finds_it_by_its_name(self):
+        script = "import ctypes; ctypes.CDLL('libnccl.so.2').commd_nccl_drop_in; print('found')"
+        done = subprocess.run(["python3", "-c", script], env=dict(os.environ, LD_PRELOAD=str(LIBRARY)), capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.strip(), "found")
 
 
 class NcclLibrary(unittest.TestCase):

@@ -95,6 +95,10 @@ class Windows(ProgramCase):
         for text in self.end_in_the_middle("killed"):
             self.assertRegex(text, "rank 1")
 
+    def test_a_rank_unmaps_its_input_in_the_middle(self):
+        for text in self.end_in_the_middle("unmapped"):
+            self.assertRegex(text, "rank 1")
+
     def test_a_rank_stops_in_the_middle(self):
         began_s = time.monotonic()
         for text in self.end_in_the_middle("stopped"):

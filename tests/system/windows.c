@@ -16,6 +16,8 @@
  *   - stopped: rank 1 stops in the middle, and the others get COMM_TIMED_OUT
  *   - aborted: rank 1 aborts in the middle, and all get COMM_ABORTED
  *   - destroyed: rank 1 leaves in the middle, and the others get COMM_RANK_LOST or COMM_ABORTED
+ *   - unmapped: rank 1 unmaps its input in the middle, its handler of faults ends it, and the others get
+ *     COMM_RANK_LOST
  */
 #include <commclient.h>
 
@@ -28,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -395,10 +398,31 @@ static void *end_it(void *argument)
 
 static bool is_expected(const char *how, comm_result_t result)
 {
-    return strcmp(how, "killed") == 0    ? result == COMM_RANK_LOST
-           : strcmp(how, "stopped") == 0 ? result == COMM_TIMED_OUT
-           : strcmp(how, "aborted") == 0 ? result == COMM_ABORTED
-                                         : result == COMM_RANK_LOST || result == COMM_ABORTED;
+    return how[0] == 'k' || how[0] == 'u' ? result == COMM_RANK_LOST
+           : strcmp(how, "stopped") == 0  ? result == COMM_TIMED_OUT
+           : strcmp(how, "aborted") == 0  ? result == COMM_ABORTED
+                                          : result == COMM_RANK_LOST || result == COMM_ABORTED;
+}
+
+static void on_fault(int signal_number)
+{
+    (void)signal_number;
+    _exit(EXIT_SUCCESS);
+}
+
+/* Nobody waits for the operation, so a thread of the library copies. */
+static void unmap_in_the_middle(const struct job *job)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t middle = (uintptr_t)(job->send + job->count / 2) / page * page;
+    const struct timespec long_enough = {.tv_sec = 20};
+    (void)signal(SIGSEGV, on_fault);
+    expect_ok(submit(comm, job, NULL), "submit");
+    if (munmap((void *)middle, page) != 0) {
+        exit(EXIT_FAILURE);
+    }
+    (void)nanosleep(&long_enough, NULL);
+    exit(EXIT_FAILURE);
 }
 
 static void run_until_the_end(const char *how)
@@ -408,6 +432,10 @@ static void run_until_the_end(const char *how)
     struct job job = job_of(ALL_REDUCE, 4 * least_count(ALL_REDUCE), 0, false);
     bool ends_it = rank == 1;
     warm_up();
+    if (ends_it && how[0] == 'u') {
+        prepare(&job);
+        unmap_in_the_middle(&job);
+    }
     if (ends_it && pthread_create(&thread, NULL, end_it, (void *)(uintptr_t)how) != 0) {
         exit(EXIT_FAILURE);
     }

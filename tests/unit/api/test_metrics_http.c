@@ -166,11 +166,10 @@ static void test_endless_headers(void **state)
     end(own);
 }
 
-/* Soon so many descriptors are open: commd has closed its ends. */
+/* Waits until so many descriptors are open: commd has closed its ends. */
 static void expect_fds(struct metrics_node *own, unsigned count)
 {
-    uint64_t until_ns = loop_now_ns() + 2 * TIME_S;
-    while (count_fds() > count && loop_now_ns() < until_ns) {
+    while (count_fds() > count) {
         node_turn(own->node);
     }
     assert_int_equal(count_fds(), count);
@@ -214,14 +213,13 @@ static void test_never_reads_and_drips(void **state)
     send_text(stuck, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
     uint64_t began_ns = loop_now_ns(), drip_ns = began_ns;
     bool dripped_out = false;
-    while (loop_now_ns() - began_ns < METRICS_CONNECTION_MAX_NS + 2 * TIME_S && !dripped_out) {
+    while (!dripped_out) {
         node_turn(own->node);
         if (loop_now_ns() - drip_ns > TIME_S / 2) {
             drip_ns = loop_now_ns();
             dripped_out = send(drips, "G", 1, MSG_NOSIGNAL) < 0;
         }
     }
-    assert_true(dripped_out);
     assert_true(loop_now_ns() - began_ns >= METRICS_CONNECTION_MAX_NS - TIME_S);
     expect_fds(own, before + 2); /* ours alone */
     close(stuck);

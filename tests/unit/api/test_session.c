@@ -519,10 +519,46 @@ static void test_ended_session_of_a_slow_reader(void **state)
     node_free(node);
 }
 
+/* A client that asks for all features gets all that this node has: stores are not among them. */
+static void test_all_features(void **state)
+{
+    (void)state;
+    static char *asked[] = {(char *)CLIENT_FEATURE_RINGS,    (char *)CLIENT_FEATURE_HEARTBEAT,
+                            (char *)CLIENT_FEATURE_GRAPHS,   (char *)CLIENT_FEATURE_RECORDS_BY_TICKET,
+                            (char *)CLIENT_FEATURE_ABORT,    (char *)CLIENT_FEATURE_CELLS,
+                            (char *)CLIENT_FEATURE_FAILURES, (char *)CLIENT_FEATURE_STORE,
+                            (char *)CLIENT_FEATURE_WINDOWS,  (char *)"else"};
+    struct node *node = node_new();
+    struct client client = client_connect(node);
+    Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.program = (char *)"test";
+    hello.features = asked;
+    hello.n_features = sizeof asked / sizeof asked[0];
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
+    request.hello = &hello;
+    uint64_t id = client_send(&client, &request, -1);
+    Commd__Client__Event *event = client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_HELLO);
+    const Commd__Client__HelloReply *reply = event->reply->hello;
+    assert_int_equal(reply->n_features, hello.n_features - 2);
+    for (size_t i = 0; i < reply->n_features; i++) {
+        bool was_asked = false;
+        for (size_t j = 0; j < hello.n_features; j++) {
+            was_asked = was_asked || strcmp(reply->features[i], asked[j]) == 0;
+        }
+        assert_true(was_asked);
+    }
+    event_free(event);
+    client_free(&client);
+    node_free(node);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_all_features),
         cmocka_unit_test(test_versions_meet),
         cmocka_unit_test(test_wrong_version),
         cmocka_unit_test(test_before_hello),

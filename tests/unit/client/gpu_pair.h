@@ -165,7 +165,8 @@ static inline void gate_open(const struct gate *gate)
     __atomic_store_n((uint64_t *)(uintptr_t)gate->word, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether the stream ends its work within that time. */
+/* Whether the stream ends its work within so many looks, a millisecond apart. To show that it does not end.
+ */
 static inline int stream_ends(cuda_stream stream, long ms)
 {
     cuda_result result = CUDA_RESULT_NOT_READY;
@@ -178,7 +179,18 @@ static inline int stream_ends(cuda_stream stream, long ms)
     return result == CUDA_RESULT_OK;
 }
 
-/* Whether the request ends within that time. */
+/* Waits for as long as it takes: a busy machine fails no test. If the stream never ends, the test is out of
+ * time. */
+static inline void expect_stream_ends(cuda_stream stream)
+{
+    cuda_result result;
+    while ((result = cuda->stream_query(stream)) == CUDA_RESULT_NOT_READY) {
+        sleep_ms(1);
+    }
+    assert_int_equal(result, CUDA_RESULT_OK);
+}
+
+/* The same of a request. */
 static inline int request_ends(comm_request_t **request, long ms)
 {
     int done = 0;
@@ -189,6 +201,12 @@ static inline int request_ends(comm_request_t **request, long ms)
         }
     }
     return done;
+}
+
+static inline void expect_request_ends(comm_request_t **request)
+{
+    while (!request_ends(request, 1)) {
+    }
 }
 
 #endif

@@ -47,7 +47,7 @@ static void test_never_recorded_is_reached(void **state)
     expect_ok(comm_event_wait(set.event, set.stream));
     expect_ok(comm_event_wait(set.event, COMM_STREAM_NONE));
     expect_ok(comm_event_wait_comm(set.event, set.comm));
-    assert_true(stream_ends(set.stream, 1000));
+    expect_stream_ends(set.stream);
     expect_ok(start(&set, &request));
     expect_ok(comm_wait(&request, NULL));
     set_free(&set);
@@ -62,7 +62,7 @@ static void test_stream_waits_for_stream(void **state)
     expect_ok(comm_event_wait(set.event, set.other));
     assert_false(stream_ends(set.other, 20));
     gate_open(&gate);
-    assert_true(stream_ends(set.other, 2000));
+    expect_stream_ends(set.other);
     set_free(&set);
 }
 
@@ -92,14 +92,15 @@ static void test_comm_waits_for_stream(void **state)
 static void test_stream_waits_for_comm(void **state)
 {
     (void)state;
-    struct fake_script script = {.op_delay_ms = 300};
+    struct fake_script script = {.holds_ops = true};
     struct set set = set_make(&script);
     comm_request_t *request;
     expect_ok(start(&set, &request));
     expect_ok(comm_event_record_comm(set.event, set.comm));
     expect_ok(comm_event_wait(set.event, set.stream));
     assert_false(stream_ends(set.stream, 5));
-    assert_true(stream_ends(set.stream, 2000));
+    fake_daemon_set(set.pair.daemon, &(struct fake_script){0});
+    expect_stream_ends(set.stream);
     assert_int_equal(fake_daemon_counts(set.pair.daemon).records, 1);
     expect_ok(comm_wait(&request, NULL));
     set_free(&set);
@@ -108,7 +109,7 @@ static void test_stream_waits_for_comm(void **state)
 static void test_comm_waits_for_comm(void **state)
 {
     (void)state;
-    struct fake_script script = {.op_delay_ms = 300};
+    struct fake_script script = {.holds_ops = true};
     struct set set = set_make(&script);
     comm_t *first = set.comm, *second = gpu_comm(&set.pair, "second", 0);
     comm_request_t *requests[2];
@@ -118,6 +119,7 @@ static void test_comm_waits_for_comm(void **state)
     set.comm = second;
     expect_ok(start(&set, &requests[1]));
     assert_int_equal(request_ends(&requests[1], 5), 0);
+    fake_daemon_set(set.pair.daemon, &(struct fake_script){0});
     expect_ok(comm_wait_all(requests, 2, NULL));
     set_free(&set);
 }
@@ -137,7 +139,7 @@ static void test_the_thread_waits(void **state)
     expect_ok(comm_wait(&request, NULL));
     expect_ok(comm_event_record(set.event, COMM_STREAM_NONE));
     expect_ok(comm_event_wait(set.event, set.stream));
-    assert_true(stream_ends(set.stream, 1000));
+    expect_stream_ends(set.stream);
     set_free(&set);
 }
 
@@ -173,16 +175,16 @@ static void test_recorded_again(void **state)
     expect_ok(comm_event_wait(set.event, COMM_STREAM_NONE));
     assert_false(stream_ends(third, 20));
     gate_open(&slow);
-    assert_true(stream_ends(third, 2000));
-    assert_true(stream_ends(set.stream, 2000));
+    expect_stream_ends(third);
+    expect_stream_ends(set.stream);
     expect_ok(comm_event_wait(set.event, third)); /* still reached */
-    assert_true(stream_ends(third, 1000));
+    expect_stream_ends(third);
     for (int i = 0; i < 500; i++) {
         expect_ok(comm_event_record(set.event, i % 2 == 0 ? set.stream : set.other));
         expect_ok(comm_event_wait(set.event, i % 2 == 0 ? set.other : set.stream));
     }
-    assert_true(stream_ends(set.stream, 5000));
-    assert_true(stream_ends(set.other, 5000));
+    expect_stream_ends(set.stream);
+    expect_stream_ends(set.other);
     GPU_OK(cuda->stream_destroy(third));
     set_free(&set);
 }
@@ -253,7 +255,7 @@ static void test_seven_steps(void **state)
     comm_event_destroy(event);
     assert_false(stream_ends(set.stream, 70));
     gate_open(&gate);
-    assert_true(stream_ends(set.stream, 2000));
+    expect_stream_ends(set.stream);
     expect_ok(comm_sync_stream(set.comm, 0));
     set_free(&set);
 }
@@ -291,12 +293,12 @@ static void test_streams_of_other_gpus(void **state)
     GPU_OK(cuda->context_set(contexts[0]));
     assert_false(stream_ends(set.other, 0));
     gate_open(&gate);
-    assert_true(stream_ends(set.other, 2000));
-    assert_true(stream_ends(set.stream, 2000));
+    expect_stream_ends(set.other);
+    expect_stream_ends(set.stream);
     expect_ok(comm_wait(&request, NULL));
     GPU_OK(cuda->context_set(contexts[1]));
-    assert_true(stream_ends(there, 2000));
-    assert_true(stream_ends(there_too, 2000));
+    expect_stream_ends(there);
+    expect_stream_ends(there_too);
     GPU_OK(cuda->stream_destroy(there));
     GPU_OK(cuda->stream_destroy(there_too));
     GPU_OK(cuda->context_release(1));
@@ -422,8 +424,8 @@ static void test_one_event_of_many_threads(void **state)
         }
     }
     expect_ok(comm_sync_stream(set.comm, 0));
-    assert_true(stream_ends(set.stream, 5000));
-    assert_true(stream_ends(set.other, 5000));
+    expect_stream_ends(set.stream);
+    expect_stream_ends(set.other);
     set_free(&set);
 }
 

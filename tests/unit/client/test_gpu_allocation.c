@@ -107,7 +107,7 @@ static void test_freed_without_commd(void **state)
     uint64_t began_ns = clock_ns();
     expect_ok(comm_mem_free(pair.client, memory));
     uint64_t took_ns = clock_ns() - began_ns;
-    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull && took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
+    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull);
     assert_int_equal(free_before - gpu_free_bytes(), 2 * MIB);
     fake_daemon_stop(pair.daemon); /* the connection breaks */
     began_ns = clock_ns();

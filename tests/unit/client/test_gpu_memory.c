@@ -117,16 +117,15 @@ static void test_memory_that_was_freed_and_made_again(void **state)
 static void test_stale_memory_in_use(void **state)
 {
     (void)state;
-    struct fake_script script = {.op_delay_ms = 1000};
+    struct fake_script script = {.holds_ops = true}; /* a call that waited would never return */
     struct pair pair = pair_start(&script);
     comm_t *comm = gpu_comm(&pair, "in-use", 0);
     cuda_pointer base = gpu_alloc(2 * MIB);
     expect_ok(reduce_now(comm, gpu_address(base), gpu_address(base), 100));
     GPU_OK(cuda->memory_free(base));
     base = gpu_alloc(2 * MIB);
-    uint64_t began_ns = clock_ns();
     expect_ok(reduce_now(comm, gpu_address(base), gpu_address(base), 200));
-    assert_true(clock_ns() - began_ns < 900u * 1000000u);
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
     expect_ok(comm_sync(comm, 0));
     assert_int_equal(fake_daemon_counts(pair.daemon).handles, 2);
     assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
@@ -157,7 +156,7 @@ static void test_a_place_in_use(void **state)
     uint64_t took_ns = clock_ns() - began_ns;
     assert_error_says("comm_all_reduce on \"busy\"");
     assert_error_says("still in use by \"other\"");
-    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull && took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
+    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull);
     assert_true(fake_daemon_counts(pair.daemon).busy < 1000); /* it asks more and more rarely */
     fake_daemon_set(pair.daemon, &(struct fake_script){0});
     expect_ok(reduce_now(comm, gpu_address(other), gpu_address(other), 100));

@@ -106,7 +106,7 @@ static void test_grows(void **state)
 static void test_grows_while_it_is_used(void **state)
 {
     (void)state;
-    struct fake_script script = {.op_delay_ms = 300};
+    struct fake_script script = {.holds_ops = true}; /* a call that waited would never return */
     struct pair pair = pair_start(NULL);
     comm_t *comm = gpu_comm(&pair, "used", 0);
     struct segment segment = segment_make(2 * MIB, 2);
@@ -116,9 +116,8 @@ static void test_grows_while_it_is_used(void **state)
     fake_daemon_set(pair.daemon, &script);
     expect_ok(reduce_now(comm, base, base, 4 * MIB));
     segment_grow(&segment);
-    uint64_t began_ns = clock_ns();
     expect_ok(reduce_now(comm, base + 3 * MIB, base + 3 * MIB, 2 * MIB));
-    assert_true(clock_ns() - began_ns < 250u * 1000000u);
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
     expect_ok(comm_sync(comm, 0));
     struct fake_counts counts = fake_daemon_counts(pair.daemon);
     assert_int_equal(counts.input_memory, memory);

@@ -97,7 +97,7 @@ static void test_slots_serve_again(void **state)
     assert_int_equal(fake_daemon_counts(capture.pair.daemon).registered, registered);
     GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
     expect_ok(reduce(capture.comm, capture.buffer, capture.stream)); /* and for operations of the program */
-    assert_true(stream_ends(capture.stream, 2000));
+    expect_stream_ends(capture.stream);
     pair_stop(&capture.pair);
 }
 
@@ -105,7 +105,7 @@ static void expect_replay(const struct capture *capture, cuda_graph_exec exec)
 {
     for (int i = 0; i < 3; i++) {
         GPU_OK(beyond.graph_launch(exec, capture->stream));
-        assert_true(stream_ends(capture->stream, 2000));
+        expect_stream_ends(capture->stream);
     }
 }
 
@@ -119,7 +119,7 @@ static void test_replays_without_commd(void **state)
     GPU_OK(beyond.graph_launch(exec, capture.stream));
     assert_false(stream_ends(capture.stream, 20));
     comm_destroy(capture.comm);
-    assert_true(stream_ends(capture.stream, 2000));
+    expect_stream_ends(capture.stream);
     expect_replay(&capture, exec);
     comm_client_close(capture.pair.client);
     expect_replay(&capture, exec);
@@ -133,7 +133,7 @@ static void test_replays_without_commd(void **state)
     GPU_OK(beyond.graph_launch(exec, capture.stream));
     assert_false(stream_ends(capture.stream, 20));
     fake_daemon_stop(capture.pair.daemon);
-    assert_true(stream_ends(capture.stream, 5000));
+    expect_stream_ends(capture.stream);
     expect_replay(&capture, exec);
     assert_int_equal(comm_sync(capture.comm, 0), COMM_DAEMON_LOST);
     GPU_OK(beyond.graph_exec_destroy(exec));
@@ -201,7 +201,7 @@ static void test_the_driver_fails(void **state)
         GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
         await_comms(&capture, 1);
         expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
-        assert_true(stream_ends(capture.stream, 2000));
+        expect_stream_ends(capture.stream);
         pair_stop(&capture.pair);
     }
     struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);

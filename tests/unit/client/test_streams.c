@@ -40,8 +40,8 @@ static void test_an_operation_in_a_stream(void **state)
     assert_true(fake_daemon_counts(pair.daemon).ended_present);
     assert_false(stream_ends(stream, 0));
     gate_open(&gate);
-    assert_true(request_ends(&request, 2000));
-    assert_true(stream_ends(stream, 2000));
+    expect_request_ends(&request);
+    expect_stream_ends(stream);
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
 }
@@ -50,7 +50,7 @@ static void test_an_operation_in_a_stream(void **state)
 static void test_a_stream_needs_no_thread(void **state)
 {
     (void)state;
-    struct fake_script script = {.op_delay_ms = 300};
+    struct fake_script script = {.holds_ops = true};
     struct pair pair = pair_start(&script);
     comm_t *comm = gpu_comm(&pair, "no-thread", 0);
     void *buffer;
@@ -60,7 +60,8 @@ static void test_a_stream_needs_no_thread(void **state)
         expect_ok(reduce_on(comm, buffer, 1000, stream));
     }
     assert_false(stream_ends(stream, 10));
-    assert_true(stream_ends(stream, 3000));
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
+    expect_stream_ends(stream);
     expect_ok(comm_sync(comm, 0));
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
@@ -70,14 +71,15 @@ static void test_a_stream_needs_no_thread(void **state)
 static void test_the_default_stream(void **state)
 {
     (void)state;
-    struct fake_script script = {.op_delay_ms = 300};
+    struct fake_script script = {.holds_ops = true};
     struct pair pair = pair_start(&script);
     comm_t *comm = gpu_comm(&pair, "default", 0);
     void *buffer;
     expect_ok(comm_mem_alloc(pair.client, 1, 0, &buffer));
     expect_ok(comm_all_reduce(comm, buffer, buffer, 1000, COMM_U8, COMM_SUM, NULL));
     assert_false(stream_ends(NULL, 5));
-    assert_true(stream_ends(NULL, 3000));
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
+    expect_stream_ends(NULL);
     /* COMM_STREAM_NONE: the operation is ordered against nothing. */
     struct gate gate = gate_on(NULL);
     expect_ok(reduce_on(comm, buffer, 1000, COMM_STREAM_NONE));
@@ -114,9 +116,9 @@ static void test_groups_in_streams(void **state)
     expect_ok(comm_group_end());
     expect_ok(comm_wait_all(requests, 40, NULL));
     assert_int_equal(submits(&pair), 40);
-    assert_true(stream_ends(streams[1], 2000));
+    expect_stream_ends(streams[1]);
     gate_open(&gate);
-    assert_true(stream_ends(streams[0], 2000));
+    expect_stream_ends(streams[0]);
     /* More operations than one message can hold. */
     expect_ok(comm_group_begin());
     for (int i = 0; i < 500; i++) {
@@ -124,7 +126,7 @@ static void test_groups_in_streams(void **state)
     }
     expect_ok(comm_group_end());
     /* It ends although the fake daemon stands still: the program does not take so many completions. */
-    assert_true(stream_ends(streams[0], 5000));
+    expect_stream_ends(streams[0]);
     expect_ok(comm_sync(comm, 0));
     GPU_OK(cuda->stream_destroy(streams[0]));
     GPU_OK(cuda->stream_destroy(streams[1]));
@@ -152,7 +154,7 @@ static void test_persistent_operations_in_streams(void **state)
         assert_false(request_ends(&request, 5));
         gate_open(&gate);
         expect_ok(comm_wait(&request, NULL));
-        assert_true(stream_ends(stream, 2000));
+        expect_stream_ends(stream);
     }
     comm_request_free(request);
     GPU_OK(cuda->stream_destroy(stream));
@@ -173,20 +175,20 @@ static void test_failures_let_go_of_streams(void **state)
     cuda_stream stream = gpu_stream();
     expect_ok(comm_mem_alloc(pair.client, 1, 0, &buffer));
     expect_ok(reduce_on(comm, buffer, 10, stream));
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     assert_int_equal(comm_sync(comm, 0), COMM_MISMATCH);
     /* The library refuses the operation: nothing waits. */
     cuda_pointer managed;
     GPU_OK(beyond.alloc_managed(&managed, 4096, CUDA_ATTACH_GLOBAL));
     assert_int_equal(reduce_on(comm, gpu_address(managed), 10, stream), COMM_UNSUPPORTED);
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     /* commd never ends the operation, and the communicator is left. */
     script = (struct fake_script){.action = FAKE_NO_WORD, .action_at_op = 1};
     fake_daemon_set(pair.daemon, &script);
     expect_ok(reduce_on(comm, buffer, 10, stream));
     assert_false(stream_ends(stream, 20));
     comm_destroy(comm);
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     /* The driver fails between two calls. */
     comm = gpu_comm(&pair, "driver", 0);
     beyond.inject("cuStreamWriteValue64_v2:1=999");
@@ -197,10 +199,10 @@ static void test_failures_let_go_of_streams(void **state)
     assert_int_equal(reduce_on(comm, buffer, 10, stream), COMM_DEVICE);
     assert_error_says("was submitted");
     beyond.inject(NULL);
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     expect_ok(comm_sync(comm, 0));
     expect_ok(reduce_on(comm, buffer, 10, stream));
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     GPU_OK(cuda->memory_free(managed));
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
@@ -227,8 +229,8 @@ static void test_the_daemon_dies(void **state)
         assert_false(stream_ends(stream, 20));
         assert_false(stream_ends(second, 20));
         fake_daemon_stop(pair.daemon);
-        assert_true(stream_ends(stream, 2000));
-        assert_true(stream_ends(second, 2000));
+        expect_stream_ends(stream);
+        expect_stream_ends(second);
         comm_result_t result = kind == 0   ? reduce_on(comm, buffer, 10, stream)
                                : kind == 1 ? comm_sync(comm, 0)
                                            : comm_event_wait_comm(event, comm);
@@ -237,7 +239,7 @@ static void test_the_daemon_dies(void **state)
             assert_error_says("commd closed the connection");
         }
         assert_int_equal(comm_event_create(pair.client, &event), COMM_DAEMON_LOST);
-        assert_true(stream_ends(stream, 2000));
+        expect_stream_ends(stream);
         comm_client_close(pair.client);
         GPU_OK(cuda->stream_destroy(stream));
         GPU_OK(cuda->stream_destroy(second));
@@ -272,7 +274,7 @@ static void test_captures_are_refused(void **state)
     assert_error_says("cuStreamGetCtx");
     beyond.inject(NULL);
     expect_ok(reduce_on(comm, buffer, 10, stream));
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
 }
@@ -294,7 +296,7 @@ static void test_words_serve_again(void **state)
                 expect_ok(comm_sync(comm, 0));
             }
         }
-        assert_true(stream_ends(stream, 5000));
+        expect_stream_ends(stream);
         assert_int_equal(fake_daemon_counts(pair.daemon).registered, 2); /* the buffer, and the words */
         struct gate gate = gate_on(stream);
         fake_daemon_set(pair.daemon, &(struct fake_script){.op_delay_ms = 2000});
@@ -302,7 +304,7 @@ static void test_words_serve_again(void **state)
         comm_client_close(pair.client);
         fake_daemon_stop(pair.daemon);
         gate_open(&gate);
-        assert_true(stream_ends(stream, 2000));
+        expect_stream_ends(stream);
     }
     GPU_OK(cuda->memory_free(memory));
     GPU_OK(cuda->stream_destroy(stream));
@@ -322,11 +324,11 @@ static void test_send_recv_is_one(void **state)
     expect_ok(comm_mem_alloc(pair.client, 1, 0, &buffer));
     expect_ok(comm_send_recv(comm, buffer, 10, 0, (char *)buffer + 100, 10, 0, COMM_U8, 1, &options));
     assert_int_equal(submits(&pair), 2);
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     assert_int_equal(comm_send_recv(comm, buffer, 10, 7, (char *)buffer + 100, 10, 0, COMM_U8, 1, &options),
                      COMM_INVALID_ARGUMENT);
     assert_int_equal(submits(&pair), 2); /* the receive was not submitted either */
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
 }
@@ -408,7 +410,7 @@ static void test_after_fork(void **state)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     expect_ok(reduce_on(comm, buffer, 10, stream));
-    assert_true(stream_ends(stream, 2000));
+    expect_stream_ends(stream);
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
 }

@@ -135,9 +135,10 @@ static void test_bad_calls(void **state)
                                   .input = {buffer.memory, 0},
                                   .output = {buffer.memory, 0}};
     struct comms_op op = good;
-    op.terms.reduce = REDUCE_PREMUL_SUM;
+    op.terms.dtype = DTYPE_F32;
+    op.terms.reduce = REDUCE_BXOR;
     assert_int_equal(post(members[0], &op, &error), STATUS_UNSUPPORTED);
-    assert_non_null(strstr(error.text, "premul_sum of i32"));
+    assert_non_null(strstr(error.text, "bxor of f32"));
     op = good;
     op.input.memory = NULL;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);

@@ -89,8 +89,16 @@ static void check_integers(const struct host_reduction *reduction, const void *c
 {
     enum dtype dtype = reduction->dtype;
     for (size_t i = 0; i < reduction->count_elements; i++) {
-        uint64_t value = element_reduce_integers(dtype, reduction->reduce, reduction->input_count, originals,
-                                                 i, reduction->divisor);
+        uint64_t products[INPUTS_MAX];
+        const void *scaled[INPUTS_MAX];
+        for (uint32_t k = 0; k < reduction->input_count && reduction->factors != NULL; k++) {
+            products[k] = element_integer(dtype, originals[k], i) * (uint64_t)(int64_t)reduction->factors[k];
+            scaled[k] = &products[k];
+        }
+        bool scales = reduction->factors != NULL;
+        uint64_t value =
+            element_reduce_integers(dtype, reduction->reduce, reduction->input_count,
+                                    scales ? scaled : originals, scales ? 0 : i, reduction->divisor);
         if (element_integer(dtype, output, i) != value) {
             fail_msg("%s %s, %u inputs, element %zu: got %llx, expected %llx", dtype_text(dtype),
                      reduce_text(reduction->reduce), reduction->input_count, i,

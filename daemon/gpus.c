@@ -25,10 +25,12 @@ static void log_absent(const char *why)
     }
 }
 
-static void warn_without_nccl(const struct conf *conf)
+/* Loads NCCL now: that takes long, and the loop must not wait for it. */
+static void load_nccl(const struct conf *conf)
 {
     char why[256];
-    if (strcmp(conf->gpu_engine, "nccl") == 0 && !gpu_group_is_there()) {
+    bool is_there = strcmp(conf->gpu_engine, "kernels") != 0 && gpu_nccl_is_there();
+    if (strcmp(conf->gpu_engine, "nccl") == 0 && !is_there) {
         gpu_nccl_absent(why, sizeof why);
         log_warning("gpu_engine = \"nccl\", but NCCL cannot be used: %s; operations run without it", why);
     }
@@ -58,7 +60,7 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
         log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
                  (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
     }
-    warn_without_nccl(conf);
+    load_nccl(conf);
     return STATUS_OK;
 }
 

@@ -71,6 +71,26 @@ static void complete_row(json_t *gpu)
                         json_string(json_is_true(json_object_get(gpu, "mps")) ? "on" : "off"));
 }
 
+static long long count_of(const json_t *answer, const char *key)
+{
+    return (long long)json_integer_value(json_object_get(answer, key));
+}
+
+/* Who carried out the operations, and what became of NCCL's communicators. */
+static void print_engines(const json_t *answer)
+{
+    const char *error = json_string_value(json_object_get(answer, "nccl_error"));
+    printf("operations: %lld by NCCL, %lld by kernels, %lld through the host\n",
+           count_of(answer, "operations_by_nccl"), count_of(answer, "operations_by_kernels"),
+           count_of(answer, "operations_by_host"));
+    printf("NCCL communicators: %lld; could not be formed %lld, failed %lld, stuck %lld\n",
+           count_of(answer, "nccl_communicators"), count_of(answer, "nccl_refused"),
+           count_of(answer, "nccl_failed"), count_of(answer, "nccl_stuck"));
+    if (error != NULL && error[0] != '\0') {
+        printf("the last failure: %s\n", error);
+    }
+}
+
 static void print_gpus(const json_t *answer)
 {
     json_t *gpus = json_object_get(answer, "gpus");
@@ -83,9 +103,11 @@ static void print_gpus(const json_t *answer)
     }
     table_format(json_object_get(answer, "pinned_bytes"), COLUMN_BYTES, pinned, sizeof pinned);
     bool refused = json_is_true(json_object_get(answer, "refuses_ipc_handles"));
-    printf("CUDA %s, NCCL %s, %s pinned%s\n\n", json_string_value(json_object_get(answer, "driver_version")),
+    printf("CUDA %s, NCCL %s, %s pinned%s\n", json_string_value(json_object_get(answer, "driver_version")),
            nccl == NULL || nccl[0] == '\0' ? "none" : nccl, pinned,
            refused ? ", legacy IPC handles refused" : "");
+    print_engines(answer);
+    putchar('\n');
     table_print(gpus, gpu_columns, sizeof gpu_columns / sizeof gpu_columns[0]);
     print_lists(gpus, "comms", comm_columns, sizeof comm_columns / sizeof comm_columns[0]);
     print_lists(gpus, "clients", client_columns, sizeof client_columns / sizeof client_columns[0]);

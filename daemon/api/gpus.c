@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "daemon/api/session.h"
+#include "daemon/gpu/groups.h"
 #include "daemon/gpu/nccl.h"
 
 /* commctl gpus: the GPUs, and what communicators and clients have on them. */
@@ -106,6 +107,20 @@ static void fill_gpu(const struct api_session *asks, uint32_t gpu, struct gpu_ro
     }
 }
 
+static void fill_engines(const struct gpu_devices *gpus, Commd__Client__GpusReply *answer)
+{
+    static struct gpu_groups_info info; /* only the main thread answers */
+    gpu_groups_info(gpus, &info);
+    answer->operations_by_nccl = info.operations[GPU_ENGINE_NCCL];
+    answer->operations_by_kernels = info.operations[GPU_ENGINE_KERNELS];
+    answer->operations_by_host = info.operations[GPU_ENGINE_HOST];
+    answer->nccl_communicators = info.groups;
+    answer->nccl_refused = info.refused;
+    answer->nccl_failed = info.failed;
+    answer->nccl_stuck = info.leaked;
+    answer->nccl_error = info.why;
+}
+
 /* Adds GPUs one by one. If not all fit into a packet, the page ends with the last one that fits. */
 void api_gpus(struct api_session *session, uint64_t request_id)
 {
@@ -123,6 +138,7 @@ void api_gpus(struct api_session *session, uint64_t request_id)
         (void)snprintf(driver, sizeof driver, "%d.%d", version / 1000, version % 1000 / 10);
         gpu_nccl_version(nccl, sizeof nccl);
         answer.pinned_bytes = gpu_pinned_bytes(api->gpus);
+        fill_engines(api->gpus, &answer);
     }
     answer.driver_version = driver;
     answer.nccl_version = nccl;

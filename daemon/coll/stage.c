@@ -52,6 +52,11 @@ bool coll_stage_sizes_are_private(const struct coll_stage_op *op)
                                      op->terms.kind == OP_KIND_GATHER || op->terms.kind == OP_KIND_SCATTER);
 }
 
+bool coll_stage_is_scan(const struct op_terms *terms)
+{
+    return stage_family_of(terms->kind) == STAGE_SCAN;
+}
+
 enum op_kind coll_stage_schedule_kind(enum op_kind kind, const struct coll_map *map)
 {
     bool gathers = stage_family_of(kind) == STAGE_SCAN && !coll_map_is_contiguous(map);

@@ -167,6 +167,9 @@ bool coll_stage_sizes_are_private(const struct coll_stage_op *op);
  * not contiguous. */
 enum op_kind coll_stage_schedule_kind(enum op_kind kind, const struct coll_map *map);
 
+/* Whether a rank's result depends on the ranks before it alone: scans. */
+bool coll_stage_is_scan(const struct op_terms *terms);
+
 /* Whether a node might finish the data without having heard from every other node. */
 bool coll_stage_needs_agreement(const struct coll_stage_op *op);
 

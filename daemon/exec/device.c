@@ -22,14 +22,14 @@ struct device_bounce {
 struct exec_device {
     enum {
         DEVICE_WAITS,      /* for semaphores that streams write */
-        DEVICE_GROUP,      /* for NCCL's calls, which are under way */
+        DEVICE_GROUP,      /* for NCCL, until all of the operation is in the queues */
         DEVICE_LOCAL,      /* runs on GPUs from start to end: until the marks are reached */
         DEVICE_COPIES_IN,  /* until the marks are reached */
         DEVICE_RUNS,       /* runs as if on the host */
         DEVICE_COPIES_OUT, /* until the marks are reached */
         DEVICE_DONE
     } state;
-    bool group_begun;
+    struct gpu_nccl *nccl;           /* null: not by NCCL */
     uint64_t given_up_ns;            /* when it was cancelled, or 0 */
     uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was queued there; or DEVICE_UNMARKED */
     uint64_t looked_ns;              /* when the driver was last asked whether the GPUs still work */
@@ -81,6 +81,7 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
         gpu_pinned_free(comm->exec->gpus, bounce->host);
         budget_release(comm->options.account, BUDGET_BOUNCES, gpu_pinned_size(bounce->bytes));
     }
+    gpu_nccl_free(op->device->nccl);
     free(op->device->bounces);
     free(op->device);
     op->device = NULL;
@@ -309,7 +310,7 @@ static void device_expect_marks(struct exec_device *device, const struct exec_op
 /* The row of an operation that runs on GPUs from start to end, as one slice: by NCCL, or by kernels alone. */
 static uint32_t trace_row(const struct exec_op *op)
 {
-    return TRACE_LANE_ROW(0, op->device->group_begun ? TRACE_LANE_NCCL : TRACE_LANE_GPUS);
+    return TRACE_LANE_ROW(0, op->device->nccl != NULL ? TRACE_LANE_NCCL : TRACE_LANE_GPUS);
 }
 
 /* The operation's work is being queued. */
@@ -321,18 +322,37 @@ static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
                         terms->count_elements * dtype_size_bytes(terms->dtype));
 }
 
-/* Calls NCCL once it is free. GO: NCCL's kernels are in the queues. */
-static enum device_step device_group(struct exec_comm *comm, struct exec_op *op, struct error *error)
+/* Chooses among those who can do without NCCL, and begins. */
+static enum status device_begin_without(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct exec_device *device = op->device;
-    bool had_begun = device->group_begun;
-    enum device_step step = gpu_nccl_step(comm, op, &device->group_begun, error);
-    if (device->group_begun && !had_begun) {
+    if (gpu_direct_serves(comm, op)) {
+        device->state = DEVICE_LOCAL;
+        device_expect_marks(device, op);
+        gpu_engine_count(comm->exec->gpus, GPU_ENGINE_KERNELS);
         trace_begun(comm, op);
+        return gpu_direct_put(comm, op, error);
     }
-    return step == DEVICE_STEP_WAITS    ? device_wait(comm)
-           : step == DEVICE_STEP_FAILED ? device_failed(comm, error)
-                                        : step;
+    if (op->ranks[0].on_gpu) {
+        gpu_engine_count(comm->exec->gpus, GPU_ENGINE_HOST);
+    }
+    if (lane_device_serves(comm, op)) {
+        device->state = DEVICE_RUNS;
+        op->is_staged = true;
+        for (uint32_t i = 0; i < entry_count(op); i++) {
+            op->ranks[i].wait_count = 0; /* other threads need not check again */
+        }
+        return STATUS_OK;
+    }
+    device->state = DEVICE_COPIES_IN;
+    return copy_in(comm, op, error);
+}
+
+/* Whether NCCL is to carry the operation out: it is preferred, or kernels do not reach all buffers. */
+static bool nccl_is_chosen(const struct exec_comm *comm, const struct exec_op *op)
+{
+    return gpu_nccl_serves(comm, op) &&
+           (comm->exec->gpu_engine == EXEC_GPU_NCCL || !gpu_direct_serves(comm, op));
 }
 
 /* Chooses who carries the operation out, begins, and goes on. */
@@ -340,31 +360,58 @@ static enum device_step device_begin(struct exec_comm *comm, struct exec_op *op,
                                      struct error *error)
 {
     struct exec_device *device = op->device;
-    bool by_nccl = comm->exec->gpu_engine == EXEC_GPU_NCCL && gpu_nccl_serves(comm, op);
+    struct error why;
     comm->exec->pacer.advanced = true;
-    if (!by_nccl && gpu_direct_serves(comm, op)) {
-        device->state = DEVICE_LOCAL;
-        device_expect_marks(device, op);
-        trace_begun(comm, op);
-        if (gpu_direct_put(comm, op, error) != STATUS_OK) {
-            return device_failed(comm, error);
-        }
-    } else if (by_nccl || gpu_nccl_serves(comm, op)) {
+    if (nccl_is_chosen(comm, op) && gpu_nccl_new(comm, op, now_ns, &device->nccl, &why) == STATUS_OK) {
         device->state = DEVICE_GROUP;
-        device_expect_marks(device, op);
-    } else if (lane_device_serves(comm, op)) {
-        device->state = DEVICE_RUNS;
-        op->is_staged = true;
-        for (uint32_t i = 0; i < entry_count(op); i++) {
-            op->ranks[i].wait_count = 0; /* other threads need not check again */
-        }
-    } else {
-        device->state = DEVICE_COPIES_IN;
-        if (copy_in(comm, op, error) != STATUS_OK) {
-            return device_failed(comm, error);
-        }
+    } else if (device_begin_without(comm, op, error) != STATUS_OK) {
+        return device_failed(comm, error);
     }
     return device_before(comm, op, now_ns, error);
+}
+
+/* Lets NCCL put the operation in the queues. GO: it is there, or others carry the operation out. */
+static enum device_step device_group(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                                     struct error *error)
+{
+    struct exec_device *device = op->device;
+    bool had_begun = gpu_nccl_has_begun(device->nccl);
+    enum gpu_nccl_step step = gpu_nccl_step(device->nccl, now_ns, error);
+    if (!had_begun && gpu_nccl_has_begun(device->nccl)) {
+        device_expect_marks(device, op);
+        gpu_engine_count(comm->exec->gpus, GPU_ENGINE_NCCL);
+        trace_begun(comm, op);
+    }
+    switch (step) {
+    case GPU_NCCL_WAITS:
+        return device_wait(comm);
+    case GPU_NCCL_FAILED:
+        return device_failed(comm, error);
+    case GPU_NCCL_DONE:
+        device->state = DEVICE_LOCAL;
+        return DEVICE_STEP_GO;
+    case GPU_NCCL_REFUSED:
+        break;
+    }
+    gpu_nccl_free(device->nccl);
+    device->nccl = NULL;
+    return device_begin_without(comm, op, error) == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
+}
+
+/* Runs on GPUs. NCCL may fail meanwhile; its kernels then never end. */
+static enum device_step device_local(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                                     struct error *error)
+{
+    struct exec_device *device = op->device;
+    if (device->nccl != NULL && gpu_nccl_check(device->nccl, now_ns, error) != STATUS_OK) {
+        return device_failed(comm, error);
+    }
+    enum device_step step = device_finish(comm, device, now_ns, error);
+    if (step == DEVICE_STEP_GO) {
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
+        return DEVICE_STEP_ENDED;
+    }
+    return step;
 }
 
 enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
@@ -379,19 +426,10 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
     case DEVICE_WAITS:
         return words_are_reached(op) ? device_begin(comm, op, now_ns, error) : device_wait(comm);
     case DEVICE_GROUP:
-        step = device_group(comm, op, error);
-        if (step != DEVICE_STEP_GO) {
-            return step;
-        }
-        device->state = DEVICE_LOCAL;
-        return device_before(comm, op, now_ns, error);
+        step = device_group(comm, op, now_ns, error);
+        return step == DEVICE_STEP_GO ? device_before(comm, op, now_ns, error) : step;
     case DEVICE_LOCAL:
-        step = device_finish(comm, device, now_ns, error);
-        if (step != DEVICE_STEP_GO) {
-            return step;
-        }
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
-        return DEVICE_STEP_ENDED;
+        return device_local(comm, op, now_ns, error);
     case DEVICE_COPIES_IN:
         step = device_finish(comm, device, now_ns, error);
         device->state = step == DEVICE_STEP_GO ? DEVICE_RUNS : device->state;
@@ -430,14 +468,12 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
         return true;
     }
     device->given_up_ns = device->given_up_ns == 0 ? now_ns : device->given_up_ns;
-    bool patient = now_ns - device->given_up_ns < DEVICE_PATIENCE_NS;
-    /* The work that the calls have queued must end as well. */
-    if (gpu_nccl_let_go(comm->exec, op, patient) && device_reached(comm, device, now_ns, &status, NULL)) {
+    /* The queues are NCCL's until its calls are over. Then the work that they hold must end as well. */
+    if (gpu_nccl_let_go(device->nccl) && device_reached(comm, device, now_ns, &status, NULL)) {
         return true;
     }
-    if (!patient && device->group_begun) {
-        device->group_begun = false;
-        gpu_nccl_abort(comm->exec, op);
+    if (gpu_nccl_has_begun(device->nccl) && now_ns - device->given_up_ns >= DEVICE_PATIENCE_NS) {
+        gpu_nccl_give_up(device->nccl, "does not end", now_ns);
     }
     comm->exec->pacer.waits = true;
     return false;
@@ -459,9 +495,13 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
         }
         return false;
     case DEVICE_GROUP:
-        (void)snprintf(text, size, "waiting for NCCL");
+        gpu_nccl_describe(op->device->nccl, text, size);
         return true;
     case DEVICE_LOCAL:
+        if (op->device->nccl != NULL) {
+            gpu_nccl_describe(op->device->nccl, text, size);
+            return true;
+        }
         (void)snprintf(text, size, "running on GPUs");
         return true;
     case DEVICE_COPIES_IN:

@@ -28,7 +28,6 @@ void exec_free(struct exec *exec)
         return;
     }
     stream_readers_free(&exec->readers);
-    exec_free_groups(exec);
     exec_free_spares(exec);
     free(exec);
 }
@@ -132,6 +131,9 @@ static void fail_cut(struct exec *exec, uint64_t now_ns)
 uint64_t exec_next_deadline_ns(const struct exec *exec)
 {
     uint64_t deadline_ns = time_min(exec->pacer.next_ns, stream_readers_deadline_ns(&exec->readers));
+    if (exec->has_groups) {
+        deadline_ns = time_min(deadline_ns, gpu_groups_deadline_ns(exec->gpus));
+    }
     return exec->cut != NULL ? time_min(deadline_ns, exec->cut->cut_ns) : deadline_ns;
 }
 
@@ -140,6 +142,9 @@ void exec_tick(struct exec *exec, uint64_t now_ns)
     exec->now_ns = now_ns;
     fail_cut(exec, now_ns);
     stream_readers_expire(&exec->readers, now_ns);
+    if (exec->has_groups) {
+        gpu_groups_tick(exec->gpus, now_ns);
+    }
     if (now_ns >= exec->pacer.next_ns) {
         exec_wake(exec);
     }

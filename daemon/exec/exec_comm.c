@@ -16,6 +16,7 @@ static void comm_release(struct exec_comm *comm)
     }
     ranges_free(&comm->cancelled);
     device_free_queues(comm);
+    gpu_group_release(comm->group, comm->exec->now_ns);
     exec_map_release(comm->shared_map);
     free(comm);
 }

@@ -14,6 +14,7 @@
 #include "daemon/exec/exec.h"
 #include "daemon/exec/exec_map.h"
 #include "daemon/exec/vector.h"
+#include "daemon/gpu/groups.h"
 #include "daemon/gpu/queue.h"
 #include "daemon/host/reduce.h"
 #include "daemon/net/stream_reader.h"
@@ -201,6 +202,7 @@ struct exec_comm {
     bool resume_again;
     struct stream_group streams; /* on which other nodes send data */
     struct gpu_queue **queues;   /* GPU_DEVICES_MAX entries, each null until its first use */
+    struct gpu_group *group;     /* of the last operation by NCCL; null: none */
     UT_hash_handle hh;
 };
 
@@ -237,8 +239,8 @@ struct exec {
     enum exec_gpu_engine gpu_engine;
     uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
-    struct exec_group *groups; /* sets of GPUs, for NCCL */
-    struct pacer pacer;        /* how often GPUs are polled */
+    bool has_groups;    /* it uses gpu_groups, so it watches their deadlines */
+    struct pacer pacer; /* how often GPUs are polled */
 };
 
 /* spread.c: one operation on several rails. */
@@ -430,20 +432,55 @@ bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op 
 bool device_buffers_are_apart(const struct exec_op *op);
 /* Marks in `used` the GPUs that have buffers. Returns false if some are on the host, or some overlap. */
 bool device_buffers_serve(const struct exec_op *op, bool used[GPU_DEVICES_MAX]);
-/* Lists the GPUs that ranks of the operation are on, ordered by their first rank. Returns how many. */
-uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX]);
+/* Measures the operation as one slice: GPUs do it from start to end. */
+enum status device_measure_alone(struct exec_comm *comm, struct exec_op *op,
+                                 struct error *error) COMM_MUST_USE;
 bool gpu_direct_serves(const struct exec_comm *comm, const struct exec_op *op);
 enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 
-/* gpu_nccl.c: operations by NCCL. Set *begun to false before the first step. GO: all work was put in the
- * queues. */
+/* gpu_copies.c */
+/* Lists the GPUs on which the operation has buffers, ascending. Returns how many. */
+uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX]);
+#define DEVICE_COPIES_MAX 64 /* put in a queue together */
+struct device_copies {
+    uint32_t gpus[GPU_DEVICES_MAX]; /* those of device_gpus */
+    uint32_t gpu_count;
+    struct host_copy_range (*ranges)[DEVICE_COPIES_MAX]; /* one array per GPU of `gpus` */
+    uint32_t counts[GPU_DEVICES_MAX];
+};
+enum status device_copies_init(struct device_copies *copies, const struct exec_op *op,
+                               struct error *error) COMM_MUST_USE;
+void device_copies_release(struct device_copies *copies);
+/* Collects a copy that this GPU, one of `gpus`, is to make. */
+enum status device_copies_add(struct exec_comm *comm, struct device_copies *copies, uint32_t gpu,
+                              const struct host_copy_range *range, struct error *error) COMM_MUST_USE;
+/* Puts all collected copies in the queues. */
+enum status device_copies_flush(struct exec_comm *comm, struct device_copies *copies,
+                                struct error *error) COMM_MUST_USE;
+
+/* gpu_nccl.c: operations by NCCL, from start to end. */
+struct gpu_nccl;
 bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op);
-enum device_step gpu_nccl_step(struct exec_comm *comm, struct exec_op *op, bool *begun, struct error *error);
-/* For a cancelled operation: whether its NCCL calls, if any, have ended. If not patient: ends them. */
-bool gpu_nccl_let_go(struct exec *exec, const struct exec_op *op, bool patient);
-/* For a cancelled operation: ends the work that NCCL has on the GPUs. */
-void gpu_nccl_abort(struct exec *exec, const struct exec_op *op);
-void exec_free_groups(struct exec *exec);
+/* LIMIT, NO_MEMORY, UNSUPPORTED: then others must carry the operation out. */
+enum status gpu_nccl_new(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns, struct gpu_nccl **out,
+                         struct error *error) COMM_MUST_USE;
+/* The operation is over. Accepts null. */
+void gpu_nccl_free(struct gpu_nccl *nccl);
+enum gpu_nccl_step {
+    GPU_NCCL_WAITS,
+    GPU_NCCL_REFUSED, /* nothing has begun; others must carry the operation out */
+    GPU_NCCL_DONE,    /* all work is in the queues */
+    GPU_NCCL_FAILED
+};
+enum gpu_nccl_step gpu_nccl_step(struct gpu_nccl *nccl, uint64_t now_ns, struct error *error);
+bool gpu_nccl_has_begun(const struct gpu_nccl *nccl);
+/* While its work runs: what NCCL has reported. Ends the group if that is an error. */
+enum status gpu_nccl_check(struct gpu_nccl *nccl, uint64_t now_ns, struct error *error) COMM_MUST_USE;
+/* For a cancelled operation: whether NCCL's calls, if any, are over, and the queues free again. */
+bool gpu_nccl_let_go(const struct gpu_nccl *nccl);
+/* Ends the group, with the work that it has on the GPUs. */
+void gpu_nccl_give_up(struct gpu_nccl *nccl, const char *why, uint64_t now_ns);
+void gpu_nccl_describe(const struct gpu_nccl *nccl, char *text, size_t size);
 
 /* gpu_staging.c: slices from and to buffers, some of which are on GPUs. Functions that return void keep the
  * first failure for lane_device_end. */

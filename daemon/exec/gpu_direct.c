@@ -94,65 +94,26 @@ bool gpu_direct_serves(const struct exec_comm *comm, const struct exec_op *op)
     return op->ranks[0].on_gpu && device_reach_each_other(comm, op);
 }
 
-uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX])
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        bool known = !op->ranks[i].on_gpu;
-        for (uint32_t k = 0; k < count && !known; k++) {
-            known = gpus[k] == op->ranks[i].gpu;
-        }
-        if (!known) {
-            gpus[count++] = op->ranks[i].gpu;
-        }
-    }
-    return count;
-}
-
 /* --- Pieces --- */
 
-#define COPIES_MAX 64 /* put in a queue together */
-
-/* State while an operation's plan is put in the queues. Copies are collected per target GPU. */
+/* State while an operation's plan is put in the queues. */
 struct put {
     struct exec_comm *comm;
     const struct exec_op *op;
-    uint32_t gpus[GPU_DEVICES_MAX];
-    uint32_t gpu_count;
-    struct host_copy_range (*copies)[COPIES_MAX]; /* one array per GPU of `gpus` */
-    uint32_t copy_counts[GPU_DEVICES_MAX];
+    struct device_copies copies;
     enum status status;
     struct error *error;
 };
 
-static void flush_copies(struct put *put, uint32_t index)
-{
-    struct gpu_queue *queue = NULL;
-    if (put->status == STATUS_OK && put->copy_counts[index] > 0) {
-        put->status = device_queue(put->comm, put->gpus[index], &queue, put->error);
-    }
-    if (put->status == STATUS_OK && put->copy_counts[index] > 0) {
-        put->status = gpu_queue_copy_ranges(queue, put->copies[index], put->copy_counts[index],
-                                            GPU_QUEUE_GPUS, put->error);
-    }
-    put->copy_counts[index] = 0;
-}
-
-/* Collects a piece's copies, each for its target's GPU. */
 static void put_copies(struct put *put, const struct coll_stage_piece *piece)
 {
-    for (uint32_t i = 0; i < piece->target_count; i++) {
-        uint32_t index = 0;
-        while (put->gpus[index] != put->op->ranks[piece->targets[i].rank].gpu) {
-            index++;
-        }
-        put->copies[index][put->copy_counts[index]++] =
-            (struct host_copy_range){.source = stage_at(NULL, put->op, &piece->sources[0]),
-                                     .target = stage_at(NULL, put->op, &piece->targets[i]),
-                                     .bytes = piece->count_elements * put->op->element_bytes};
-        if (put->copy_counts[index] == COPIES_MAX) {
-            flush_copies(put, index);
-        }
+    for (uint32_t i = 0; i < piece->target_count && put->status == STATUS_OK; i++) {
+        put->status = device_copies_add(
+            put->comm, &put->copies, put->op->ranks[piece->targets[i].rank].gpu,
+            &(struct host_copy_range){.source = stage_at(NULL, put->op, &piece->sources[0]),
+                                      .target = stage_at(NULL, put->op, &piece->targets[i]),
+                                      .bytes = piece->count_elements * put->op->element_bytes},
+            put->error);
     }
 }
 
@@ -188,38 +149,41 @@ static bool put_piece(void *context, const struct coll_stage_piece *piece)
     } else if (piece->near != COLL_STAGE_ALL) {
         put_reduction(put, piece, put->op->ranks[piece->near].gpu, 0, piece->count_elements);
     } else {
-        for (uint32_t g = 0; g < put->gpu_count; g++) {
+        for (uint32_t g = 0; g < put->copies.gpu_count; g++) {
             uint64_t begin, count;
-            coll_part_range(piece->count_elements, put->gpu_count, g, &begin, &count);
-            put_reduction(put, piece, put->gpus[g], begin, count);
+            coll_part_range(piece->count_elements, put->copies.gpu_count, g, &begin, &count);
+            put_reduction(put, piece, put->copies.gpus[g], begin, count);
         }
     }
     return true;
+}
+
+enum status device_measure_alone(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    enum status status = op_measure(comm, op, error);
+    op->stage.has_memory = false;
+    op->stage.slice_count = 1;
+    op->stage.local_slice_elements = UINT64_MAX;
+    op->stage.many_blocks = UINT64_MAX;
+    return status;
 }
 
 enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct put put = {.comm = comm, .op = op, .error = error};
     struct coll_stage_cursor cursor = {0};
-    put.status = op_measure(comm, op, error);
+    put.status = device_measure_alone(comm, op, error);
+    if (put.status == STATUS_OK) {
+        put.status = device_copies_init(&put.copies, op, error);
+    }
     if (put.status != STATUS_OK) {
         return put.status;
     }
-    /* All in one slice: GPUs do the operation from start to end. */
-    op->stage.has_memory = false;
-    op->stage.slice_count = 1;
-    op->stage.local_slice_elements = UINT64_MAX;
-    op->stage.many_blocks = UINT64_MAX;
-    put.gpu_count = device_gpus(op, put.gpus);
-    put.copies = calloc(put.gpu_count, sizeof *put.copies);
-    if (put.copies == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for copies", comm->options.name);
-    }
     while (!coll_stage_plan(&op->stage, COLL_STAGE_LOCAL, 0, &cursor, put_piece, &put)) {
     }
-    for (uint32_t g = 0; g < put.gpu_count; g++) {
-        flush_copies(&put, g);
+    if (put.status == STATUS_OK) {
+        put.status = device_copies_flush(comm, &put.copies, error);
     }
-    free(put.copies);
+    device_copies_release(&put.copies);
     return put.status;
 }

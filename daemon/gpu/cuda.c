@@ -1,3 +1,4 @@
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,23 +34,42 @@ static bool is_sticky(cuda_result result)
     }
 }
 
+static void keep_failure(const struct gpu_devices *gpus, uint32_t gpu, const struct error *failure)
+{
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    pthread_mutex_t *lock = (pthread_mutex_t *)(uintptr_t)&gpus->lock;
+    pthread_mutex_lock(lock);
+    if (!atomic_load(&at->failed)) {
+        at->failure = *failure;
+        atomic_store(&at->failed, true);
+        log_error("%s: commd does not use this GPU again until commd restarts", failure->text);
+    }
+    pthread_mutex_unlock(lock);
+}
+
+void cuda_mark_failed(const struct gpu_devices *gpus, uint32_t gpu, const char *format, ...)
+{
+    char text[ERROR_TEXT_MAX_BYTES];
+    struct error failure;
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    error_set(&failure, STATUS_DEVICE, "GPU %u (%s): %s", gpu, gpus->gpus[gpu].info.name, text);
+    keep_failure(gpus, gpu, &failure);
+}
+
 static enum status result_status(const struct gpu_devices *gpus, uint32_t gpu, const char *symbol,
                                  cuda_result result, bool sticky, struct error *error)
 {
     char text[256];
     cuda_driver_text(gpus->driver, symbol, result, text, sizeof text);
-    struct cuda_gpu *at = &gpus->gpus[gpu];
     struct error failure;
     enum status status = result == CUDA_RESULT_OUT_OF_MEMORY ? STATUS_NO_MEMORY : STATUS_DEVICE;
-    error_set(&failure, status, "GPU %u (%s): %s", gpu, at->info.name, text);
-    pthread_mutex_t *lock = (pthread_mutex_t *)(uintptr_t)&gpus->lock;
-    pthread_mutex_lock(lock);
-    if (sticky && !atomic_load(&at->failed)) {
-        at->failure = failure;
-        atomic_store(&at->failed, true);
-        log_error("%s: commd does not use this GPU again until commd restarts", failure.text);
+    error_set(&failure, status, "GPU %u (%s): %s", gpu, gpus->gpus[gpu].info.name, text);
+    if (sticky) {
+        keep_failure(gpus, gpu, &failure);
     }
-    pthread_mutex_unlock(lock);
     return error_set(error, status, "%s", failure.text);
 }
 
@@ -228,7 +248,8 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
     gpus->count = count > GPU_DEVICES_MAX ? GPU_DEVICES_MAX : (uint32_t)count;
     gpus->gpus = calloc(gpus->count, sizeof *gpus->gpus);
     enum status status = STATUS_OK;
-    if (gpus->gpus == NULL) {
+    gpus->groups = gpu_groups_new(gpus);
+    if (gpus->gpus == NULL || gpus->groups == NULL) {
         gpus->count = 0;
         status = error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
@@ -249,7 +270,7 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
 
 void gpu_devices_close(struct gpu_devices *gpus)
 {
-    if (gpus == NULL) {
+    if (gpus == NULL || !gpu_groups_free(gpus->groups)) {
         return;
     }
     cuda_pinned_close(gpus);

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "daemon/gpu/devices.h"
+#include "daemon/gpu/groups.h"
 #include "kernels/kernels.h"
 
 /* What the source files of the CUDA backend share. */
@@ -27,6 +28,8 @@ struct cuda_gpu {
 struct cuda_pinned_block;
 
 struct gpu_devices {
+    struct gpu_groups *groups;
+    _Atomic uint64_t operations[GPU_ENGINE_COUNT];
     const struct cuda_driver *driver;
     int driver_version;
     uint32_t count;
@@ -50,6 +53,10 @@ enum status cuda_result_status(const struct gpu_devices *gpus, uint32_t gpu, con
  * of the stream can be relied on. */
 enum status cuda_stream_status(const struct gpu_devices *gpus, uint32_t gpu, cuda_result result,
                                struct error *error) COMM_MUST_USE;
+
+/* Marks the GPU as failed, with that text behind its name. Any thread. */
+void cuda_mark_failed(const struct gpu_devices *gpus, uint32_t gpu, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* The names of the driver's functions in CUDA's documents. */
 #define CUDA_SYMBOL(name, symbol, parameters)                                                                \

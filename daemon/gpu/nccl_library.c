@@ -10,7 +10,7 @@
 
 #define NCCL_LIBRARY "libnccl.so.2"
 #define DROP_IN_MARK "commd_nccl_drop_in" /* client/nccl/refused.c */
-#define NCCL_VERSION_MIN 21800
+#define NCCL_VERSION_MIN 21900
 
 static struct {
     pthread_once_t once;
@@ -39,6 +39,26 @@ static bool look_up_all(void *library)
             true;
 }
 
+/* A library that is there but cannot be used is worth a warning; none at all is not. */
+static void check(void *library, const char *path)
+{
+    if (dlsym(library, DROP_IN_MARK) != NULL) {
+        (void)snprintf(state.why, sizeof state.why,
+                       "%s is commd's own libnccl for programs: commd needs NCCL itself", path);
+        return;
+    }
+    if (!look_up_all(library)) {
+        return;
+    }
+    int *number = &state.functions.number;
+    if (state.functions.version(number) != NCCL_RESULT_OK || *number < NCCL_VERSION_MIN) {
+        (void)snprintf(state.why, sizeof state.why, "NCCL %d.%d.%d is too old: 2.19 or later is needed",
+                       *number / 10000, *number / 100 % 100, *number % 100);
+        return;
+    }
+    state.loaded = true;
+}
+
 static void load(void)
 {
     const char *other = secure_getenv("COMMD_NCCL_LIBRARY");
@@ -48,21 +68,10 @@ static void load(void)
         (void)snprintf(state.why, sizeof state.why, "no NCCL: %s", dlerror());
         return;
     }
-    if (dlsym(library, DROP_IN_MARK) != NULL) {
-        (void)snprintf(state.why, sizeof state.why,
-                       "%s is commd's own libnccl for programs: commd needs NCCL itself", path);
-        log_line(LOG_LEVEL_WARNING, "%s", state.why);
-        return;
+    check(library, path);
+    if (!state.loaded) {
+        log_line(LOG_LEVEL_WARNING, "%s; commd works without it", state.why);
     }
-    int version = 0;
-    if (!look_up_all(library)) {
-        return;
-    }
-    if (state.functions.version(&version) != NCCL_RESULT_OK || version < NCCL_VERSION_MIN) {
-        (void)snprintf(state.why, sizeof state.why, "NCCL %d is older than %d", version, NCCL_VERSION_MIN);
-        return;
-    }
-    state.loaded = true;
 }
 
 bool nccl_library_load(const struct nccl_library **out, char *why, size_t why_size)

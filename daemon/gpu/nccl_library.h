@@ -8,7 +8,7 @@
 
 /*
  * The part of NCCL's interface that commd uses. It is declared here and looked up at run time, like the CUDA
- * driver's (proto/cuda_driver.h). NCCL 2.18 and later keep this ABI. COMMD_NCCL_LIBRARY names a library to
+ * driver's (proto/cuda_driver.h). NCCL 2.19 and later keep this ABI. COMMD_NCCL_LIBRARY names a library to
  * load in place of libnccl.so.2.
  */
 
@@ -29,7 +29,7 @@ struct nccl_id { /* ncclUniqueId */
     char bytes[NCCL_ID_BYTES];
 };
 
-/* ncclConfig_t as of 2.18. Later versions accept it because of its version field. */
+/* ncclConfig_t as of 2.18, and of 2.19. Later versions accept it because of its version field. */
 struct nccl_config {
     size_t size;
     unsigned magic;
@@ -87,13 +87,24 @@ enum nccl_reduce { NCCL_REDUCE_SUM = 0, NCCL_REDUCE_PROD = 1, NCCL_REDUCE_MAX = 
       (const void *send, void *receive, size_t count, int type, nccl_comm comm, cuda_stream stream))         \
     X(broadcast, ncclBroadcast, nccl_result,                                                                 \
       (const void *send, void *receive, size_t count, int type, int root, nccl_comm comm,                    \
-       cuda_stream stream))
+       cuda_stream stream))                                                                                  \
+    X(reduce, ncclReduce, nccl_result,                                                                       \
+      (const void *send, void *receive, size_t count, int type, int reduce, int root, nccl_comm comm,        \
+       cuda_stream stream))                                                                                  \
+    X(send, ncclSend, nccl_result,                                                                           \
+      (const void *send, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream))              \
+    X(receive, ncclRecv, nccl_result,                                                                        \
+      (void *receive, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream))
 
 struct nccl_library {
 #define NCCL_LIBRARY_MEMBER(name, symbol, result, parameters) result(*name) parameters;
     NCCL_LIBRARY_FUNCTIONS(NCCL_LIBRARY_MEMBER)
 #undef NCCL_LIBRARY_MEMBER
+    int number; /* 22809 for 2.28.9 */
 };
+
+/* NCCL_LAUNCH_ORDER_IMPLICIT works from here on: communicators that share GPUs may be at work at once. */
+#define NCCL_VERSION_ORDERS 22600
 
 /* Loads NCCL, once in a process. Returns false with a readable text in why. Thread-safe; NCCL is never
  * unloaded. */

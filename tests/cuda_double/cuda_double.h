@@ -44,10 +44,16 @@
  *       driver may (0)
  *   CUDA_DOUBLE_HANG_MS
  *       a call with which NCCL would hang is an error after this time (2000)
+ *   CUDA_DOUBLE_NCCL_VERSION
+ *       what ncclGetVersion says (22809)
+ *   CUDA_DOUBLE_NCCL_OFF_MAIN
+ *       1: a call of NCCL on the process's main thread ends the process. Such calls can block (0).
  *   CUDA_DOUBLE_FAIL
  *       calls that fail (none). With "cuMemHostAlloc:3,cuLaunchKernel:1=700", the third call of the first and
  *       the first call of the second fail. "2+" means the second call and all later ones. The result is
- *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". 700..799 break the context for good.
+ *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". 700..799 break the context for good. -1: a
+ *       call of NCCL does not return. The nth piece of NCCL's work in a stream is "ncclKernel:n": it hangs
+ *       until it is aborted.
  *
  * What the double decides where CUDA's documents are silent or leave a choice:
  *   - The CPU cannot read device addresses. Uninitialised memory holds bytes of 0xff (NaN).
@@ -84,6 +90,7 @@
  *   - NCCL: if partners do not call, or call something else, the call is SYSTEM_ERROR after
  *     CUDA_DOUBLE_HANG_MS. The whole communicator then fails. Work that is in the streams waits for the other
  *     streams without limit; after an abort it waits for nothing.
+ *   - NCCL: ncclCommAbort of the last rank waits until the work of all ranks has left the streams.
  *   - NCCL: buffers that overlap otherwise than in place are INVALID_ARGUMENT. Streams that capture are not
  *     supported.
  *

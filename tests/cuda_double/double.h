@@ -29,6 +29,8 @@ struct settings {
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;
+    bool nccl_off_main;
+    int nccl_version;
     unsigned connections; /* 0: one queue for each stream */
     char folder[1024];
 };

@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-
-#define VERSION 22809
-#define RANKS_MAX 64
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static struct clique *cliques; /* cliques that are not complete yet */
 static char last_text[TEXT_BYTES];
@@ -55,7 +54,17 @@ uint64_t hang_deadline(uint64_t first_ns)
 nccl_result nccl_enter(const char *symbol)
 {
     int injected = NCCL_RESULT_SYSTEM_ERROR;
-    return fail_now(symbol, &injected) ? injected : NCCL_RESULT_OK;
+    if (settings()->nccl_off_main && syscall(SYS_gettid) == getpid()) {
+        (void)fprintf(stderr, "cuda_double: %s on the main thread, which must not block\n", symbol);
+        abort();
+    }
+    if (!fail_now(symbol, &injected)) {
+        return NCCL_RESULT_OK;
+    }
+    while (injected == HANGS) {
+        (void)pause();
+    }
+    return injected;
 }
 
 void clique_unref(struct clique *clique)
@@ -168,7 +177,7 @@ nccl_result clique_join(struct communicator *communicator, int size, const struc
 
 nccl_result ncclGetVersion(int *version)
 {
-    *version = VERSION;
+    *version = settings()->nccl_version;
     return NCCL_RESULT_OK;
 }
 
@@ -318,22 +327,22 @@ static nccl_result state_now(struct communicator *communicator)
                : state;
 }
 
+/* The rank's pending operations enter its stream. */
 static nccl_result settle(struct communicator *communicator)
 {
-    nccl_result result = NCCL_RESULT_OK;
+    struct operation *operations[PENDING_MAX];
+    size_t count = 0;
     communicator->forming = false;
     communicator->finalizing = false;
     communicator->polls = 0;
     while (communicator->pending != NULL) {
         struct pending *first = communicator->pending;
         communicator->pending = first->next;
-        if (result == NCCL_RESULT_OK) {
-            result = operation_enqueue(first->operation, communicator);
-        } else {
-            operation_unref(first->operation);
-        }
+        operations[count++] = first->operation;
         free(first);
     }
+    nccl_result result =
+        count == 0 ? NCCL_RESULT_OK : operations_enqueue(operations, count, communicator);
     if (result != NCCL_RESULT_OK) {
         communicator->failure = result;
     }
@@ -429,6 +438,26 @@ nccl_result ncclCommDestroy(nccl_comm comm)
     return result;
 }
 
+/* The last rank of the process waits until all ranks' work has left the streams. */
+static nccl_result await_clique(struct clique *clique)
+{
+    uint64_t deadline = hang_deadline(now_ns());
+    for (int i = 0; i < clique->size; i++) {
+        if (clique->ranks[i] != NULL && !clique->ranks[i]->aborted) {
+            return NCCL_RESULT_OK;
+        }
+    }
+    clique->references++;
+    while (clique->outstanding > 0 && double_wait(deadline)) {
+    }
+    nccl_result result = clique->outstanding == 0
+                             ? NCCL_RESULT_OK
+                             : nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "a stream does not come to the work that "
+                                                                   "is aborted; NCCL would hang");
+    clique_unref(clique);
+    return result;
+}
+
 nccl_result ncclCommAbort(nccl_comm comm)
 {
     nccl_result result = nccl_enter(__func__);
@@ -443,6 +472,7 @@ nccl_result ncclCommAbort(nccl_comm comm)
         communicator->aborted = true;
         drop_pending(communicator);
         double_progress();
+        result = await_clique(communicator->clique);
         communicator_unref(communicator);
     }
     double_unlock();

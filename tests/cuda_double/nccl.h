@@ -9,26 +9,34 @@ NCCL_LIBRARY_FUNCTIONS(NCCL_DECLARE)
 
 /*
  * Communicators. All ranks of one NCCL communicator are in this process; together they are a clique. The
- * calls of each rank are numbered. The calls with the same number, one of each rank, are one operation.
- * Callers of all functions hold the lock.
+ * collective calls of each rank are numbered. The calls with the same number, one of each rank, are one
+ * operation. So are the nth send from one rank to another, and the nth receive there. All calls of a rank in
+ * one group are one piece of work of its stream. Callers of all functions hold the lock.
  */
 
 #define POLLS 3 /* a state is reported as in progress this many times longer than it is */
 #define TEXT_BYTES 256
+#define PENDING_MAX 4096 /* calls of a rank in one group */
+#define HANGS (-1)       /* as the result of an injected fault: the call does not return */
 
 enum collective {
     COLLECTIVE_ALL_REDUCE,
     COLLECTIVE_REDUCE_SCATTER,
+    COLLECTIVE_REDUCE,
     COLLECTIVE_ALL_GATHER,
-    COLLECTIVE_BROADCAST
+    COLLECTIVE_BROADCAST,
+    PAIR_SEND,
+    PAIR_RECEIVE
 };
+
+#define RANKS_MAX 64
 
 struct call {
     enum collective kind;
     size_t count;
     int type;
     int reduce; /* -1: none */
-    int root;   /* -1: none */
+    int root;   /* of sends and receives: the peer. -1: none */
     const void *send;
     void *receive;
     cuda_stream stream;
@@ -44,6 +52,8 @@ struct operation {
     struct operation *next; /* in the clique's list */
     struct clique *clique;
     uint64_t number;
+    int sender, receiver; /* -1: a collective operation */
+    int expected;         /* how many parts it has */
     unsigned references;
     int called;
     int arrived; /* how many streams have reached it */
@@ -60,6 +70,7 @@ struct clique {
     int size;
     int joined;
     unsigned references;
+    unsigned outstanding; /* pieces of work of all ranks in their streams */
     uint64_t first_ns;
     nccl_result verdict; /* IN_PROGRESS until all are there */
     char text[TEXT_BYTES];
@@ -86,6 +97,7 @@ struct communicator {
     nccl_result failure; /* OK: none */
     int polls;
     uint64_t calls;
+    uint64_t sent[RANKS_MAX], received[RANKS_MAX];
     unsigned outstanding;    /* how many operations are in its stream */
     struct pending *pending; /* operations that are called, but not yet in its stream */
 };
@@ -111,8 +123,10 @@ nccl_result communicator_check(const struct communicator *communicator);
 struct operation *operation_call(struct communicator *communicator, const struct call *call);
 /* Returns OK when all ranks have made the same call; IN_PROGRESS before that; or a failure. */
 nccl_result operation_state(struct operation *operation);
-/* Puts the rank's part into its stream. Takes over a reference to the operation. */
-nccl_result operation_enqueue(struct operation *operation, struct communicator *communicator);
+/* Puts the rank's parts of the operations into its stream, as one piece of work. Takes over a reference to
+ * each operation, also if it fails. */
+nccl_result operations_enqueue(struct operation *const *operations, size_t count,
+                               struct communicator *communicator);
 void operation_unref(struct operation *operation);
 
 /* nccl_group.c: run the call now, or when the group ends. */

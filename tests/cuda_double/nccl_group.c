@@ -78,6 +78,21 @@ static nccl_result await(void)
     return NCCL_RESULT_OK;
 }
 
+/* All calls of the item's rank, from the item on, enter the rank's stream together. */
+static nccl_result enqueue_rank(size_t first)
+{
+    struct operation *operations[PENDING_MAX];
+    size_t count = 0;
+    for (size_t i = first; i < group.count && count < PENDING_MAX; i++) {
+        struct item *item = &group.items[i];
+        if (item->communicator == group.items[first].communicator && item->operation != NULL) {
+            operations[count++] = item->operation;
+            item->operation = NULL;
+        }
+    }
+    return operations_enqueue(operations, count, group.items[first].communicator);
+}
+
 static nccl_result run_blocking(void)
 {
     nccl_result result = await();
@@ -85,10 +100,9 @@ static nccl_result run_blocking(void)
         struct item *item = &group.items[i];
         if (item->inits) {
             item->communicator->forming = false;
-            continue;
+        } else if (item->operation != NULL) {
+            result = enqueue_rank(i);
         }
-        result = operation_enqueue(item->operation, item->communicator);
-        item->operation = NULL;
     }
     return result;
 }
@@ -142,6 +156,9 @@ static nccl_result run(void)
 
 static nccl_result add(const struct item *item)
 {
+    if (group.count == PENDING_MAX) {
+        return group_note(nccl_fail(NCCL_RESULT_INVALID_USAGE, "too many calls in a group for the double"));
+    }
     if (group.count == group.room) {
         size_t room = group.room == 0 ? 8 : group.room * 2;
         struct item *grown = realloc(group.items, room * sizeof *grown);

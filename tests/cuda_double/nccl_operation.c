@@ -30,7 +30,8 @@ static const enum reduce reduces[] = {[NCCL_REDUCE_SUM] = REDUCE_SUM,
                                       [NCCL_REDUCE_MIN] = REDUCE_MIN};
 #define REDUCE_TYPE_COUNT ((int)(sizeof reduces / sizeof reduces[0]))
 
-static const char *const kinds[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+static const char *const kinds[] = {"all_reduce", "reduce_scatter", "reduce", "all_gather",
+                                    "broadcast",  "send",           "receive"};
 
 void operation_unref(struct operation *operation)
 {
@@ -40,17 +41,42 @@ void operation_unref(struct operation *operation)
     }
 }
 
-static struct operation *operation_of(struct clique *clique, uint64_t number)
+static bool is_pair(const struct call *call)
+{
+    return call->kind == PAIR_SEND || call->kind == PAIR_RECEIVE;
+}
+
+/* Sets which operation the rank's next call belongs to. */
+static void find_key(struct communicator *communicator, const struct call *call, struct operation *key)
+{
+    int rank = communicator->rank;
+    *key = (struct operation){.sender = -1, .receiver = -1, .expected = communicator->clique->size};
+    if (!is_pair(call)) {
+        key->number = communicator->calls++;
+        return;
+    }
+    bool sends = call->kind == PAIR_SEND;
+    key->sender = sends ? rank : call->root;
+    key->receiver = sends ? call->root : rank;
+    key->number = sends ? communicator->sent[call->root]++ : communicator->received[call->root]++;
+    key->expected = 2;
+}
+
+static struct operation *operation_of(struct clique *clique, const struct operation *key)
 {
     struct operation **link = &clique->operations;
     for (; *link != NULL; link = &(*link)->next) {
-        if ((*link)->number == number) {
+        if ((*link)->number == key->number && (*link)->sender == key->sender &&
+            (*link)->receiver == key->receiver) {
             return *link;
         }
     }
-    struct operation *made = calloc(1, sizeof *made + (size_t)clique->size * sizeof(struct part));
+    struct operation *made = calloc(1, sizeof *made + (size_t)key->expected * sizeof(struct part));
     if (made != NULL) {
-        *made = (struct operation){.clique = clique, .number = number, .references = 1, .first_ns = now_ns()};
+        *made = *key;
+        made->clique = clique;
+        made->references = 1;
+        made->first_ns = now_ns();
         clique->references++;
         *link = made;
     }
@@ -69,32 +95,41 @@ static void forget(struct operation *operation)
 
 static bool same(const struct call *a, const struct call *b)
 {
-    return a->kind == b->kind && a->count == b->count && a->type == b->type && a->reduce == b->reduce &&
-           a->root == b->root;
+    bool alike = a->kind == b->kind && a->reduce == b->reduce && a->root == b->root;
+    return (is_pair(a) || alike) && a->count == b->count && a->type == b->type;
+}
+
+/* Which of the operation's parts a rank's call is. */
+static struct part *part_of(struct operation *operation, const struct communicator *communicator,
+                            const struct call *call)
+{
+    return &operation->parts[is_pair(call) ? call->kind == PAIR_RECEIVE : communicator->rank];
 }
 
 struct operation *operation_call(struct communicator *communicator, const struct call *call)
 {
     struct clique *clique = communicator->clique;
-    struct operation *operation = operation_of(clique, communicator->calls);
+    struct operation key;
+    find_key(communicator, call, &key);
+    struct operation *operation = operation_of(clique, &key);
     if (operation == NULL) {
         return NULL;
     }
-    communicator->calls++;
-    for (int i = 0; i < clique->size; i++) {
+    for (int i = 0; i < operation->expected; i++) {
         if (operation->parts[i].communicator != NULL && !same(&operation->parts[i].call, call)) {
-            const struct call *other = &operation->parts[i].call;
+            const struct part *other = &operation->parts[i];
             operation->mismatched = true;
             (void)nccl_fail(NCCL_RESULT_OK,
                             "%s of %zu %s (rank %d) meets %s of %zu %s (rank %d): NCCL would hang",
-                            kinds[other->kind], other->count, types[other->type].text, i, kinds[call->kind],
-                            call->count, types[call->type].text, communicator->rank);
+                            kinds[other->call.kind], other->call.count, types[other->call.type].text,
+                            other->communicator->rank, kinds[call->kind], call->count,
+                            types[call->type].text, communicator->rank);
         }
     }
-    operation->parts[communicator->rank] = (struct part){.communicator = communicator, .call = *call};
+    *part_of(operation, communicator, call) = (struct part){.communicator = communicator, .call = *call};
     operation->references++;
     operation->called++;
-    if (operation->called == clique->size) {
+    if (operation->called == operation->expected) {
         forget(operation);
         double_progress();
     }
@@ -104,7 +139,7 @@ struct operation *operation_call(struct communicator *communicator, const struct
 nccl_result operation_state(struct operation *operation)
 {
     struct clique *clique = operation->clique;
-    if (operation->called == clique->size && !operation->mismatched) {
+    if (operation->called == operation->expected && !operation->mismatched) {
         return NCCL_RESULT_OK;
     }
     if (now_ns() < hang_deadline(operation->first_ns)) {
@@ -121,10 +156,12 @@ nccl_result operation_state(struct operation *operation)
 
 /* ---- in the streams */
 
-struct part_work {
+/* What one rank does of the calls of one group. */
+struct group_work {
     struct work work;
-    struct operation *operation;
     struct communicator *communicator;
+    size_t count;
+    struct operation *operations[];
 };
 
 /* The memory that one rank's part touches. */
@@ -142,14 +179,17 @@ static uint64_t block_bytes(const struct call *call)
 
 static uint64_t send_bytes(const struct call *call, int size, int rank)
 {
-    if (call->kind == COLLECTIVE_BROADCAST && call->root != rank) {
+    if ((call->kind == COLLECTIVE_BROADCAST && call->root != rank) || call->kind == PAIR_RECEIVE) {
         return 0;
     }
     return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_REDUCE_SCATTER ? size : 1);
 }
 
-static uint64_t receive_bytes(const struct call *call, int size)
+static uint64_t receive_bytes(const struct call *call, int size, int rank)
 {
+    if ((call->kind == COLLECTIVE_REDUCE && call->root != rank) || call->kind == PAIR_SEND) {
+        return 0;
+    }
     return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_ALL_GATHER ? size : 1);
 }
 
@@ -164,8 +204,8 @@ static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    result = memory_resolve(context, (uint64_t)(uintptr_t)call->receive, receive_bytes(call, size), alignment,
-                            TOUCH_KERNEL, &bytes->receive, &bytes->receive_pin);
+    result = memory_resolve(context, (uint64_t)(uintptr_t)call->receive,
+                            receive_bytes(call, size, part->communicator->rank), alignment, TOUCH_KERNEL, &bytes->receive, &bytes->receive_pin);
     if (result != CUDA_RESULT_OK) {
         memory_unpin(&bytes->send_pin);
     }
@@ -201,6 +241,9 @@ static void run_reduction(const struct call *call, const struct bytes *bytes, in
     }
     for (int rank = 0; rank < size; rank++) {
         bool scatters = call->kind == COLLECTIVE_REDUCE_SCATTER;
+        if (call->kind == COLLECTIVE_REDUCE && rank != call->root) {
+            continue;
+        }
         memcpy(bytes[rank].receive, room + (scatters ? block_bytes(call) * (uint64_t)rank : 0),
                block_bytes(call));
     }
@@ -217,7 +260,7 @@ static void run_copies(const struct call *call, const struct bytes *bytes, int s
         memcpy(room, bytes[call->root].send, block);
     }
     for (int rank = 0; rank < size; rank++) {
-        memcpy(bytes[rank].receive, room, receive_bytes(call, size));
+        memcpy(bytes[rank].receive, room, receive_bytes(call, size, rank));
     }
 }
 
@@ -225,7 +268,7 @@ static void run_copies(const struct call *call, const struct bytes *bytes, int s
  * context. Locked. */
 static void execute(struct operation *operation)
 {
-    int size = operation->clique->size;
+    int size = operation->expected;
     const struct call *call = &operation->parts[0].call;
     struct bytes *bytes = calloc((size_t)size, sizeof *bytes);
     unsigned char *room = malloc(block_bytes(call) * (uint64_t)size);
@@ -243,7 +286,9 @@ static void execute(struct operation *operation)
     if (operation->done) {
         operation->done = false; /* the other streams must still wait */
         double_unlock();
-        if (call->kind == COLLECTIVE_ALL_REDUCE || call->kind == COLLECTIVE_REDUCE_SCATTER) {
+        if (is_pair(call)) {
+            memcpy(bytes[1].receive, bytes[0].send, block_bytes(call));
+        } else if (call->kind <= COLLECTIVE_REDUCE) {
             run_reduction(call, bytes, size, room);
         } else {
             run_copies(call, bytes, size, room);
@@ -260,50 +305,81 @@ static void execute(struct operation *operation)
     double_progress();
 }
 
-static cuda_result part_run(struct work *work, struct stream *stream)
+static bool all_done(const struct group_work *work)
 {
-    const struct part_work *part = (const struct part_work *)work;
-    struct operation *operation = part->operation;
-    double_lock();
-    operation->abandoned |= part->communicator->aborted;
-    if (++operation->arrived == operation->clique->size && !operation->abandoned) {
-        execute(operation);
+    for (size_t i = 0; i < work->count; i++) {
+        if (!work->operations[i]->done) {
+            return false;
+        }
     }
-    while (!operation->done && !part->communicator->aborted && !stream_gives_up(stream)) {
+    return true;
+}
+
+static cuda_result group_work_run(struct work *work, struct stream *stream)
+{
+    const struct group_work *parts = (const struct group_work *)work;
+    const struct communicator *communicator = parts->communicator;
+    int unused;
+    bool hangs = fail_now("ncclKernel", &unused);
+    double_lock();
+    for (size_t i = 0; i < parts->count && !hangs; i++) {
+        struct operation *operation = parts->operations[i];
+        operation->abandoned |= communicator->aborted;
+        if (++operation->arrived == operation->expected && !operation->abandoned) {
+            execute(operation);
+        }
+    }
+    while (!all_done(parts) && !communicator->aborted && !stream_gives_up(stream)) {
         double_wait(0);
     }
-    operation->abandoned |= !operation->done && operation->arrived < operation->clique->size;
+    for (size_t i = 0; i < parts->count; i++) {
+        struct operation *operation = parts->operations[i];
+        operation->abandoned |= !operation->done && operation->arrived < operation->expected;
+    }
     double_unlock();
     return CUDA_RESULT_OK;
 }
 
-static void part_destroy(struct work *work)
+static void group_work_destroy(struct work *work)
 {
-    struct part_work *part = (struct part_work *)work;
-    part->communicator->outstanding--;
+    struct group_work *parts = (struct group_work *)work;
+    parts->communicator->outstanding--;
+    parts->communicator->clique->outstanding--;
     double_progress();
-    operation_unref(part->operation);
-    communicator_unref(part->communicator);
-    free(part);
+    for (size_t i = 0; i < parts->count; i++) {
+        operation_unref(parts->operations[i]);
+    }
+    communicator_unref(parts->communicator);
+    free(parts);
 }
 
-nccl_result operation_enqueue(struct operation *operation, struct communicator *communicator)
+nccl_result operations_enqueue(struct operation *const *operations, size_t count,
+                               struct communicator *communicator)
 {
-    struct stream *stream;
-    const struct call *call = &operation->parts[communicator->rank].call;
+    struct stream *stream = NULL;
+    const struct operation *first = operations[0];
+    bool receives = first->sender >= 0 && first->receiver == communicator->rank &&
+                    first->parts[1].communicator == communicator;
+    const struct call *call = &first->parts[first->sender < 0 ? communicator->rank : receives].call;
     cuda_result found = stream_find_of(communicator->context, call->stream, &stream);
-    struct part_work *part = found == CUDA_RESULT_OK ? malloc(sizeof *part) : NULL;
-    if (part == NULL) {
-        operation_unref(operation);
+    struct group_work *parts =
+        found == CUDA_RESULT_OK ? malloc(sizeof *parts + count * sizeof parts->operations[0]) : NULL;
+    if (parts == NULL) {
+        for (size_t i = 0; i < count; i++) {
+            operation_unref(operations[i]);
+        }
         return nccl_fail(NCCL_RESULT_UNHANDLED_CUDA_ERROR, "rank %d: its stream is gone", communicator->rank);
     }
-    *part = (struct part_work){.work = {.references = 1, .run = part_run, .destroy = part_destroy},
-                               .operation = operation,
-                               .communicator = communicator};
+    *parts = (struct group_work){
+        .work = {.references = 1, .run = group_work_run, .destroy = group_work_destroy},
+        .communicator = communicator,
+        .count = count};
+    memcpy(parts->operations, operations, count * sizeof parts->operations[0]);
     communicator->references++;
     communicator->outstanding++;
-    return stream_submit(stream, &part->work, NULL) == CUDA_RESULT_OK ? NCCL_RESULT_OK
-                                                                      : NCCL_RESULT_UNHANDLED_CUDA_ERROR;
+    communicator->clique->outstanding++;
+    return stream_submit(stream, &parts->work, NULL) == CUDA_RESULT_OK ? NCCL_RESULT_OK
+                                                                       : NCCL_RESULT_UNHANDLED_CUDA_ERROR;
 }
 
 /* ---- calls */
@@ -324,6 +400,7 @@ static bool buffers_are_sound(const struct call *call, int size, int rank)
     bool in_place = false;
     switch (call->kind) {
     case COLLECTIVE_ALL_REDUCE:
+    case COLLECTIVE_REDUCE:
     case COLLECTIVE_BROADCAST:
         in_place = send == receive;
         break;
@@ -333,9 +410,18 @@ static bool buffers_are_sound(const struct call *call, int size, int rank)
     case COLLECTIVE_REDUCE_SCATTER:
         in_place = receive == send + mine;
         break;
+    case PAIR_SEND:
+    case PAIR_RECEIVE:
+        break;
     }
-    return receive != NULL && (send != NULL || bytes == 0) &&
-           (bytes == 0 || in_place || apart(send, bytes, receive, receive_bytes(call, size)));
+    uint64_t room = receive_bytes(call, size, rank);
+    return (receive != NULL || room == 0) && (send != NULL || bytes == 0) &&
+           (bytes == 0 || room == 0 || in_place || apart(send, bytes, receive, room));
+}
+
+static bool has_root(const struct call *call)
+{
+    return call->kind == COLLECTIVE_BROADCAST || call->kind == COLLECTIVE_REDUCE || is_pair(call);
 }
 
 static nccl_result check(const struct communicator *communicator, const struct call *call)
@@ -347,8 +433,8 @@ static nccl_result check(const struct communicator *communicator, const struct c
     }
     int size = communicator->clique->size;
     if (call->type < 0 || call->type >= TYPE_COUNT || call->reduce >= REDUCE_TYPE_COUNT ||
-        call->root >= size || (call->kind == COLLECTIVE_BROADCAST && call->root < 0) ||
-        (call->kind <= COLLECTIVE_REDUCE_SCATTER && call->reduce < 0) ||
+        call->root >= size || (has_root(call) && call->root < 0) ||
+        (call->kind <= COLLECTIVE_REDUCE && call->reduce < 0) ||
         !buffers_are_sound(call, size, communicator->rank)) {
         return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "%s: rank %d: type, operator, root or buffers",
                          kinds[call->kind], communicator->rank);
@@ -432,6 +518,44 @@ nccl_result ncclBroadcast(const void *send, void *receive, size_t count, int typ
                                      .reduce = -1,
                                      .root = root,
                                      .send = send,
+                                     .receive = receive,
+                                     .stream = stream});
+}
+
+nccl_result ncclReduce(const void *send, void *receive, size_t count, int type, int reduce, int root,
+                       nccl_comm comm, cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = COLLECTIVE_REDUCE,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = reduce,
+                                     .root = root,
+                                     .send = send,
+                                     .receive = receive,
+                                     .stream = stream});
+}
+
+nccl_result ncclSend(const void *send, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = PAIR_SEND,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = -1,
+                                     .root = peer,
+                                     .send = send,
+                                     .stream = stream});
+}
+
+nccl_result ncclRecv(void *receive, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = PAIR_RECEIVE,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = -1,
+                                     .root = peer,
                                      .receive = receive,
                                      .stream = stream});
 }

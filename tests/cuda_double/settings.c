@@ -52,6 +52,8 @@ void settings_read(void)
     values.blocking_allocation = number_of("CUDA_DOUBLE_BLOCKING_ALLOCATION", 0, 1) != 0;
     values.delay_us = (unsigned)number_of("CUDA_DOUBLE_DELAY_US", 0, 10000000);
     values.hang_ms = (unsigned)number_of("CUDA_DOUBLE_HANG_MS", 2000, 3600000);
+    values.nccl_off_main = number_of("CUDA_DOUBLE_NCCL_OFF_MAIN", 0, 1) != 0;
+    values.nccl_version = (int)number_of("CUDA_DOUBLE_NCCL_VERSION", 22809, 99999);
     values.connections = (unsigned)number_of("CUDA_DEVICE_MAX_CONNECTIONS", 0, CONNECTIONS_MAX);
     values.connections = (unsigned)number_of("CUDA_DOUBLE_CONNECTIONS", values.connections, CONNECTIONS_MAX);
     random_state = number_of("CUDA_DOUBLE_SEED", 1, UINT64_MAX);

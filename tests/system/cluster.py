@@ -194,8 +194,10 @@ class Cluster:
     def start(self, name, *options, environment=None):
         self._need_doubles(environment)
         log = open(self.folder / f"{name}.log", "ab")
+        # NCCL's calls can block, and must not be made on the loop's thread.
+        doubles = {"CUDA_DOUBLE_NCCL_OFF_MAIN": "1"} if self.gpus > 0 and not self.real_gpus else {}
         process = subprocess.Popen(self.in_node(name, *self.daemon_command, self.programs.get(name, self.build / "commd"), "--config", self.config_path(name), *options),
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **doubles, **self.daemon_environment, **(environment or {})))
         log.close()
         self.daemons[name] = process
         self.processes.append(process)

@@ -344,6 +344,7 @@ static void aborts(int unused)
     cuda_pointer send[RANKS];
     int32_t one = 1;
     (void)unused;
+    setenv("CUDA_DOUBLE_HANG_MS", "100", 1);
     begin();
     OK(cuda->host_register(slots, sizeof slots, CUDA_HOST_DEVICE_MAP | CUDA_HOST_PORTABLE));
     for (int rank = 0; rank < RANKS; rank++) {
@@ -362,7 +363,9 @@ static void aborts(int unused)
     here(1);
     CHECK_RESULT(cuda->stream_query(streams[1]), CUDA_RESULT_NOT_READY);
     OK(nccl->comm_abort(comms[1]));
-    OK(nccl->comm_abort(comms[2]));
+    /* The last one waits for all streams, also for one that does not come to the work. */
+    CHECK_RESULT(nccl->comm_abort(comms[2]), NCCL_RESULT_SYSTEM_ERROR);
+    here(1);
     OK(cuda->stream_synchronize(streams[1]));
     __atomic_store_n(slots, 1, __ATOMIC_RELEASE);
     here(2);
@@ -372,6 +375,43 @@ static void aborts(int unused)
     CHECK(back == 1);
 }
 CASE(aborts)
+
+/* A reduction to one rank, and messages crosswise, in one group. */
+static void to_single_ranks(int unused)
+{
+    cuda_pointer send[RANKS], receive[RANKS], message[RANKS];
+    int32_t back = 0;
+    (void)unused;
+    begin();
+    for (int rank = 0; rank < RANKS; rank++) {
+        int32_t number = 10 << rank;
+        send[rank] = buffer(rank, &number, sizeof number);
+        receive[rank] = case_alloc(sizeof number);
+        message[rank] = case_alloc(sizeof number);
+    }
+    OK(nccl->group_start());
+    for (int rank = 0; rank < RANKS; rank++) {
+        void *result = rank == 1 ? at(receive[rank]) : NULL;
+        OK(nccl->reduce(at(send[rank]), result, 1, NCCL_TYPE_I32, NCCL_REDUCE_SUM, 1, comms[rank],
+                        streams[rank]));
+        OK(nccl->send(at(send[rank]), 4, NCCL_TYPE_U8, (rank + 1) % RANKS, comms[rank], streams[rank]));
+        OK(nccl->receive(at(message[rank]), 4, NCCL_TYPE_U8, (rank + RANKS - 1) % RANKS, comms[rank],
+                         streams[rank]));
+    }
+    OK(nccl->group_end());
+    read_back(1, &back, receive[1], sizeof back);
+    CHECK(back == 70);
+    for (int rank = 0; rank < RANKS; rank++) {
+        read_back(rank, &back, message[rank], sizeof back);
+        CHECK(back == 10 << (rank + RANKS - 1) % RANKS);
+    }
+    setenv("CUDA_DOUBLE_HANG_MS", "100", 1);
+    OK(nccl->group_start());
+    OK(nccl->send(at(send[0]), 4, NCCL_TYPE_U8, 1, comms[0], streams[0]));
+    OK(nccl->receive(at(message[1]), 3, NCCL_TYPE_U8, 0, comms[1], streams[1]));
+    CHECK_RESULT(nccl->group_end(), NCCL_RESULT_SYSTEM_ERROR);
+}
+CASE(to_single_ranks)
 
 static void refusals(int unused)
 {
@@ -481,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_not_blocking),    cmocka_unit_test(test_not_blocking_hangs),
         cmocka_unit_test(test_aborts),          cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_fault),           cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_to_single_ranks),
     };
     return cmocka_run_group_tests_name("cuda_double_nccl", tests, NULL, NULL);
 }

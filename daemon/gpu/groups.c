@@ -1,0 +1,495 @@
+#include "daemon/gpu/groups.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/thread.h"
+#include "daemon/base/time.h"
+#include "daemon/gpu/cuda_internal.h"
+#include "daemon/gpu/groups_internal.h"
+
+/* --- The end of groups --- */
+
+static void group_free(struct gpu_group *group)
+{
+    gpu_transfers_release(&group->transfers);
+    free(group);
+}
+
+static void unlink_group(struct gpu_group *group)
+{
+    struct gpu_groups *groups = group->owner;
+    pthread_mutex_lock(&groups->lock);
+    LL_DELETE(groups->all, group);
+    pthread_mutex_unlock(&groups->lock);
+}
+
+/* Its threads keep the group's memory. */
+static void group_leak(struct gpu_group *group)
+{
+    struct gpu_groups *groups = group->owner;
+    const struct nccl_ranks *ranks = &group->ranks;
+    group->leaked = true;
+    groups->leaked++;
+    pthread_mutex_lock(&groups->lock);
+    groups->stuck |= group->inside;
+    pthread_mutex_unlock(&groups->lock);
+    if (groups->stuck) {
+        log_error("a call of NCCL does not return; commd does not use NCCL again until commd restarts");
+    }
+    for (uint32_t i = 0; i < ranks->count && group->formed; i++) {
+        cuda_mark_failed(groups->gpus, ranks->list[i], "NCCL does not let go of the GPU within %llu s%s%s",
+                         GPU_GROUP_END_NS / TIME_S, group->has_failed ? ", after: " : "",
+                         group->has_failed ? group->failure.text : "");
+    }
+}
+
+static void group_begin_end(struct gpu_group *group, uint64_t now_ns)
+{
+    struct gpu_groups *groups = group->owner;
+    pthread_t thread;
+    if (group->ending) {
+        return;
+    }
+    pthread_mutex_lock(&groups->lock);
+    group->ending = true;
+    group->since_ns = now_ns;
+    pthread_mutex_unlock(&groups->lock);
+    if (thread_start(&thread, NULL, gpu_group_end_now, group) == 0) {
+        (void)pthread_detach(thread);
+    } else {
+        group_leak(group);
+    }
+}
+
+static bool has_ended(const struct gpu_group *group)
+{
+    pthread_mutex_lock(&group->owner->lock);
+    bool ended = group->ended;
+    pthread_mutex_unlock(&group->owner->lock);
+    return ended;
+}
+
+/* Frees what has ended, and nobody holds; ends spare groups if there are too many. */
+static void groups_tidy(struct gpu_groups *groups, uint32_t spare_most, uint64_t now_ns)
+{
+    struct gpu_group *group, *next;
+    uint32_t spare = 0;
+    LL_FOREACH_SAFE(groups->all, group, next)
+    {
+        if (group->references > 0 || group->leaked) {
+            continue;
+        }
+        if (group->ending && has_ended(group)) {
+            if (!group->refused || now_ns >= group->retry_ns) {
+                unlink_group(group);
+                group_free(group);
+            }
+        } else if (!group->ending && ++spare > spare_most) {
+            group_begin_end(group, now_ns);
+        }
+    }
+}
+
+static void remember(struct gpu_groups *groups, const struct error *why)
+{
+    snprintf(groups->why, sizeof groups->why, "%s", why->text);
+}
+
+static void group_refuse(struct gpu_group *group, uint64_t now_ns)
+{
+    struct gpu_groups *groups = group->owner;
+    group->refused = true;
+    group->retry_ns = now_ns + GPU_GROUP_RETRY_NS;
+    groups->refused++;
+    remember(groups, &group->failure);
+    log_warning("%s; operations among these %u GPUs run without NCCL for %llu s", group->failure.text,
+                group->ranks.count, GPU_GROUP_RETRY_NS / TIME_S);
+    group_begin_end(group, now_ns);
+}
+
+void gpu_group_give_up(struct gpu_group *group, const struct error *cause, uint64_t now_ns)
+{
+    struct gpu_groups *groups = group->owner;
+    if (group->ending) {
+        return;
+    }
+    pthread_mutex_lock(&groups->lock);
+    if (!group->has_failed) {
+        group->has_failed = true;
+        group->failure = *cause;
+    }
+    pthread_mutex_unlock(&groups->lock);
+    group->given_up = true;
+    groups->failed++;
+    remember(groups, &group->failure);
+    log_warning("%s; commd ends NCCL's communicator of %u GPUs", group->failure.text, group->ranks.count);
+    group_begin_end(group, now_ns);
+}
+
+bool gpu_group_is_off(const struct gpu_group *group)
+{
+    struct gpu_groups *groups = group->owner;
+    pthread_mutex_lock(&groups->lock);
+    bool off = group->ending ? group->ended : group->job != GROUP_JOB_CALL || group->has_failed;
+    off = off && !group->inside;
+    pthread_mutex_unlock(&groups->lock);
+    return off || group->leaked;
+}
+
+/* --- Holding --- */
+
+static struct gpu_group *group_of(const struct gpu_groups *groups, const uint32_t *list, uint32_t count)
+{
+    struct gpu_group *group;
+    LL_FOREACH(groups->all, group)
+    {
+        if (!group->given_up && (!group->ending || group->refused) && group->ranks.count == count &&
+            memcmp(group->ranks.list, list, count * sizeof *list) == 0) {
+            return group;
+        }
+    }
+    return NULL;
+}
+
+static enum status groups_start(struct gpu_groups *groups, struct error *error)
+{
+    if (!groups->has_thread) {
+        groups->has_thread = thread_start(&groups->thread, NULL, gpu_groups_serve, groups) == 0;
+    }
+    return groups->has_thread ? STATUS_OK : error_set(error, STATUS_NO_MEMORY, "no thread for NCCL");
+}
+
+static enum status group_new(struct gpu_groups *groups, const uint32_t *list, uint32_t count, uint64_t now_ns,
+                             struct gpu_group **out, struct error *error)
+{
+    char why[256];
+    struct gpu_group *group = calloc(1, sizeof *group);
+    if (group == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a group of GPUs");
+    }
+    group->owner = groups;
+    group->since_ns = now_ns;
+    group->job = GROUP_JOB_FORM;
+    group->ranks.gpus = groups->gpus;
+    group->ranks.count = count;
+    memcpy(group->ranks.list, list, count * sizeof *list);
+    enum status status = STATUS_OK;
+    if (!nccl_library_load(&group->ranks.nccl, why, sizeof why)) {
+        status = error_set(error, STATUS_UNSUPPORTED, "%s", why);
+    } else if (groups->stuck) {
+        status = error_set(error, STATUS_UNSUPPORTED, "a call of NCCL does not return");
+    }
+    for (uint32_t i = 0; i < count && status == STATUS_OK; i++) {
+        status = gpu_devices_check(groups->gpus, list[i], error);
+    }
+    if (status == STATUS_OK) {
+        status = gpu_transfers_init(&group->transfers, count, GPU_GROUP_TRANSFERS_MAX, error);
+    }
+    if (status == STATUS_OK) {
+        status = groups_start(groups, error);
+    }
+    if (status != STATUS_OK) {
+        group_free(group);
+        return status;
+    }
+    pthread_mutex_lock(&groups->lock);
+    LL_PREPEND(groups->all, group);
+    pthread_cond_signal(&groups->work);
+    pthread_mutex_unlock(&groups->lock);
+    *out = group;
+    return STATUS_OK;
+}
+
+static enum status groups_make_room(struct gpu_groups *groups, uint64_t now_ns, struct error *error)
+{
+    uint32_t count = 0;
+    const struct gpu_group *group;
+    groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
+    LL_FOREACH(groups->all, group)
+    {
+        count += !group->leaked;
+    }
+    if (count < GPU_GROUPS_MAX) {
+        return STATUS_OK;
+    }
+    groups_tidy(groups, 0, now_ns);
+    return error_set(error, STATUS_LIMIT, "there are %u NCCL communicators on the node, the most that commd has",
+                     GPU_GROUPS_MAX);
+}
+
+enum status gpu_group_hold(struct gpu_devices *gpus, const uint32_t *list, uint32_t count, uint64_t now_ns,
+                           struct gpu_group **out, struct error *error)
+{
+    struct gpu_groups *groups = gpus->groups;
+    struct gpu_group *group = group_of(groups, list, count);
+    if (group != NULL && group->refused && now_ns < group->retry_ns) {
+        return error_set(error, STATUS_UNSUPPORTED, "%s", group->failure.text);
+    }
+    if (group != NULL && group->refused) {
+        group->given_up = true; /* a new one tries again */
+        group = NULL;
+    }
+    enum status status = group != NULL ? STATUS_OK : groups_make_room(groups, now_ns, error);
+    if (group == NULL && status == STATUS_OK) {
+        status = group_new(groups, list, count, now_ns, &group, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    group->references++;
+    *out = group;
+    return STATUS_OK;
+}
+
+void gpu_group_release(struct gpu_group *group, uint64_t now_ns)
+{
+    if (group != NULL) {
+        struct gpu_groups *groups = group->owner;
+        group->references--;
+        groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
+    }
+}
+
+uint64_t gpu_group_forming_ns(const struct gpu_group *group, uint64_t now_ns)
+{
+    return group->formed || group->ending ? 0 : now_ns - group->since_ns;
+}
+
+enum gpu_group_state gpu_group_poll(struct gpu_group *group, uint64_t now_ns, struct error *error)
+{
+    struct gpu_groups *groups = group->owner;
+    pthread_mutex_lock(&groups->lock);
+    bool failed = group->has_failed;
+    enum group_job job = group->job;
+    pthread_mutex_unlock(&groups->lock);
+    if (failed) {
+        if (!group->formed && !group->refused && !group->given_up) {
+            group_refuse(group, now_ns);
+        }
+        (void)error_set(error, group->failure.status, "%s", group->failure.text);
+        return group->formed ? GPU_GROUP_FAILED : GPU_GROUP_REFUSED;
+    }
+    if (job != GROUP_JOB_FORM && !group->formed) {
+        group->formed = true;
+        groups->formed++;
+    }
+    return job == GROUP_JOB_FORM ? GPU_GROUP_FORMS : job == GROUP_JOB_CALL ? GPU_GROUP_CALLS : GPU_GROUP_READY;
+}
+
+/* --- Calls --- */
+
+static bool share_a_gpu(const struct gpu_group *one, const struct gpu_group *other)
+{
+    for (uint32_t i = 0; i < one->ranks.count; i++) {
+        for (uint32_t k = 0; k < other->ranks.count; k++) {
+            if (one->ranks.list[i] == other->ranks.list[k]) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool gpu_group_take(struct gpu_group *group, const void *user)
+{
+    const struct gpu_group *other;
+    LL_FOREACH(group->owner->all, other)
+    {
+        if (other->user != NULL && other->user != user && share_a_gpu(group, other)) {
+            return false;
+        }
+    }
+    group->user = user;
+    return true;
+}
+
+void gpu_group_leave(struct gpu_group *group, const void *user)
+{
+    if (group->user == user) {
+        group->user = NULL;
+    }
+}
+
+void gpu_group_watch(struct gpu_group *group, bool on)
+{
+    pthread_mutex_lock(&group->owner->lock);
+    group->watchers += on ? 1 : UINT32_MAX;
+    pthread_mutex_unlock(&group->owner->lock);
+}
+
+struct gpu_transfers *gpu_group_transfers(struct gpu_group *group)
+{
+    return &group->transfers;
+}
+
+void *gpu_group_scratch(const struct gpu_group *group, uint32_t index)
+{
+    return (void *)(uintptr_t)group->ranks.scratch[index];
+}
+
+void gpu_group_call(struct gpu_group *group, struct gpu_queue *const *queues)
+{
+    struct gpu_groups *groups = group->owner;
+    for (uint32_t i = 0; i < group->ranks.count; i++) {
+        group->streams[i] = gpu_queue_stream(queues[i]);
+    }
+    gpu_transfers_join(&group->transfers);
+    groups->calls++;
+    pthread_mutex_lock(&groups->lock);
+    group->begun = false;
+    group->job = GROUP_JOB_CALL;
+    pthread_cond_signal(&groups->work);
+    pthread_mutex_unlock(&groups->lock);
+}
+
+/* --- Time --- */
+
+uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
+{
+    uint64_t deadline_ns = TIME_NEVER;
+    const struct gpu_group *group;
+    LL_FOREACH(gpus->groups->all, group)
+    {
+        if (group->leaked || (group->ending && has_ended(group))) {
+            continue;
+        }
+        if (group->ending || !group->formed) {
+            deadline_ns = time_min(
+                deadline_ns, group->since_ns + (group->ending ? GPU_GROUP_END_NS : GPU_GROUP_FORM_NS));
+        }
+    }
+    return deadline_ns;
+}
+
+static void group_tick(struct gpu_group *group, uint64_t now_ns)
+{
+    struct error error;
+    if (group->ending) {
+        if (!group->leaked && now_ns >= group->since_ns + GPU_GROUP_END_NS && !has_ended(group)) {
+            group_leak(group);
+        }
+        return;
+    }
+    if (gpu_group_poll(group, now_ns, &error) == GPU_GROUP_FORMS &&
+        now_ns >= group->since_ns + GPU_GROUP_FORM_NS) {
+        pthread_mutex_lock(&group->owner->lock);
+        group->has_failed = true;
+        error_set(&group->failure, STATUS_DEVICE, "GPU %u, NCCL among %u GPUs: not formed within %llu s",
+                  group->ranks.list[0], group->ranks.count, GPU_GROUP_FORM_NS / TIME_S);
+        pthread_mutex_unlock(&group->owner->lock);
+        group_refuse(group, now_ns);
+    }
+}
+
+void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
+{
+    struct gpu_group *group;
+    LL_FOREACH(gpus->groups->all, group)
+    {
+        group_tick(group, now_ns);
+    }
+    groups_tidy(gpus->groups, GPU_GROUPS_SPARE_MAX, now_ns);
+}
+
+/* --- Counts --- */
+
+void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine)
+{
+    atomic_fetch_add_explicit(&gpus->operations[engine], 1, memory_order_relaxed);
+}
+
+void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out)
+{
+    const struct gpu_groups *groups = gpus->groups;
+    const struct gpu_group *group;
+    *out = (struct gpu_groups_info){.calls = groups->calls,
+                                    .formed = groups->formed,
+                                    .refused = groups->refused,
+                                    .failed = groups->failed,
+                                    .leaked = groups->leaked};
+    snprintf(out->why, sizeof out->why, "%s", groups->why);
+    for (int i = 0; i < GPU_ENGINE_COUNT; i++) {
+        out->operations[i] = atomic_load_explicit(&gpus->operations[i], memory_order_relaxed);
+    }
+    LL_FOREACH(groups->all, group)
+    {
+        out->groups += group->formed && !group->ending;
+    }
+}
+
+/* --- Beginning and end --- */
+
+struct gpu_groups *gpu_groups_new(struct gpu_devices *gpus)
+{
+    struct gpu_groups *groups = calloc(1, sizeof *groups);
+    pthread_condattr_t attributes;
+    if (groups == NULL) {
+        return NULL;
+    }
+    groups->gpus = gpus;
+    pthread_mutex_init(&groups->lock, NULL);
+    pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&groups->work, &attributes);
+    pthread_cond_init(&groups->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    return groups;
+}
+
+/* Ends all groups. Returns whether they have ended in time. */
+static bool groups_end(struct gpu_groups *groups)
+{
+    struct gpu_group *group;
+    bool all_ended = true;
+    LL_FOREACH(groups->all, group)
+    {
+        group_begin_end(group, 0);
+    }
+    pthread_mutex_lock(&groups->lock);
+    for (int left_ms = GPU_GROUPS_CLOSE_MS;; left_ms -= 10) {
+        all_ended = true;
+        LL_FOREACH(groups->all, group)
+        {
+            all_ended &= group->ended;
+        }
+        if (all_ended || left_ms <= 0) {
+            break;
+        }
+        gpu_groups_wait(groups, &groups->changed, 10 * TIME_MS);
+    }
+    groups->stops = true;
+    pthread_cond_signal(&groups->work);
+    pthread_mutex_unlock(&groups->lock);
+    return all_ended;
+}
+
+bool gpu_groups_free(struct gpu_groups *groups)
+{
+    static struct gpu_groups *left; /* what threads still use stays reachable */
+    struct gpu_group *group, *next;
+    if (groups == NULL) {
+        return true;
+    }
+    if (!groups_end(groups)) {
+        log_warning("NCCL does not let go of its GPUs; commd ends without waiting any longer");
+        left = groups;
+        return left == NULL;
+    }
+    if (groups->has_thread) {
+        (void)pthread_join(groups->thread, NULL);
+    }
+    LL_FOREACH_SAFE(groups->all, group, next)
+    {
+        group_free(group);
+    }
+    pthread_cond_destroy(&groups->changed);
+    pthread_cond_destroy(&groups->work);
+    pthread_mutex_destroy(&groups->lock);
+    free(groups);
+    return true;
+}

@@ -1,0 +1,64 @@
+#ifndef DAEMON_GPU_GROUPS_INTERNAL_H
+#define DAEMON_GPU_GROUPS_INTERNAL_H
+
+#include <pthread.h>
+
+#include "daemon/gpu/groups.h"
+#include "daemon/gpu/nccl_ranks.h"
+
+/* What groups.c, on the main thread, and groups_threads.c share. */
+
+enum group_job { GROUP_JOB_NONE, GROUP_JOB_FORM, GROUP_JOB_CALL };
+
+struct gpu_group {
+    struct gpu_group *next; /* changed by the main thread, with the lock */
+    struct gpu_groups *owner;
+
+    /* The main thread's. */
+    uint32_t references;
+    const void *user;
+    bool refused;
+    bool formed;
+    bool given_up;
+    bool leaked;
+    uint64_t since_ns; /* when its forming, or its end, began */
+    uint64_t retry_ns; /* refused: until then */
+    struct gpu_transfers transfers;
+    cuda_stream streams[GPU_DEVICES_MAX];
+
+    /* Used by the thread that is inside. */
+    struct nccl_ranks ranks;
+    bool begun; /* the job */
+
+    /* Protected by the lock. */
+    enum group_job job;
+    bool inside; /* NCCL's thread makes calls on it */
+    bool ending; /* NCCL's thread must not begin any */
+    bool ended;
+    uint32_t watchers;
+    bool has_failed;
+    struct error failure;
+};
+
+struct gpu_groups {
+    struct gpu_devices *gpus;
+    struct gpu_group *all;
+    pthread_mutex_t lock;
+    pthread_cond_t work;    /* NCCL's thread has something to do */
+    pthread_cond_t changed; /* it is out of a group, or a group has ended */
+    pthread_t thread;
+    bool has_thread;
+    bool stops;
+    bool stuck; /* the main thread's: NCCL's thread does not come back */
+    uint64_t formed, refused, failed, leaked, calls;
+    char why[ERROR_TEXT_MAX_BYTES];
+};
+
+/* NCCL's thread. Its context is the groups. */
+void *gpu_groups_serve(void *context);
+/* The thread that ends a group, its context. */
+void *gpu_group_end_now(void *context);
+/* Waits for `condition`, at most so long. With the lock. */
+void gpu_groups_wait(struct gpu_groups *groups, pthread_cond_t *condition, uint64_t limit_ns);
+
+#endif

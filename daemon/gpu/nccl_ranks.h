@@ -1,0 +1,38 @@
+#ifndef DAEMON_GPU_NCCL_RANKS_H
+#define DAEMON_GPU_NCCL_RANKS_H
+
+#include "daemon/gpu/devices.h"
+#include "daemon/gpu/nccl_library.h"
+#include "daemon/gpu/transfers.h"
+
+/*
+ * One NCCL communicator whose ranks are GPUs of this node, all in this process, and NCCL's calls on it. Only
+ * one thread at a time may use it; none of these functions may be called on the loop's thread. The
+ * communicator is non-blocking, so most calls only begin something. Texts of errors name a GPU and hold NCCL's
+ * own words.
+ */
+struct nccl_ranks {
+    struct gpu_devices *gpus;
+    const struct nccl_library *nccl;
+    uint32_t count;
+    uint32_t list[GPU_DEVICES_MAX];
+    nccl_comm comms[GPU_DEVICES_MAX];
+    cuda_pointer scratch[GPU_DEVICES_MAX]; /* GPU_GROUP_SCRATCH_BYTES each */
+};
+
+#define NCCL_RANKS_CTAS_MAX 16 /* the most that NCCL uses of each GPU: clients compute there, too */
+
+/* Begins to form the communicator, and allocates the scratch memory. May take a second. */
+enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error) COMM_MUST_USE;
+
+/* Whether the last call is over. *busy: not yet. An error is one that NCCL noticed at any time since. */
+enum status nccl_ranks_poll(const struct nccl_ranks *ranks, bool *busy, struct error *error) COMM_MUST_USE;
+
+/* Begins the transfers, as one NCCL group: they enter the streams, of which each GPU has one. */
+enum status nccl_ranks_call(const struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
+                            const cuda_stream *streams, struct error *error) COMM_MUST_USE;
+
+/* Ends everything, in any state, and frees the scratch memory. Blocks until the GPUs are done with it. */
+void nccl_ranks_abort(struct nccl_ranks *ranks);
+
+#endif

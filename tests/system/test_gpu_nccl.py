@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""NCCL (its double) as the engine of the GPUs of a node: who carries operations out, and what happens when NCCL cannot, fails or hangs. The double
+ends commd if the loop's thread calls NCCL."""
+import unittest
+
+from cluster import Cluster
+from failure_case import FailureCase
+from program_case import ProgramCase
+
+NCCL = 'gpu_engine = "nccl";'
+HANGS = "=-1"
+
+
+COUNTS = ("operations_by_nccl", "operations_by_kernels", "operations_by_host", "nccl_refused", "nccl_failed", "nccl_stuck")
+
+
+def counts(cluster):
+    gpus = cluster.json("a", "gpus")
+    return [gpus[key] for key in COUNTS]
+
+
+class GpuEngines(ProgramCase):
+    def check_surface(self, layout, devices, settings, **environment):
+        with Cluster("a", settings, gpus=4, daemon_environment=environment, client_environment=environment) as cluster:
+            self.check_ranks(cluster, layout, "surface", 3, devices=devices)
+            return counts(cluster)
+
+    def test_every_kind_with_each_engine(self):
+        for layout, devices in (("aaaa", [0, 1, 2, 3]), ("aaaaa", [2, 0, 1, 0, 1]), ("aaaaaa", [0, 0, 1, 1, 2, 2])):
+            for engine, peer in (("nccl", 1), ("nccl", 0), ("auto", 1), ("auto", 0), ("kernels", 1)):
+                with self.subTest(layout=layout, engine=engine, peer=peer):
+                    by_nccl, by_kernels, _, refused, failed, _ = self.check_surface(layout, devices, f'gpu_engine = "{engine}";', CUDA_DOUBLE_PEER=str(peer))
+                    self.assertEqual(by_nccl > 0, engine == "nccl" or (engine, peer) == ("auto", 0))
+                    self.assertEqual((refused, failed), (0, 0))
+                    if peer:
+                        self.assertGreater(by_kernels, 0, "scans, and operations of one GPU")
+
+
+class GpuNccl(FailureCase):
+    def cluster(self, rule="", settings=NCCL, gpus=3, **environment):
+        return Cluster("a", settings, gpus=gpus, daemon_environment=dict(environment, CUDA_DOUBLE_FAIL=rule))
+
+    def test_every_init_fails(self):
+        """All that NCCL would do is done without it. The same without the failure shows that NCCL is called otherwise."""
+        for peer in (1, 0):
+            for rule in ("ncclCommInitRankConfig:1+", "ncclGetUniqueId:1+", "ncclGroupStart:1+", "ncclGroupEnd:1+", "cuMemAlloc:1+", ""):
+                with self.subTest(rule=rule, peer=peer), self.cluster(rule, CUDA_DOUBLE_PEER=str(peer)) as cluster:
+                    for process in self.ranks(cluster, "aaa", "work", "once", devices=[0, 1, 2]):
+                        self.expect(process, "OK", within_s=15)
+                    by_nccl, by_kernels, by_host, refused, failed, _ = counts(cluster)
+                    self.assertEqual((by_nccl > 0, by_kernels > 0, by_host > 0), (False, peer == 1, peer == 0) if rule else (True, False, False))
+                    self.assertEqual((refused, failed), (1 if rule else 0, 0))
+                    shown = cluster.json("a", "gpus")["nccl_error"]
+                    self.assertIn(rule.split(":", maxsplit=1)[0], shown)
+                    self.assertEqual(bool(rule), "run without NCCL" in cluster.log("a"), cluster.log("a"))
+                    self.assertIn(f"{by_nccl} by NCCL", cluster.commctl("a", "gpus").stdout)
+                    cluster.daemons["a"].terminate()
+                    self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
+
+    def test_versions(self):
+        for version, used in ((21805, False), (21903, True), (23200, True)):
+            with self.subTest(version), self.cluster(CUDA_DOUBLE_NCCL_VERSION=str(version)) as cluster:
+                for process in self.ranks(cluster, "aa", "work", "once", devices=[0, 1]):
+                    self.expect(process, "OK", within_s=15)
+                self.assertEqual(counts(cluster)[0] > 0, used)
+                self.assertEqual("NCCL 2.18.5 is too old" in cluster.log("a"), not used)
+
+    def test_an_init_that_hangs(self):
+        """The operation waits for a few seconds, then others carry it out; NCCL's thread alone is lost."""
+        with self.cluster("ncclGroupEnd:1" + HANGS) as cluster:
+            for process in self.ranks(cluster, "aa", "work", "once", devices=[0, 1]):
+                self.expect(process, "OK", within_s=15)
+            by_nccl, by_kernels, *_ = counts(cluster)
+            self.assertEqual((by_nccl, by_kernels > 0), (0, True))
+            self.check_new_communicator(cluster, "aa", "host")
+
+    def test_a_kernel_that_hangs(self):
+        """The communicator ends, which names NCCL and the GPUs. NCCL's communicator is aborted, and the next one works on the same GPUs."""
+        with self.cluster("ncclKernel:1") as cluster:
+            beside = self.start(cluster, "aa", "beside", "loop", "steps=200", devices=[2, 2])
+            for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1]):
+                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
+            cluster.wait(lambda: counts(cluster)[4:] == [1, 0], "NCCL's communicator is ended")
+            self.assertIn("does not end", cluster.json("a", "gpus")["nccl_error"])
+            for process in beside:
+                self.expect(process, "OK", within_s=30)
+            before = counts(cluster)[0]
+            self.check_new_communicator(cluster, "aa", "again", [0, 1])
+            self.assertGreater(counts(cluster)[0], before)
+            self.assertEqual([gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]], ["", "", ""])
+            cluster.wait_gpus_idle()
+
+    def test_an_error_while_a_kernel_runs(self):
+        """It is told at once, not at the operation's deadline."""
+        with self.cluster("ncclKernel:1,ncclCommGetAsyncError:40+=6") as cluster:
+            for process in self.ranks(cluster, "aa", "broken", "once", devices=[0, 1]):
+                self.expect(process, "DEVICE", "GPU ", "ncclCommGetAsyncError", "remote process exited", within_s=10)
+            cluster.wait(lambda: counts(cluster)[4:] == [1, 0], "NCCL's communicator is ended")
+            self.check_new_communicator(cluster, "aa", "host")
+            cluster.wait_gpus_idle()
+
+    def test_an_abort_that_hangs(self):
+        """The GPUs are out of use, and say why; everything else goes on, and commd ends in time."""
+        with self.cluster("ncclKernel:1,ncclCommAbort:1" + HANGS) as cluster:
+            for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1]):
+                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
+            cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is given up", timeout_s=30)
+            errors = [gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]]
+            self.assertRegex(errors[0], "GPU 0 .*NCCL does not let go of the GPU")
+            self.assertRegex(errors[1], "GPU 1 .*NCCL does not let go of the GPU")
+            self.assertEqual(errors[2], "")
+            for process in self.ranks(cluster, "a", "on-it", "once", devices=[0]):
+                self.expect(process, "DEVICE", "NCCL does not let go", within_s=10)
+            self.check_new_communicator(cluster, "aa", "beside-it", [2, 2])
+            self.check_new_communicator(cluster, "aa", "host")
+            cluster.daemons["a"].terminate()
+            self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -30,6 +30,7 @@
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
 /* commd honours the ticket of a RECORD_EVENT (proto/records.h). */
 #define CLIENT_FEATURE_RECORDS_BY_TICKET "records_by_ticket"
+#define CLIENT_FEATURE_SHRINK "shrink"     /* CommShrink */
 #define CLIENT_FEATURE_ABORT "abort"       /* commd takes Request.abort */
 #define CLIENT_FEATURE_FAILURES "failures" /* failures of operations and communicators come as data, too */
 #define CLIENT_FEATURE_STORE "store"       /* StoreAsk, proto/store.h */

@@ -210,10 +210,12 @@ typedef struct comm_init_options {
     uint64_t slice_bytes;   /* unit of pipelining; 0: commd's default. All ranks must agree */
     const char *algorithms; /* e.g. "all_reduce:0-4k=tree,4k-=ring"; null: $COMMD_ALGORITHMS if set,
                                else commd's default. All ranks must agree */
+    int minority_continues; /* 1: if nodes cannot reach each other, each group of them may go on with
+                               comm_shrink (commclient/recovery.h). All ranks must agree */
 } comm_init_options_t;
 #define COMM_INIT_OPTIONS_INIT                                                                               \
     {                                                                                                        \
-        sizeof(struct comm_init_options), 0, 0, 0, NULL                                                      \
+        sizeof(struct comm_init_options), 0, 0, 0, NULL, 0                                                   \
     }
 
 /*
@@ -634,6 +636,7 @@ COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
 #include "commclient/lists.h"
 #include "commclient/pool.h"
 #include "commclient/queue.h"
+#include "commclient/recovery.h"
 #include "commclient/store.h"
 
 #ifdef __cplusplus

@@ -119,6 +119,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->records_by_ticket = has_feature(reply, CLIENT_FEATURE_RECORDS_BY_TICKET);
     client->takes_graphs = has_feature(reply, CLIENT_FEATURE_GRAPHS);
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
+    client->shrinks = has_feature(reply, CLIENT_FEATURE_SHRINK);
     client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
     client->cells.offered = has_feature(reply, CLIENT_FEATURE_CELLS);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
@@ -217,6 +218,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_GRAPHS,
                         (char *)CLIENT_FEATURE_FAILURES,
                         (char *)CLIENT_FEATURE_STORE,
+                        (char *)CLIENT_FEATURE_SHRINK,
                         (char *)CLIENT_FEATURE_WINDOWS,
                         (char *)CLIENT_FEATURE_CELLS};
     size_t left_out = rings ? 0 : 1;

@@ -45,6 +45,7 @@ static void member_free(struct comm_comm *comm)
     cells_close(comm);
     free(comm->node_names);
     free(comm->node_of_rank);
+    free(comm->verdict);
     free(comm->algorithms);
     free(comm->name);
     free(comm->buckets);
@@ -162,6 +163,7 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
     body.op_timeout_ms = options->op_timeout_ms;
     body.takes_cells = comm->client->cells.offered && comm->gpu == NULL && comm->parent == NULL;
     body.slice_bytes = options->slice_bytes;
+    body.minority_continues = options->minority_continues != 0;
     body.algorithms = (char *)(options->algorithms != NULL ? options->algorithms : "");
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
@@ -278,14 +280,9 @@ static comm_result_t member_keep_options(struct comm_comm *comm, const comm_init
     return COMM_OK;
 }
 
-/* Frees it where it cannot. */
-static comm_result_t member_join(struct comm_comm *comm, const comm_init_options_t *options)
+/* The end of joining, with the result so far. Frees it if that failed. */
+static comm_result_t member_joined(struct comm_comm *comm, comm_result_t result)
 {
-    comm->op_timeout_ms = options->op_timeout_ms;
-    comm_result_t result = member_keep_options(comm, options);
-    if (result == COMM_OK) {
-        result = member_form(comm, &comm->options);
-    }
     if (result == COMM_OK) {
         result = fetch_table(comm);
     }
@@ -301,6 +298,17 @@ static comm_result_t member_join(struct comm_comm *comm, const comm_init_options
               comm->size, comm->local_rank, comm->local_size, comm->node_count);
     }
     return result;
+}
+
+/* Frees it where it cannot. */
+static comm_result_t member_join(struct comm_comm *comm, const comm_init_options_t *options)
+{
+    comm->op_timeout_ms = options->op_timeout_ms;
+    comm_result_t result = member_keep_options(comm, options);
+    if (result == COMM_OK) {
+        result = member_form(comm, &comm->options);
+    }
+    return member_joined(comm, result);
 }
 
 comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, uint32_t size, int device,
@@ -351,6 +359,57 @@ comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct 
     part->graph = graph;
     comm_result_t result = member_join(part, &comm->options);
     *out = result == COMM_OK ? part : NULL;
+    return result;
+}
+
+/* --- Shrinking --- */
+
+/* Asks for the next generation, and waits until it has formed. Rank and size come with the answer. */
+static comm_result_t member_form_next(struct comm_comm *next, const struct comm_comm *failed,
+                                      uint64_t timeout_ms)
+{
+    Commd__Client__CommShrink body = COMMD__CLIENT__COMM_SHRINK__INIT;
+    body.handle = failed->handle;
+    body.next_handle = next->handle;
+    body.form_timeout_ms = timeout_ms;
+    body.takes_cells = next->client->cells.offered && next->gpu == NULL;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_SHRINK;
+    request.comm_shrink = &body;
+    struct client_question question = {.what = "shrinking a communicator",
+                                       .expected = COMMD__CLIENT__REPLY__BODY_COMM_INIT,
+                                       .fd = -1,
+                                       .deadline_ns = clock_after_ms(timeout_ms + DAEMON_MARGIN_MS)};
+    Commd__Client__Event *event;
+    bool unanswered;
+    comm_result_t result = client_ask(next->client, &request, &question, &event, &unanswered);
+    if (result == COMM_OK) {
+        const Commd__Client__CommInitReply *reply = event->reply->comm_init;
+        bool fits = reply->size > 0 && reply->size <= next->size && reply->rank < reply->size;
+        next->rank = fits ? reply->rank : next->rank;
+        next->size = fits ? reply->size : 0; /* take_formed refuses 0 */
+        result = take_formed(next, reply);
+        commd__client__event__free_unpacked(event, NULL);
+    } else if (unanswered) {
+        tell_destroyed(next->client, next->handle); /* in case it forms after all */
+    }
+    return result;
+}
+
+comm_result_t member_next(struct comm_comm *failed, uint64_t timeout_ms, struct comm_comm **out)
+{
+    struct comm_comm *next =
+        member_new(failed->client, failed->name, failed->rank, failed->size, failed->device, failed->gpu);
+    if (next == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", failed->name);
+    }
+    next->op_timeout_ms = failed->op_timeout_ms;
+    comm_result_t result = member_keep_options(next, &failed->options);
+    if (result == COMM_OK) {
+        result = member_form_next(next, failed, timeout_ms);
+    }
+    result = member_joined(next, result);
+    *out = result == COMM_OK ? next : NULL;
     return result;
 }
 

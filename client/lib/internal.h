@@ -119,6 +119,15 @@ struct member_records {
     uint32_t count;
 };
 
+/* What the nodes of a communicator that has failed agreed on. */
+struct member_verdict {
+    bool known; /* false: commd has told the end, but there is no agreement */
+    bool minority;
+    uint64_t last_seq;
+    uint32_t generation;
+    uint8_t lost[]; /* a bit for each rank */
+};
+
 struct comm_comm {
     struct comm_client *client;
     struct comm_comm *next;
@@ -157,6 +166,8 @@ struct comm_comm {
     comm_result_t failure; /* the communicator's first failure; stays */
     comm_failure_t failure_data;
     char failure_text[ERROR_TEXT_BYTES];
+    struct member_verdict *verdict; /* from commd, some time after the failure; null before */
+    bool verdict_is_due;            /* an operation has failed as they do when a rank or node is lost */
     /* Of an operation without handle or queue: for the next call that waits for all. */
     comm_result_t op_failure;
     comm_failure_t op_failure_data;
@@ -235,6 +246,7 @@ struct comm_client {
     struct client_op *windowed; /* the operation that has a window; null: none */
     uint32_t waiters;           /* threads of the program that wait for what commd ends */
     bool aborts;                /* commd takes comm_abort */
+    bool shrinks;               /* commd takes comm_shrink */
     bool takes_graphs;          /* commd takes operations of CUDA graphs */
     bool offers_stores;         /* commd keeps stores of keys and values */
     bool offers_windows;        /* commd takes operations with windows */
@@ -375,6 +387,10 @@ void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns);
 /* --- comm.c --- */
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
+/* Joins the generation after a communicator that has failed (comm_shrink). */
+comm_result_t member_next(struct comm_comm *failed, uint64_t timeout_ms, struct comm_comm **out);
+/* Keeps what the nodes agreed on; null: nothing. shrink.c */
+void member_take_verdict(struct comm_comm *comm, const Commd__Client__Verdict *verdict);
 /* Joins, with the communicator's ranks, another one of that name, which is part of it. Waits for all of them;
  * releases the lock meanwhile. Failures are reported. */
 comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,

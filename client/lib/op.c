@@ -300,6 +300,8 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         op->copies[0].size_bytes = came;
     }
     trace_op_seen(client->trace, comm, op, result);
+    comm->verdict_is_due = comm->verdict_is_due || (!op_kind_is_message(op->kind) &&
+                                                    (result == COMM_RANK_LOST || result == COMM_NODE_LOST));
     if (result == COMM_OK && op->slot != NULL) { /* commd has set its word, or is about to */
         fence_give(&client->fences, op->slot, false);
         op->slot = NULL;
@@ -358,6 +360,7 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
             comm->failure_data = failure_from_message(aborted->failure);
             comm->failure_data.result = failure;
         }
+        member_take_verdict(comm, aborted->verdict);
         if (comm->parent != NULL && comm->parent->failure == COMM_OK) { /* replays were a part of it */
             member_fail(comm->parent, failure, "%s", comm->failure_text);
             comm->parent->failure_data = comm->failure_data;

@@ -47,6 +47,7 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
         return true;
     case COMMD__CLIENT__REQUEST__BODY_STORE:
     case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
+    case COMMD__CLIENT__REQUEST__BODY_COMM_SHRINK:
     case COMMD__CLIENT__REQUEST__BODY_COMM_TABLE:
     case COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY:
     case COMMD__CLIENT__REQUEST__BODY_ABORT:

@@ -80,6 +80,8 @@ static void comm_formed(void *context, struct comms_member *member, const struct
     answer.local_rank = view.local_rank;
     answer.local_size = view.local_size;
     answer.node_count = view.node_count;
+    answer.rank = view.rank;
+    answer.size = view.size;
     answer.has_cells = comm_send_cells(comm, member);
     Commd__Client__Reply reply = API_REPLY(comm->init_request_id, COMM_INIT, comm_init, &answer);
     api_session_reply(comm->session, &reply);
@@ -158,6 +160,16 @@ static void comm_aborted(void *context, struct comms_member *member, const struc
         failure_to_wire(detail, &failure);
         aborted.failure = &failure;
     }
+    Commd__Client__Verdict verdict = COMMD__CLIENT__VERDICT__INIT;
+    struct comms_verdict_view view;
+    if (comms_member_verdict(member, &view)) {
+        verdict.lost.data = (uint8_t *)(uintptr_t)view.lost;
+        verdict.lost.len = view.size / 8 + 1;
+        verdict.last_seq = view.last_seq;
+        verdict.generation = view.generation;
+        verdict.minority = view.minority;
+        aborted.verdict = &verdict;
+    }
     aborted.handle = comm->handle;
     aborted.status = cause->status;
     aborted.text = (char *)cause->text;
@@ -167,30 +179,56 @@ static void comm_aborted(void *context, struct comms_member *member, const struc
     api_session_send(comm->session, &event);
 }
 
-static enum status comm_join(struct api_session *session, uint64_t request_id,
-                             const Commd__Client__CommInit *request, uint64_t now_ns, struct error *error)
+/* Adds a rank to the session; it is not in a communicator yet. */
+static enum status comm_add(struct api_session *session, uint64_t request_id, uint32_t handle,
+                            const char *name, struct api_comm **out, struct error *error)
 {
-    int gpu;
-    enum status status = api_session_gpu(session, &request->device_uuid, request->device, &gpu, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (session_comm(session, request->handle) != NULL) {
-        return error_set(error, STATUS_PROTOCOL, "handle %u is in use", request->handle);
+    if (session_comm(session, handle) != NULL) {
+        return error_set(error, STATUS_PROTOCOL, "handle %u is in use", handle);
     }
     if (HASH_COUNT(session->comms) >= API_SESSION_COMMS_MAX) {
         return error_set(error, STATUS_LIMIT, "a process can hold %d ranks at most", API_SESSION_COMMS_MAX);
     }
     struct api_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", request->name);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", name);
     }
-    comm->handle = request->handle;
+    comm->handle = handle;
     comm->session = session;
     comm->init_request_id = request_id;
+    snprintf(comm->name, sizeof comm->name, "%s", name);
+    HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
+    if (!table_has(comm, hh)) {
+        free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", name);
+    }
+    *out = comm;
+    return STATUS_OK;
+}
+
+static struct comms_member_handler comm_handler(struct api_comm *comm)
+{
+    return (struct comms_member_handler){.context = comm,
+                                         .formed = comm_formed,
+                                         .completed = comm_completed,
+                                         .aborted = comm_aborted,
+                                         .sliced = comm_sliced};
+}
+
+static enum status comm_join(struct api_session *session, uint64_t request_id,
+                             const Commd__Client__CommInit *request, uint64_t now_ns, struct error *error)
+{
+    int gpu;
+    struct api_comm *comm = NULL;
+    enum status status = api_session_gpu(session, &request->device_uuid, request->device, &gpu, error);
+    if (status == STATUS_OK) {
+        status = comm_add(session, request_id, request->handle, request->name, &comm, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
     comm->gpu = gpu;
     comm->op_timeout_ms = request->op_timeout_ms;
-    snprintf(comm->name, sizeof comm->name, "%s", request->name);
     struct comms_terms terms = {.name = request->name,
                                 .rank = request->rank,
                                 .size = request->size,
@@ -198,24 +236,47 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
                                 .op_timeout_ms = request->op_timeout_ms,
                                 .slice_bytes = request->slice_bytes,
                                 .algorithms = request->algorithms,
+                                .minority_continues = request->minority_continues,
                                 .takes_cells = request->takes_cells};
-    struct comms_member_handler handler = {.context = comm,
-                                           .formed = comm_formed,
-                                           .completed = comm_completed,
-                                           .aborted = comm_aborted,
-                                           .sliced = comm_sliced};
-    HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
-    if (!table_has(comm, hh)) {
-        free(comm);
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", request->name);
-    }
+    struct comms_member_handler handler = comm_handler(comm);
     status = comms_member_join(session->api->comms, &session->client, &terms, &handler, now_ns, &comm->member,
                                error);
     if (status != STATUS_OK) {
         comm_forget(comm);
+    }
+    return status;
+}
+
+static enum status comm_shrink(struct api_session *session, uint64_t request_id,
+                               const Commd__Client__CommShrink *request, uint64_t now_ns, struct error *error)
+{
+    struct api_comm *comm = NULL;
+    const struct api_comm *failed = session_comm(session, request->handle);
+    if (failed == NULL || !failed->formed) {
+        return error_set(error, STATUS_NOT_FOUND, "no formed communicator has handle %u", request->handle);
+    }
+    enum status status = comm_add(session, request_id, request->next_handle, failed->name, &comm, error);
+    if (status != STATUS_OK) {
         return status;
     }
-    return STATUS_OK;
+    comm->gpu = failed->gpu;
+    comm->op_timeout_ms = failed->op_timeout_ms;
+    struct comms_shrink options = {request->form_timeout_ms, request->takes_cells};
+    struct comms_member_handler handler = comm_handler(comm);
+    status = comms_member_shrink(failed->member, &options, &handler, now_ns, &comm->member, error);
+    if (status != STATUS_OK) {
+        comm_forget(comm);
+    }
+    return status;
+}
+
+void api_comm_shrink(struct api_session *session, uint64_t request_id,
+                     const Commd__Client__CommShrink *request, uint64_t now_ns)
+{
+    struct error error;
+    if (comm_shrink(session, request_id, request, now_ns, &error) != STATUS_OK) {
+        api_session_reply_error(session, request_id, &error);
+    }
 }
 
 void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,

@@ -404,6 +404,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     switch (request->body_case) {
         HANDLE(HELLO, api_hello(session, id, request->hello, now_ns));
         HANDLE(COMM_INIT, api_comm_init(session, id, request->comm_init, now_ns));
+        HANDLE(COMM_SHRINK, api_comm_shrink(session, id, request->comm_shrink, now_ns));
         HANDLE(COMM_TABLE, api_comm_table(session, id, request->comm_table));
         HANDLE(COMM_DESTROY, api_comm_destroy(session, id, request->comm_destroy, now_ns));
         HANDLE(MEM_REGISTER, api_memory_register(session, id, request->mem_register, fd));

@@ -484,6 +484,8 @@ void api_store_forget(struct api_store *store, uint64_t now_ns);
 /* requests.c: communicators, operations. fd: -1 or the packet's descriptor, which the caller keeps. */
 void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,
                    uint64_t now_ns);
+void api_comm_shrink(struct api_session *session, uint64_t request_id,
+                     const Commd__Client__CommShrink *request, uint64_t now_ns);
 void api_comm_table(struct api_session *session, uint64_t request_id,
                     const Commd__Client__CommTable *request);
 void api_cells_retire(struct api_session *session, uint64_t request_id,

@@ -23,6 +23,7 @@ bool comms_terms_differ(const struct communicator_terms *asked, const struct com
         {"size", asked->size, held->size},
         {"op_timeout_ms", asked->op_timeout_ms, held->op_timeout_ms},
         {"slice_bytes", asked->slice_bytes, held->slice_bytes},
+        {"minority_continues", asked->minority_continues, held->minority_continues},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (numbers[i].asked != numbers[i].held) {
@@ -93,7 +94,8 @@ void comms_terms_from_wire(const Commd__Mesh__CommTerms *from, struct communicat
                                        .op_timeout_ms = from->op_timeout_ms,
                                        .slice_bytes = from->slice_bytes,
                                        .slice_bytes_of_node = from->slice_bytes_of_node,
-                                       .algorithms_of_node = from->algorithms_of_node};
+                                       .algorithms_of_node = from->algorithms_of_node,
+                                       .minority_continues = from->minority_continues};
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", from->algorithms);
 }
 
@@ -107,6 +109,7 @@ void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms
     out->algorithms = (char *)comm->terms.algorithms;
     out->slice_bytes_of_node = comm->terms.slice_bytes_of_node;
     out->algorithms_of_node = comm->terms.algorithms_of_node;
+    out->minority_continues = comm->terms.minority_continues;
 }
 
 /* --- Answers --- */
@@ -356,6 +359,7 @@ static bool claim_store(struct communicator *comm, struct comms_claim *claim,
     claim->bytes_per_s = announce->bytes_per_s;
     claim->rails = announce->rails;
     claim->says_reach = announce->says_reach;
+    claim->agrees = announce->agrees;
     return true;
 }
 

@@ -6,6 +6,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
 {
@@ -55,6 +56,7 @@ void comms_free(struct comms *comms)
         communicator_free(comm);
     }
     comms_names_free(comms);
+    comms_past_free(comms);
     comms_drain_free(comms);
     timer_heap_free(&comms->timers);
     free(comms);
@@ -91,6 +93,11 @@ uint64_t comms_next_deadline_ns(const struct comms *comms)
 
 static void comms_expire(struct communicator *comm, uint64_t now_ns)
 {
+    comms_loss_tick(comm, now_ns);
+    if (comms_loss_is_frozen(comm)) {
+        communicator_arm(comm);
+        return;
+    }
     switch (comm->state) {
     case COMMS_COMM_FORMING:
         if (now_ns >= comm->announce_ns) {
@@ -100,7 +107,9 @@ static void comms_expire(struct communicator *comm, uint64_t now_ns)
         if (now_ns >= comm->refusal_ns) {
             comms_formation_hold_refusals(comm, now_ns);
         }
-        if (comm->state == COMMS_COMM_FORMING) {
+        if (comm->state == COMMS_COMM_FORMING && comms_is_next(comm)) {
+            comms_next_deadline(comm, now_ns);
+        } else if (comm->state == COMMS_COMM_FORMING) {
             comms_formation_deadline(comm, now_ns);
         }
         break;
@@ -193,6 +202,7 @@ static enum status terms_agreed(const struct comms *comms, const struct comms_cl
         .slice_bytes = terms->slice_bytes != 0 ? terms->slice_bytes : comms->slice_bytes,
     };
     out->slice_bytes_of_node = terms->slice_bytes == 0;
+    out->minority_continues = terms->minority_continues;
     bool said = terms->algorithms != NULL && terms->algorithms[0] != '\0';
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s",
                    said ? terms->algorithms : comms->algorithms);
@@ -249,10 +259,19 @@ static int member_order(const struct comms_member *a, const struct comms_member 
     return a->rank < b->rank ? -1 : a->rank > b->rank;
 }
 
-/* Charged to its user, of no communicator yet. */
-static enum status member_new(const struct comms_client *client, const struct comms_terms *terms,
-                              const struct comms_member_handler *handler, uint64_t now_ns,
-                              struct comms_member **out, struct error *error)
+void communicator_add_member(struct communicator *comm, struct comms_member *member)
+{
+    member->comm = comm;
+    DL_INSERT_INORDER(comm->members, member, member_order);
+    comm->member_count++;
+    comm->rank_count++;
+    communicator_arm(comm);
+    communicator_queue(comm);
+}
+
+enum status communicator_member_new(const struct comms_client *client, const struct comms_terms *terms,
+                                    const struct comms_member_handler *handler, uint64_t now_ns,
+                                    struct comms_member **out, struct error *error)
 {
     struct error why;
     if (communicator_charge_rank(client->account, &why) != STATUS_OK) {
@@ -315,25 +334,20 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
         }
     }
     struct comms_member *member = NULL;
-    status = member_new(client, terms, handler, now_ns, &member, error);
+    status = communicator_member_new(client, terms, handler, now_ns, &member, error);
     if (status != STATUS_OK) {
         return status;
     }
     if (comm == NULL) {
-        status = communicator_new(comms, client->account, terms->name, &asked, now_ns, &comm, error);
+        status = communicator_new(comms, client->account, terms->name, &asked, true, now_ns, &comm, error);
         if (status != STATUS_OK) {
             communicator_uncharge_rank(client->account);
             free(member);
             return status;
         }
     }
-    member->comm = comm;
-    DL_INSERT_INORDER(comm->members, member, member_order);
-    comm->member_count++;
-    comm->rank_count++;
     comm->announce_wanted = true;
-    communicator_arm(comm);
-    communicator_queue(comm);
+    communicator_add_member(comm, member);
     *out = member;
     return STATUS_OK;
 }
@@ -429,12 +443,19 @@ static void leave_forming(struct comms_member *member, enum comms_leave how, con
     if (why != NULL) {
         expelled_text(member, why, &cause);
     }
+    if (comms_is_next(comm)) {
+        struct comms_detail detail = {0};
+        comms_detail_add_member(&detail, member);
+        communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
+        return;
+    }
     comms_formation_drop_member(member, &cause, now_ns);
 }
 
 static void member_leave(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
 {
     struct communicator *comm = member->comm;
+    comms_loss_rank_gone(comm, member->rank, now_ns);
     if (!member->refused) {
         switch (comm->state) {
         case COMMS_COMM_FORMING:
@@ -502,7 +523,7 @@ enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, 
                         uint64_t now_ns)
 {
     struct communicator *comm = communicator_find(comms, owner_uid, name);
-    if (comm == NULL || comm->state == COMMS_COMM_FAILED) {
+    if (comm == NULL || comm->state == COMMS_COMM_FAILED || comms_loss_is_frozen(comm)) {
         return STATUS_NOT_FOUND;
     }
     communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
@@ -515,6 +536,7 @@ void comms_abort_all(struct comms *comms, const struct error *cause, uint64_t no
     DL_FOREACH(comms->comms, comm)
     {
         if (comm->member_count > 0) {
+            comms_loss_all_gone(comm);
             communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
         }
     }

@@ -110,6 +110,7 @@ struct comms_terms {
     uint64_t op_timeout_ms;   /* 0: the default; agreed */
     uint64_t slice_bytes;     /* 0: the default; agreed */
     const char *algorithms;   /* "" or overrides "all_reduce=ring"; agreed */
+    bool minority_continues;  /* shrink also without a majority; agreed */
     bool takes_cells;         /* the rank can carry out small operations in cells (proto/cells.h) */
 };
 
@@ -142,6 +143,33 @@ struct comms_member_handler {
 enum status comms_member_join(struct comms *comms, const struct comms_client *client,
                               const struct comms_terms *terms, const struct comms_member_handler *handler,
                               uint64_t now_ns, struct comms_member **out, struct error *error) COMM_MUST_USE;
+
+/*
+ * Joins the generation that follows the member's failed communicator (see next.c): the survivors with
+ * contiguous ranks in the same order. handler.formed follows, as after comms_member_join. The member itself
+ * stays in the failed communicator until it leaves. If ranks or nodes are lost while ranks wait, those that
+ * wait pass on to the generation after that. Immediate errors: IN_PROGRESS (its end is not agreed on yet),
+ * ABORTED (these nodes are a minority), RANK_LOST (the verdict counts this rank as lost), UNSUPPORTED (a
+ * node's commd is older), ALREADY_EXISTS (it has joined that generation), LIMIT, NO_MEMORY, SHUTTING_DOWN.
+ */
+struct comms_shrink {
+    uint64_t form_timeout_ms; /* 0: the default */
+    bool takes_cells;
+};
+enum status comms_member_shrink(struct comms_member *member, const struct comms_shrink *options,
+                                const struct comms_member_handler *handler, uint64_t now_ns,
+                                struct comms_member **out, struct error *error) COMM_MUST_USE;
+
+/* What the nodes have agreed on about the end of the member's communicator. */
+struct comms_verdict_view {
+    uint64_t last_seq;   /* every operation up to this one has ended on all survivors */
+    uint32_t generation; /* of the next one */
+    bool minority;
+    uint32_t size;       /* ranks */
+    const uint8_t *lost; /* a bit for each rank; valid while the member is joined */
+};
+/* Returns false if there is no verdict. */
+bool comms_member_verdict(const struct comms_member *member, struct comms_verdict_view *out);
 
 enum comms_leave {
     COMMS_LEAVE_ORDERLY, /* comm_destroy: the other ranks continue until they need this rank */

@@ -56,7 +56,7 @@ struct communicator_terms {
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
     bool slice_bytes_of_node; /* the node's own setting: the program set none */
-    bool algorithms_of_node;
+    bool algorithms_of_node, minority_continues;
     char algorithms[COMMS_ALGORITHMS_MAX_BYTES + 1];
     struct coll_overrides overrides; /* algorithms, parsed */
 };
@@ -69,7 +69,7 @@ struct comms_claim {
     uint64_t comm_id;                 /* the id that it promised; 0 for none */
     uint64_t latency_ns, bytes_per_s; /* estimate for its links */
     uint32_t rails;
-    bool says_reach;
+    bool says_reach, agrees;
     /* The last of our revisions that it knew when it sent its messages. */
     uint64_t acknowledged_revision;
     uint32_t *ranks;
@@ -277,6 +277,7 @@ struct communicator {
     bool agrees_rails;       /* reach.c */
     uint64_t reach_ns;       /* when to check its rails again; TIME_NEVER once they are sent */
     uint64_t reach_until_ns;
+    struct comms_loss *loss; /* loss.h; null before the promise */
     uint64_t op_deadline_ns; /* before this time no deadline passes, and nothing must be asked */
     struct comms_missing missing;
     uint64_t missing_round_ns;    /* on the first node: when it asked all nodes */
@@ -318,6 +319,7 @@ struct comms {
     uint32_t tells_left;             /* callbacks left in this tick, or for the ended operation */
     struct comms_names *names;       /* by uid; names.c */
     uint32_t name_count;
+    struct comms_past *past; /* loss.c: decisions of communicators that are gone; null before the first */
     struct timer_heap timers;
     uint64_t (*clock)(void); /* may be null */
     struct comms_totals totals;
@@ -326,9 +328,9 @@ struct comms {
 /* communicator.c: a communicator's life: how it fails and ends, and callbacks to its owners. */
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name);
 struct communicator *communicator_find_id(const struct comms *comms, uint64_t comm_id);
-/* For account see struct communicator. */
+/* For account see struct communicator. Without is_named nobody finds it by its name. */
 enum status communicator_new(struct comms *comms, struct budget_account *account, const char *name,
-                             const struct communicator_terms *terms, uint64_t now_ns,
+                             const struct communicator_terms *terms, bool is_named, uint64_t now_ns,
                              struct communicator **out, struct error *error) COMM_MUST_USE;
 /* Charges more bytes to the communicator's account, until it is freed. LIMIT. */
 enum status communicator_charge(struct communicator *comm, uint64_t bytes, struct error *error) COMM_MUST_USE;

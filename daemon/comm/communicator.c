@@ -7,6 +7,7 @@
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
 {
@@ -75,8 +76,17 @@ static void comm_uncharge(const struct communicator *comm)
     budget_release(comm->account, BUDGET_COMMUNICATOR_BYTES, comm->charged_bytes);
 }
 
+/* Makes its name findable. */
+static enum status comm_name(struct communicator *comm, size_t key_bytes, struct error *error)
+{
+    HASH_ADD_KEYPTR(hh_key, comm->comms->by_key, &comm->key, key_bytes, comm);
+    comm->named = table_has(comm, hh_key);
+    return comm->named ? STATUS_OK
+                       : error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->key.name);
+}
+
 enum status communicator_new(struct comms *comms, struct budget_account *account, const char *name,
-                             const struct communicator_terms *terms, uint64_t now_ns,
+                             const struct communicator_terms *terms, bool is_named, uint64_t now_ns,
                              struct communicator **out, struct error *error)
 {
     if (comms->comm_count >= COMMS_COMMS_MAX) {
@@ -95,13 +105,11 @@ enum status communicator_new(struct comms *comms, struct budget_account *account
         free(comm);
         return STATUS_LIMIT;
     }
-    HASH_ADD_KEYPTR(hh_key, comms->by_key, &comm->key, key_bytes, comm);
-    if (!table_has(comm, hh_key)) {
+    if (is_named && comm_name(comm, key_bytes, error) != STATUS_OK) {
         comm_uncharge(comm);
         free(comm);
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
+        return STATUS_NO_MEMORY;
     }
-    comm->named = true;
     comm->name = comm->key.name;
     comm->terms = *terms;
     comm->generation = comms_names_next_generation(comms, terms->owner_uid, name);
@@ -139,6 +147,7 @@ void communicator_free(struct communicator *comm)
 {
     struct comms *comms = comm->comms;
     communicator_unname(comm);
+    comms_loss_leave(comm);
     fair_remove(&comms->queue, &comm->turn);
     comms_op_free_all(comm);
     comms_p2p_free_all(comm);
@@ -177,11 +186,14 @@ void communicator_set_state(struct communicator *comm, enum communicator_state s
 
 static uint64_t comm_deadline_ns(const struct communicator *comm)
 {
-    uint64_t deadline_ns = TIME_NEVER;
+    uint64_t deadline_ns = comms_loss_deadline_ns(comm);
     const struct comms_member *member;
+    if (comms_loss_is_frozen(comm)) {
+        return deadline_ns;
+    }
     switch (comm->state) {
     case COMMS_COMM_FORMING:
-        deadline_ns = time_min(comm->refusal_ns, comm->announce_ns);
+        deadline_ns = time_min(deadline_ns, time_min(comm->refusal_ns, comm->announce_ns));
         DL_FOREACH(comm->members, member)
         {
             if (!member->refused) {
@@ -190,14 +202,15 @@ static uint64_t comm_deadline_ns(const struct communicator *comm)
         }
         break;
     case COMMS_COMM_FORMED:
-        deadline_ns = time_min(time_min(comm->op_deadline_ns, comm->record_poll_ns), comm->refusals_ns);
+        deadline_ns = time_min(deadline_ns, time_min(comm->op_deadline_ns, comm->record_poll_ns));
+        deadline_ns = time_min(deadline_ns, comm->refusals_ns);
         deadline_ns = time_min(deadline_ns, comm->reach_ns);
         if (comm->exec_failed) {
             deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
         }
         break;
     case COMMS_COMM_FAILED:
-        deadline_ns = comm->overdue_ns;
+        deadline_ns = time_min(deadline_ns, comm->overdue_ns);
         break;
     }
     return deadline_ns;
@@ -250,12 +263,13 @@ bool communicator_may_log(const struct communicator *comm, struct user_log *logs
     return true;
 }
 
-void communicator_fail(struct communicator *comm, const struct error *cause, enum comms_tell tell,
-                       uint64_t now_ns)
+void communicator_end(struct communicator *comm, const struct error *cause, const struct comms_detail *detail,
+                      enum comms_tell tell, uint64_t now_ns)
 {
     if (comm->state == COMMS_COMM_FAILED) {
         return;
     }
+    comm->detail = comms_detail_copy(detail); /* without memory there is only the text */
     bool formed = comm->state == COMMS_COMM_FORMED;
     struct error copy = *cause; /* `cause` may be comm->cause */
     if (copy.status == STATUS_OK || copy.status == STATUS_IN_PROGRESS) {
@@ -276,7 +290,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
     history_add(&about, "%s%s",
                 formed ? "" : "gave up forming: ", comms_text_without_name(comm->name, copy.text));
     trace_comm_failed(comm->comm_id, 0, 0, 0, 0, copy.status);
-    if (tell == COMMS_TELL_NODES) {
+    if (tell == COMMS_TELL_NODES && !comms_loss_is_agreed(comm)) {
         if (formed) {
             comm_tell_abort(comm, &copy);
         }
@@ -300,10 +314,15 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
 void communicator_fail_with(struct communicator *comm, const struct error *cause,
                             const struct comms_detail *detail, enum comms_tell tell, uint64_t now_ns)
 {
-    if (comm->state != COMMS_COMM_FAILED) {
-        comm->detail = comms_detail_copy(detail); /* without memory there is only the text */
-        communicator_fail(comm, cause, tell, now_ns);
+    if (comm->state != COMMS_COMM_FAILED && !comms_loss_takes(comm, cause, detail, now_ns)) {
+        communicator_end(comm, cause, detail, tell, now_ns);
     }
+}
+
+void communicator_fail(struct communicator *comm, const struct error *cause, enum comms_tell tell,
+                       uint64_t now_ns)
+{
+    communicator_fail_with(comm, cause, NULL, tell, now_ns);
 }
 
 /* --- Members --- */
@@ -479,15 +498,17 @@ void communicator_work(struct communicator *comm, uint64_t now_ns)
     if (comm->state == COMMS_COMM_FORMED && comm->exec_failed && now_ns >= comm->exec_cause_ns) {
         communicator_fail(comm, &comm->exec_cause, COMMS_TELL_NODES, now_ns);
     }
-    if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0) {
+    if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 && !comms_is_next(comm)) {
         comms_formation_work(comm, now_ns);
     }
+    comms_next_step(comm, now_ns);
     comms_verdict_tell_refusals(comm, now_ns);
     comms_op_check_left(comm, now_ns);
+    comms_loss_step(comm, now_ns);
     comm_step_records(comm, now_ns);
     comm_tell_members(comm, now_ns);
     communicator_arm(comm);
-    if (comm->member_count == 0 && communicator_is_idle(comm)) {
+    if (comm->member_count == 0 && communicator_is_idle(comm) && !comms_next_is_needed(comm)) {
         communicator_free(comm);
     }
 }

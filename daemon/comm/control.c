@@ -5,6 +5,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 /* A cause from another node: its status and text, with nothing added. */
 static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t status, const char *text,
@@ -241,6 +242,10 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         on_missing(comms, node, message->missing, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REACH) {
         on_reach(comms, node, message->reach);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_AGREE) {
+        comms_loss_received(comms, node, message->agree, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_NEXT_READY) {
+        comms_next_received(comms, node, message->next_ready, now_ns);
     }
 }
 
@@ -280,7 +285,8 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
     exec_node_down(comms->exec, node, &lost);
     DL_FOREACH(comms->comms, comm)
     {
-        if (comm->state == COMMS_COMM_FORMING) {
+        comms_loss_node_down(comm, node, &lost, now_ns);
+        if (comm->state == COMMS_COMM_FORMING && !comms_is_next(comm)) {
             struct comms_claim *claim = comms_formation_claim(comm, node);
             if (communicator_node_index(comm, node) < comm->node_count) {
                 communicator_fail(comm, &lost, COMMS_TELL_NODES,
@@ -290,10 +296,11 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
                 HASH_DEL(comm->claims, claim);
                 free(claim);
             }
-        } else if (comm->state == COMMS_COMM_FORMED) {
+        } else if (comm->state != COMMS_COMM_FAILED) {
             uint32_t index = communicator_node_index(comm, node);
             if (index == comm->node_count ||
-                (comm->nodes[index].left_count == comm->nodes[index].rank_count &&
+                (comm->state == COMMS_COMM_FORMED &&
+                 comm->nodes[index].left_count == comm->nodes[index].rank_count &&
                  !comms_op_any_pending(comm))) {
                 if (index < comm->node_count) {
                     p2p_node_lost(comm->p2p, index, now_ns);

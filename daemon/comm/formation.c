@@ -5,6 +5,7 @@
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 /*
  * A node announces its ranks to all nodes that may have ranks of the user (users.c). Once it knows all ranks,
@@ -119,6 +120,7 @@ static void announcement_fill(const struct communicator *comm, struct announceme
     out->body.bytes_per_s = comm->bytes_per_s;
     out->body.rails = comm->comms->rail_count;
     out->body.says_reach = true;
+    out->body.agrees = true;
     out->body.comm_id = comm->comm_id;
     out->message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
     out->message.announce = &out->body;
@@ -429,7 +431,7 @@ static void refuse_others(struct communicator *comm)
     }
 }
 
-static void formed(struct communicator *comm, uint64_t now_ns)
+void comms_formation_formed(struct communicator *comm, uint64_t now_ns)
 {
     struct error error;
     if (make_exec(comm, &error) != STATUS_OK || make_p2p(comm, now_ns, &error) != STATUS_OK) {
@@ -499,6 +501,7 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
         update(comm);
     }
     if (comm->comm_id != 0 && comms_promise_is_mutual(comm)) {
-        formed(comm, now_ns);
+        comms_loss_set_agrees(comm);
+        comms_formation_formed(comm, now_ns);
     }
 }

@@ -5,6 +5,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 bool comms_op_any_pending(const struct communicator *comm)
 {
@@ -163,6 +164,10 @@ void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
     uint64_t end_ns = comm->comms->clock != NULL ? comm->comms->clock() : now_ns;
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *op = comms_op_at(comm, seq + i);
+        if (comms_loss_is_frozen(comm)) {
+            op->running = false; /* it ends with what the nodes agree on */
+            continue;
+        }
         if (result->status != STATUS_OK && comm->state != COMMS_COMM_FAILED) {
             op_set_cause(op, result);
         }
@@ -480,7 +485,7 @@ void comms_op_start_ready(struct communicator *comm, uint64_t now_ns)
 {
     struct error cause;
     while (comm->state == COMMS_COMM_FORMED && !comm->exec_failed && comm->refusing_count == 0 &&
-           comm->start != NULL) {
+           comm->start != NULL && !comms_loss_is_frozen(comm)) {
         struct communicator_op *op = comm->start;
         if (bucket_ready(op) != op) {
             return;

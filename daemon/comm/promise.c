@@ -5,6 +5,7 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 static void promise_drop(struct communicator *comm)
 {
@@ -19,6 +20,7 @@ static void promise_drop(struct communicator *comm)
     free(comm->left_messages);
     free(comm->locals);
     comms_verdicts_free(comm);
+    comms_loss_free(comm);
     comm->nodes = NULL;
     comm->node_names = NULL;
     comm->node_of_rank = NULL;
@@ -146,6 +148,10 @@ enum status comms_promise_make(struct communicator *comm, struct error *error)
                          comm->name, comm->terms.size, node_count);
     }
     promise_order_nodes(comm);
+    if (!comms_loss_new(comm)) {
+        promise_drop(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    }
     comm->comm_id = make_id(comm);
     promise_remember(comm);
     bool taken = communicator_find_id(comm->comms, comm->comm_id) != NULL;

@@ -5,6 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/loss.h"
 
 /*
  * Operations that end on all ranks with the same result and text: ranks called them differently, one rank was
@@ -159,6 +160,9 @@ static void verdict_take(struct communicator *comm, uint64_t seq, uint32_t ops, 
                          const struct comms_detail *detail, uint64_t now_ns)
 {
     uint64_t end = seq + ops;
+    if (comms_loss_is_frozen(comm)) {
+        return; /* what has not ended ends with the communicator */
+    }
     for (uint64_t count;
          comm->state != COMMS_COMM_FAILED && (count = ranges_gap(&comm->verdicts, &seq, end)) > 0;
          seq += count) {

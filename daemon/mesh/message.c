@@ -205,6 +205,8 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_VERDICT] = on_other,
     [COMMD__MESH__MESSAGE__BODY_MISSING] = on_other,
     [COMMD__MESH__MESSAGE__BODY_REACH] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_AGREE] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_NEXT_READY] = on_other,
     [COMMD__MESH__MESSAGE__BODY_STORE_ASK] = on_store,
     [COMMD__MESH__MESSAGE__BODY_STORE_ANSWER] = on_store,
 };

@@ -47,7 +47,7 @@ class OpenOptions(ctypes.Structure):
 
 class InitOptions(ctypes.Structure):
     _fields_ = [("struct_size", _size), ("timeout_ms", _u32), ("op_timeout_ms", _u32), ("slice_bytes", ctypes.c_uint64),
-                ("algorithms", _text)]
+                ("algorithms", _text), ("minority_continues", _int)]
 
 
 class EnvOptions(ctypes.Structure):
@@ -79,6 +79,14 @@ class PoolOptions(ctypes.Structure):
                 ("most_bytes", _size)]
 
 
+class ShrinkOptions(ctypes.Structure):
+    _fields_ = [("struct_size", _size), ("timeout_ms", _u32)]
+
+
+class Lost(ctypes.Structure):
+    _fields_ = [("count", _u32), ("may_shrink", _int), ("last_seq", ctypes.c_uint64)]
+
+
 # Each function: what it returns, and its arguments. "r" is a comm_result_t.
 _TYPES = {"p": _pointer, "z": _size, "u": _u32, "i": _int, "s": _text, "r": _int, "v": None, "U": ctypes.c_uint64,
           "j": ctypes.c_int32}
@@ -97,7 +105,7 @@ _FUNCTIONS = {
     "comm_group_end": "r:", "comm_wait": "r:pp", "comm_test": "r:ppp", "comm_request_free": "v:p", "comm_sync": "r:pu",
     "comm_queue_create": "r:pp", "comm_queue_fd": "i:p", "comm_queue_next": "r:ppzpu", "comm_queue_wake": "v:p",
     "comm_queue_destroy": "v:p", "comm_wait_for": "r:pup", "comm_abort": "r:ps",
-    "comm_last_failure": "i:p",
+    "comm_last_failure": "i:p", "comm_shrink": "r:ppp", "comm_lost": "r:ppup",
     "comm_all_gather_list": "r:ppppip", "comm_reduce_scatter_list": "r:ppppiip", "comm_all_to_all_list": "r:pppppip",
     "comm_gather_list": "r:ppzppiup", "comm_scatter_list": "r:ppppziup",
     "comm_pool_create": "r:ppp", "comm_pool_destroy": "v:p", "comm_pool_reserve": "r:pz", "comm_pool_alloc": "r:pzp",

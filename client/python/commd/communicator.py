@@ -217,6 +217,52 @@ class Communicator(Collectives, Messages):
         finally:
             self._inside.pop()
 
+    def shrink(self, timeout: float | None = None) -> Communicator:
+        """Returns a communicator of the ranks that survive a failure: same order, contiguous ranks.
+
+        Every surviving rank must call it. It waits until this communicator has failed on all nodes, and until all
+        survivors have called, at most `timeout` seconds (60) each. Ranks lost meanwhile are left out, too. This one
+        stays until destroy(). Raises Aborted if this part of the cluster is a minority.
+        """
+        options = _library.ShrinkOptions(ctypes.sizeof(_library.ShrinkOptions), _call.milliseconds(timeout))
+        made = ctypes.c_void_p()
+        library = self._library
+        self._inside.append(None)
+        try:
+            if self._handle is None:
+                raise self._closed_error()
+            client.interruptible(self._client.error_of, library.comm_shrink, self._handle, ctypes.byref(options),
+                                 ctypes.byref(made), operation="shrink", undo=lambda: library.comm_destroy(made),
+                                 inside=self._inside)
+        finally:
+            self._inside.pop()
+        following = Communicator(self._client, made.value, self._name)
+        following._device = self._device
+        return following
+
+    def _lost(self) -> tuple[tuple[int, ...], int]:
+        found = _library.Lost()
+        size = self.size
+        ranks = (ctypes.c_uint32 * size)()
+        self._inside.append(None)
+        try:
+            if self._handle is None:
+                raise self._closed_error()
+            self._client.check(self._library.comm_lost(self._handle, ranks, size, ctypes.byref(found)), "lost")
+        finally:
+            self._inside.pop()
+        return tuple(ranks[:min(found.count, size)]), found.last_seq
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that a failed communicator has lost: the same on all survivors. () while it has not failed."""
+        return self._lost()[0]
+
+    @property
+    def last_seq(self) -> int:
+        """Of a failed communicator: every collective up to this number has ended on all survivors."""
+        return self._lost()[1]
+
     def destroy(self) -> None:
         """Leaves the communicator. Later calls raise Closed. It may be called more than once.
 

@@ -1,0 +1,58 @@
+#ifndef COMMCLIENT_RECOVERY_H
+#define COMMCLIENT_RECOVERY_H
+
+/*
+ * Going on after a rank or node is lost. Included by commclient.h; do not include it alone.
+ *
+ * When a communicator fails, the nodes of its surviving ranks agree on the result, the text, the lost ranks
+ * and the last collective that ended on all of them, before any rank is told. So all survivors are told the
+ * same. They may then form the next communicator with comm_shrink, and go on.
+ *
+ * If nodes cannot reach each other, at most one group of them may go on: the majority of those that are not
+ * proven dead, or, of exactly half, the half with the lowest node. The others' operations and comm_shrink
+ * fail with COMM_ABORTED, and a text that says "minority". A daemon is proven dead if its host says so, if it
+ * was started again, or if it said goodbye; silence proves nothing.
+ */
+
+typedef struct comm_shrink_options {
+    size_t struct_size;  /* COMM_SHRINK_OPTIONS_INIT sets it */
+    uint32_t timeout_ms; /* for each of two waits: for the failure, and for all survivors; 0: 60,000 */
+} comm_shrink_options_t;
+#define COMM_SHRINK_OPTIONS_INIT                                                                             \
+    {                                                                                                        \
+        sizeof(struct comm_shrink_options), 0                                                                \
+    }
+
+/*
+ * Makes a communicator of the surviving ranks of `comm`, which has failed: the same order, contiguous ranks,
+ * the same options. Every surviving rank must call it. It waits until `comm` has failed everywhere, and until
+ * all survivors have called. A rank or node that is lost meanwhile is left out as well. `comm` stays until
+ * comm_destroy; only then its name and memory are free. A healthy communicator must be ended first, with
+ * comm_abort. options: may be null.
+ *
+ * Call it from one thread at a time for each communicator. *next belongs to the caller (comm_destroy).
+ *
+ * Errors: COMM_ABORTED (these nodes are a minority), COMM_RANK_LOST (the survivors count this rank as lost),
+ * COMM_TIMED_OUT (`comm` has not failed, or survivors did not call in time; calling again is allowed),
+ * COMM_UNSUPPORTED (a commd is older), COMM_ALREADY_EXISTS (this rank has shrunk `comm` before), COMM_LIMIT,
+ * COMM_NO_MEMORY, COMM_DAEMON_LOST.
+ */
+COMM_API COMM_CHECK comm_result_t comm_shrink(comm_t *comm, const comm_shrink_options_t *options,
+                                              comm_t **next);
+
+typedef struct comm_lost {
+    uint32_t count;    /* of lost ranks; those that left with comm_destroy count, too */
+    int may_shrink;    /* 1 if this rank may call comm_shrink */
+    uint64_t last_seq; /* every collective up to this number has ended on all survivors; a later one may have
+                          ended well on some of them */
+} comm_lost_t;
+
+/*
+ * Which ranks a failed communicator has lost, as its nodes have agreed. At most `max` of them, ascending, are
+ * written to `ranks`; lost->count may be greater. Waits up to a few seconds for the agreement, if an
+ * operation has failed. Of a communicator that has not failed, none is lost. Any thread may call it. Errors:
+ * COMM_TIMED_OUT, COMM_UNSUPPORTED or COMM_ABORTED (there is no agreement), COMM_DAEMON_LOST.
+ */
+COMM_API COMM_CHECK comm_result_t comm_lost(comm_t *comm, uint32_t *ranks, uint32_t max, comm_lost_t *lost);
+
+#endif

@@ -1,0 +1,125 @@
+"""Survivors of a lost rank or node go on: shrink, lost, last_seq, and the elastic example."""
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+import numpy
+import pytest
+
+from ranks import Daemons, new_job
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "client/python/examples/elastic.py"
+NODES = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def daemons():
+    made = Daemons(NODES)
+    yield made
+    made.close()
+
+
+# --- What ranks do ---
+
+SHRINKER = """
+import sys, time
+import numpy
+import commd
+
+name, rank, size, victims = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), [int(each) for each in sys.argv[4].split(",")]
+comm = commd.init(name, rank, size, timeout=30, op_timeout=20)
+data = numpy.zeros(1 << 16)
+assert comm.lost == ()
+for victim in victims:
+    comm.all_reduce(data)
+    if rank == victim:
+        print("ready", flush=True)
+        time.sleep(60)
+    try:
+        while True:
+            comm.all_reduce(data)
+    except commd.RankLost as error:
+        failed, text = time.monotonic(), str(error)
+    lost, last_seq = comm.lost, comm.last_seq
+    following = comm.shrink()
+    assert following.all_reduce(numpy.ones(3))[0] == following.size == comm.size - 1
+    took = time.monotonic() - failed
+    told = following.objects.allgather((text, lost, last_seq))
+    assert all(each == told[0] for each in told), told
+    assert len(lost) == 1 and f"rank {lost[0]}" in text, (lost, text)
+    expected = comm.rank - (comm.rank > lost[0])
+    assert following.rank == expected, (following.rank, expected)
+    try:
+        following.shrink(timeout=0.1)
+    except commd.TimedOut:
+        pass
+    else:
+        raise AssertionError("a healthy communicator was shrunk")
+    comm.destroy()
+    comm = following
+    print(f"went on after {1e3 * took:.1f} ms", flush=True)
+comm.destroy()
+"""
+
+
+def start(daemons, command, size):
+    """Starts ranks, two on each node."""
+    return [daemons.start([sys.executable, "-u", *(str(part) for part in command(rank))], node=NODES[rank // 2 % 3])
+            for rank in range(size)]
+
+
+def await_line(process, beginning):
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return line
+    raise AssertionError(f"no line \"{beginning}\": {process.stderr.read()}")
+
+
+def test_two_ranks_after_each_other(daemons):
+    job, victims = new_job(), (4, 1)
+    processes = start(daemons, lambda rank: ["-c", SHRINKER, job, rank, 6, ",".join(map(str, victims))], 6)
+    for victim in victims:
+        await_line(processes[victim], "ready")
+        time.sleep(0.2)
+        processes[victim].kill()
+    for rank, process in enumerate(processes):
+        output, errors = process.communicate(timeout=60)
+        if rank not in victims:
+            assert process.returncode == 0, f"rank {rank}: {output}{errors}"
+            assert output.count("went on after") == 2
+            print(rank, output)
+
+
+def losses(output):
+    return [float(line.rsplit(" ", 1)[1]) for line in output.splitlines() if line.startswith("step ")]
+
+
+def test_the_elastic_example(daemons):
+    """Ranks and a daemon are killed at random; the loss goes on falling from where it was."""
+    seed = int(os.environ.get("COMMD_SEED", random.randrange(1 << 32)))
+    chance = random.Random(seed)
+    job, steps = new_job(), 150
+    processes = start(daemons, lambda rank: [EXAMPLE, job, rank, 6, steps, 0.02], 6)
+    await_line(processes[0], "step 3 ")
+    victims = chance.sample(range(1, 4), 2)
+    for victim in victims:
+        time.sleep(chance.uniform(0.0, 0.4))
+        processes[victim].kill()
+    time.sleep(chance.uniform(0.0, 0.4))
+    daemons.cluster.daemons["c"].send_signal(signal.SIGKILL)
+    said = {}
+    for rank, process in enumerate(processes):
+        output, errors = process.communicate(timeout=90)
+        if rank in victims or rank in (4, 5):
+            continue
+        assert process.returncode == 0, f"COMMD_SEED={seed}, rank {rank}: {output[-1000:]}{errors}"
+        said[rank] = output
+        curve = losses(output)
+        assert all(after < before * 1.01 for before, after in zip(curve, curve[1:])), f"COMMD_SEED={seed}: {curve}"
+        assert f"step {steps} ranks 2 loss" in output, f"COMMD_SEED={seed}, rank {rank}: {output[-500:]}"
+    assert len(said) == 2
+    daemons.cluster.start("c")
+    daemons.cluster.wait_ready()

@@ -373,7 +373,8 @@ void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
     if (now_ns < comm->op_deadline_ns) {
         return; /* walk through all pending ones only if a deadline may have passed */
     }
-    while (comm->state == COMMS_COMM_FORMED && (due = find_due(comm, now_ns, &next_ns)) != NULL) {
+    while (comm->state == COMMS_COMM_FORMED && !comms_loss_is_frozen(comm) &&
+           (due = find_due(comm, now_ns, &next_ns)) != NULL) {
         if (due->late_ns == 0) {
             op_give_up(due, now_ns);
         } else {

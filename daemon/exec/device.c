@@ -3,6 +3,7 @@
 
 #include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_nccl.h"
 
 /*
  * Extra steps of an operation whose ranks have buffers on GPUs, or order it against their streams. It waits

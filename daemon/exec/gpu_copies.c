@@ -2,7 +2,8 @@
 
 #include "daemon/exec/exec_internal.h"
 
-/* Copies of an operation among buffers on GPUs, collected for each GPU, because each kernel costs microseconds. */
+/* Copies of an operation among buffers on GPUs, collected for each GPU, because each kernel costs
+ * microseconds. */
 
 uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX])
 {

@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_nccl.h"
 #include "daemon/gpu/nccl.h"
 
 /*
@@ -478,8 +478,10 @@ static enum status prepare(struct gpu_nccl *nccl, struct error *error)
 static enum gpu_nccl_step step_forms(struct gpu_nccl *nccl, uint64_t now_ns, struct error *error)
 {
     switch (gpu_group_poll(nccl->group, now_ns, error)) {
+    case GPU_GROUP_FAILED: /* before this operation began; the next one gets a new group */
+        gpu_group_give_up(nccl->group, error, now_ns);
+        return GPU_NCCL_REFUSED;
     case GPU_GROUP_REFUSED:
-    case GPU_GROUP_FAILED: /* before this operation began */
         return GPU_NCCL_REFUSED;
     case GPU_GROUP_FORMS:
         return gpu_group_forming_ns(nccl->group, now_ns) > NCCL_PATIENCE_NS ? GPU_NCCL_REFUSED

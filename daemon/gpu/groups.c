@@ -218,8 +218,8 @@ static enum status groups_make_room(struct gpu_groups *groups, uint64_t now_ns, 
         return STATUS_OK;
     }
     groups_tidy(groups, 0, now_ns);
-    return error_set(error, STATUS_LIMIT, "there are %u NCCL communicators on the node, the most that commd has",
-                     GPU_GROUPS_MAX);
+    return error_set(error, STATUS_LIMIT,
+                     "there are %u NCCL communicators on the node, the most that commd has", GPU_GROUPS_MAX);
 }
 
 enum status gpu_group_hold(struct gpu_devices *gpus, const uint32_t *list, uint32_t count, uint64_t now_ns,
@@ -278,7 +278,9 @@ enum gpu_group_state gpu_group_poll(struct gpu_group *group, uint64_t now_ns, st
         group->formed = true;
         groups->formed++;
     }
-    return job == GROUP_JOB_FORM ? GPU_GROUP_FORMS : job == GROUP_JOB_CALL ? GPU_GROUP_CALLS : GPU_GROUP_READY;
+    return job == GROUP_JOB_FORM   ? GPU_GROUP_FORMS
+           : job == GROUP_JOB_CALL ? GPU_GROUP_CALLS
+                                   : GPU_GROUP_READY;
 }
 
 /* --- Calls --- */
@@ -359,8 +361,8 @@ uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
             continue;
         }
         if (group->ending || !group->formed) {
-            deadline_ns = time_min(
-                deadline_ns, group->since_ns + (group->ending ? GPU_GROUP_END_NS : GPU_GROUP_FORM_NS));
+            deadline_ns = time_min(deadline_ns,
+                                   group->since_ns + (group->ending ? GPU_GROUP_END_NS : GPU_GROUP_FORM_NS));
         }
     }
     return deadline_ns;

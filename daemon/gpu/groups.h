@@ -16,8 +16,8 @@
  * other's. Another thread ends a group, which can take as long as a GPU works.
  *
  * A group that cannot be formed is refused, with a warning in the log, and not tried again for
- * GPU_GROUP_RETRY_NS. A group that does not end in time is leaked, and its GPUs are marked as failed if it was
- * at work. Once a call of NCCL's thread does not return, there are no new groups.
+ * GPU_GROUP_RETRY_NS. A group that does not end in time is leaked, and its GPUs are marked as failed if it
+ * was at work. Once a call of NCCL's thread does not return, there are no new groups.
  */
 struct gpu_groups;
 struct gpu_group;
@@ -25,7 +25,7 @@ struct gpu_group;
 #define GPU_GROUPS_MAX 16      /* also counts those that are being ended; one more is refused */
 #define GPU_GROUPS_SPARE_MAX 2 /* formed, but held by nobody, for the next job on these GPUs */
 #define GPU_GROUP_TRANSFERS_MAX 256
-#define GPU_GROUP_SCRATCH_BYTES (UINT64_C(32) << 20) /* on each GPU of a group */
+#define GPU_GROUP_SCRATCH_BYTES (UINT64_C(32) << 20)   /* on each GPU of a group */
 #define GPU_GROUP_FORM_NS (UINT64_C(120) * 1000000000) /* NCCL may load kernels for a minute */
 #define GPU_GROUP_END_NS (UINT64_C(10) * 1000000000)
 #define GPU_GROUP_RETRY_NS (UINT64_C(60) * 1000000000)
@@ -71,7 +71,8 @@ void *gpu_group_scratch(const struct gpu_group *group, uint32_t index);
  * the queues belong to NCCL's thread. */
 void gpu_group_call(struct gpu_group *group, struct gpu_queue *const *queues);
 
-/* Ends the group, with whatever its GPUs do for it. Who holds it gets FAILED; who asks next gets a new one. */
+/* Ends the group, with whatever its GPUs do for it. Who holds it gets FAILED; who asks next gets a new one.
+ */
 void gpu_group_give_up(struct gpu_group *group, const struct error *cause, uint64_t now_ns);
 /* Whether NCCL's threads no longer use the queues of the last call. */
 bool gpu_group_is_off(const struct gpu_group *group);

@@ -37,12 +37,11 @@ static enum status init_rank(struct nccl_ranks *ranks, uint32_t rank, struct ncc
                                  .max_ctas = NCCL_RANKS_CTAS_MAX,
                                  .split_share = NCCL_CONFIG_UNDEFINED_INT};
     enum status status = cuda_enter(ranks->gpus, ranks->list[rank], error);
-    return status == STATUS_OK
-               ? ranks_status(
-                     ranks, rank, "ncclCommInitRankConfig",
-                     ranks->nccl->comm_init(&ranks->comms[rank], (int)ranks->count, id, (int)rank, &config),
-                     error)
-               : status;
+    return status == STATUS_OK ? ranks_status(ranks, rank, "ncclCommInitRankConfig",
+                                              ranks->nccl->comm_init(&ranks->comms[rank], (int)ranks->count,
+                                                                     id, (int)rank, &config),
+                                              error)
+                               : status;
 }
 
 enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error)
@@ -156,8 +155,7 @@ static enum status calls_of_rank(const struct nccl_ranks *ranks, const struct gp
     enum status status = cuda_enter(ranks->gpus, ranks->list[rank], error);
     for (uint32_t i = 0; i < transfers->count && status == STATUS_OK; i++) {
         const char *name = "";
-        nccl_result result =
-            call_of_rank(ranks, transfers, &transfers->list[i], rank, stream, &name);
+        nccl_result result = call_of_rank(ranks, transfers, &transfers->list[i], rank, stream, &name);
         status = ranks_status(ranks, rank, name, result, error);
     }
     return status;

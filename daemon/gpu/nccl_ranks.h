@@ -8,8 +8,8 @@
 /*
  * One NCCL communicator whose ranks are GPUs of this node, all in this process, and NCCL's calls on it. Only
  * one thread at a time may use it; none of these functions may be called on the loop's thread. The
- * communicator is non-blocking, so most calls only begin something. Texts of errors name a GPU and hold NCCL's
- * own words.
+ * communicator is non-blocking, so most calls only begin something. Texts of errors name a GPU and hold
+ * NCCL's own words.
  */
 struct nccl_ranks {
     struct gpu_devices *gpus;

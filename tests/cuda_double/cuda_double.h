@@ -51,8 +51,8 @@
  *   CUDA_DOUBLE_FAIL
  *       calls that fail (none). With "cuMemHostAlloc:3,cuLaunchKernel:1=700", the third call of the first and
  *       the first call of the second fail. "2+" means the second call and all later ones. The result is
- *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". 700..799 break the context for good. -1: a
- *       call of NCCL does not return. The nth piece of NCCL's work in a stream is "ncclKernel:n": it hangs
+ *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". 700..799 break the context for good.
+ * -1: a call of NCCL does not return. The nth piece of NCCL's work in a stream is "ncclKernel:n": it hangs
  *       until it is aborted.
  *
  * What the double decides where CUDA's documents are silent or leave a choice:

@@ -341,8 +341,7 @@ static nccl_result settle(struct communicator *communicator)
         operations[count++] = first->operation;
         free(first);
     }
-    nccl_result result =
-        count == 0 ? NCCL_RESULT_OK : operations_enqueue(operations, count, communicator);
+    nccl_result result = count == 0 ? NCCL_RESULT_OK : operations_enqueue(operations, count, communicator);
     if (result != NCCL_RESULT_OK) {
         communicator->failure = result;
     }

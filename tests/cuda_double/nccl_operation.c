@@ -122,8 +122,8 @@ struct operation *operation_call(struct communicator *communicator, const struct
             (void)nccl_fail(NCCL_RESULT_OK,
                             "%s of %zu %s (rank %d) meets %s of %zu %s (rank %d): NCCL would hang",
                             kinds[other->call.kind], other->call.count, types[other->call.type].text,
-                            other->communicator->rank, kinds[call->kind], call->count,
-                            types[call->type].text, communicator->rank);
+                            other->communicator->rank, kinds[call->kind], call->count, types[call->type].text,
+                            communicator->rank);
         }
     }
     *part_of(operation, communicator, call) = (struct part){.communicator = communicator, .call = *call};
@@ -205,7 +205,8 @@ static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
         return result;
     }
     result = memory_resolve(context, (uint64_t)(uintptr_t)call->receive,
-                            receive_bytes(call, size, part->communicator->rank), alignment, TOUCH_KERNEL, &bytes->receive, &bytes->receive_pin);
+                            receive_bytes(call, size, part->communicator->rank), alignment, TOUCH_KERNEL,
+                            &bytes->receive, &bytes->receive_pin);
     if (result != CUDA_RESULT_OK) {
         memory_unpin(&bytes->send_pin);
     }
@@ -370,10 +371,10 @@ nccl_result operations_enqueue(struct operation *const *operations, size_t count
         }
         return nccl_fail(NCCL_RESULT_UNHANDLED_CUDA_ERROR, "rank %d: its stream is gone", communicator->rank);
     }
-    *parts = (struct group_work){
-        .work = {.references = 1, .run = group_work_run, .destroy = group_work_destroy},
-        .communicator = communicator,
-        .count = count};
+    *parts =
+        (struct group_work){.work = {.references = 1, .run = group_work_run, .destroy = group_work_destroy},
+                            .communicator = communicator,
+                            .count = count};
     memcpy(parts->operations, operations, count * sizeof parts->operations[0]);
     communicator->references++;
     communicator->outstanding++;

@@ -50,6 +50,15 @@ static void test_long_list(void **state)
     node_free(node);
 }
 
+/* What a session held is given back in turns, which end after some time: on a slow machine there are more. */
+static void expect_no_sessions(struct node *node)
+{
+    for (unsigned turns = 0; sessions(node) > 0; turns++) {
+        assert_true(turns < TURNS_MAX);
+        node_turn(node);
+    }
+}
+
 /* A broken record ends the session at that place. The records before it are answered. */
 static void test_broken_lists(void **state)
 {
@@ -83,7 +92,7 @@ static void test_broken_lists(void **state)
         snprintf(text, sizeof text, "a submission with a wrong %s", lists[i].text);
         client_expect_error(&client, 0, STATUS_PROTOCOL, text);
         client_expect_closed(&client);
-        assert_int_equal(sessions(node), 0);
+        expect_no_sessions(node);
         client_free(&client);
         node_free(node);
     }

@@ -11,24 +11,23 @@
 
 /* --- Terms --- */
 
-/* Kinds in which a rank publishes one block for each rank. */
-static bool publishes_blocks(enum op_kind kind)
+bool cells_publish_blocks(enum op_kind kind)
 {
     return kind == OP_KIND_REDUCE_SCATTER || kind == OP_KIND_ALL_TO_ALL || kind == OP_KIND_SCATTER;
 }
 
 bool cells_take(const struct op_terms *terms, uint32_t rank_count)
 {
-    uint64_t blocks = publishes_blocks(terms->kind) ? rank_count : 1;
+    uint64_t blocks = cells_publish_blocks(terms->kind) ? rank_count : 1;
+    uint64_t most = CELLS_DATA_MAX_BYTES / (blocks * dtype_size_bytes(terms->dtype));
     return !op_kind_is_message(terms->kind) && terms->compression == COMPRESSION_NONE &&
-           terms->has_layouts == 0 && terms->bucket_ops == 1 &&
-           terms->count_elements <= CELLS_DATA_MAX_BYTES / (blocks * dtype_size_bytes(terms->dtype));
+           terms->bucket_ops == 1 && (terms->has_layouts != 0 || terms->count_elements <= most);
 }
 
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)
 {
     bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
-    size_t blocks = publishes_blocks(terms->kind) ? rank_count : 1;
+    size_t blocks = cells_publish_blocks(terms->kind) ? rank_count : 1;
     return from_root && rank != terms->root_rank
                ? 0
                : blocks * (size_t)terms->count_elements * dtype_size_bytes(terms->dtype);
@@ -46,13 +45,33 @@ static void ring(struct cells_rank *rank)
  * the other. */
 static void ring_sleepers(struct cells_shared *shared, uint32_t rank_count, uint32_t rank)
 {
-    atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t other = 0; other < rank_count; other++) {
         struct cells_rank *its = &shared->ranks[other];
         if (other != rank && atomic_load_explicit(&its->sleepers, memory_order_relaxed) != 0) {
             ring(its);
         }
     }
+}
+
+static bool any_sleeps(struct cells_shared *shared, uint32_t rank_count, uint32_t rank)
+{
+    for (uint32_t other = 0; other < rank_count; other++) {
+        if (other != rank &&
+            atomic_load_explicit(&shared->ranks[other].sleepers, memory_order_acquire) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool all_have_published(struct cells_shared *shared, uint32_t rank_count, uint64_t seq)
+{
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        if (atomic_load_explicit(&cells_header(shared, rank, seq)->seq, memory_order_acquire) != seq) {
+            return false;
+        }
+    }
+    return true;
 }
 
 uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank)
@@ -81,12 +100,18 @@ void cells_get_up(struct cells_shared *shared, uint32_t rank)
 void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
 {
     atomic_store_explicit(&cells_header(shared, rank, seq)->seq, seq, memory_order_release);
-    ring_sleepers(shared, rank_count, rank);
+    atomic_thread_fence(memory_order_seq_cst);
+    /* Nobody can go on before the last rank has published. Of those that think they are the last, one is
+     * right. A rank that hands the operation over rings for itself. */
+    if (any_sleeps(shared, rank_count, rank) && all_have_published(shared, rank_count, seq)) {
+        ring_sleepers(shared, rank_count, rank);
+    }
 }
 
 void cells_hand_over(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
 {
     atomic_store_explicit(&shared->ranks[rank].by_commd, seq, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
     ring_sleepers(shared, rank_count, rank);
 }
 
@@ -114,11 +139,39 @@ bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t 
             atomic_load_explicit(&cells_header(shared, other, seq)->seq, memory_order_acquire) == seq) {
             continue;
         }
-        uint32_t state = atomic_load_explicit(&shared->state, memory_order_relaxed);
-        return state == CELLS_FINAL ||
+        uint64_t open_from = atomic_load_explicit(&shared->open_from, memory_order_relaxed);
+        return (open_from > seq && open_from != CELLS_DECIDING) ||
                atomic_load_explicit(&shared->ranks[other].by_commd, memory_order_relaxed) >= seq;
     }
-    return atomic_load_explicit(&shared->state, memory_order_relaxed) != CELLS_DECIDING;
+    return atomic_load_explicit(&shared->open_from, memory_order_relaxed) != CELLS_DECIDING;
+}
+
+/* Every rank compares all tables, so all find the same. */
+static enum cells_way compare_tables(struct cells_shared *shared, uint32_t rank_count, uint64_t seq)
+{
+    uint64_t tables[CELLS_RANKS_MAX][2 * CELLS_RANKS_MAX];
+    bool agree = true;
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        memcpy(tables[rank], cells_table(shared, rank_count, rank, seq), cells_table_bytes(rank_count));
+    }
+    for (uint32_t from = 0; from < rank_count; from++) {
+        for (uint32_t to = 0; to < rank_count; to++) {
+            agree = agree && tables[from][to] == tables[to][rank_count + from];
+        }
+    }
+    return agree ? CELLS_DIRECT : CELLS_BY_COMMD;
+}
+
+uint64_t cells_elements(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                        const struct op_terms *terms)
+{
+    uint32_t of = op_kind_has_root(terms->kind) ? terms->root_rank : 0;
+    const uint64_t *table = cells_table(shared, rank_count, of, seq);
+    uint64_t elements = 0;
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        elements += table[cells_publish_blocks(terms->kind) ? rank : rank_count + rank];
+    }
+    return elements;
 }
 
 static enum cells_way look_at_all(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
@@ -134,7 +187,7 @@ static enum cells_way look_at_all(struct cells_shared *shared, uint32_t rank_cou
         }
         all = way == CELLS_WAIT ? CELLS_WAIT : all;
     }
-    return all;
+    return all == CELLS_DIRECT && own.has_layouts != 0 ? compare_tables(shared, rank_count, seq) : all;
 }
 
 enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
@@ -144,12 +197,15 @@ enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint
     atomic_thread_fence(memory_order_seq_cst);
 #endif
     /* The cells come first: if the segment is open after them, commd's copy will have them. */
-    uint32_t state = atomic_load_explicit(&shared->state, memory_order_acquire);
-    if (state == CELLS_OPEN || way == CELLS_BY_COMMD) {
+    uint64_t open_from = atomic_load_explicit(&shared->open_from, memory_order_acquire);
+    if (open_from <= seq || way == CELLS_BY_COMMD) {
         return way;
     }
-    if (state != CELLS_FINAL) {
+    if (open_from == CELLS_DECIDING) {
         return CELLS_WAIT;
+    }
+    if (open_from != CELLS_FINAL || seq < atomic_load_explicit(&shared->opened_from, memory_order_relaxed)) {
+        return CELLS_BY_COMMD; /* opened again, for later ones */
     }
     for (uint32_t each = 0; each < rank_count; each++) {
         if (atomic_load_explicit(&shared->heads[each], memory_order_relaxed) < seq) {
@@ -173,23 +229,9 @@ uint64_t cells_head(struct cells_shared *shared, uint32_t rank)
     return head;
 }
 
-uint64_t cells_published(struct cells_shared *shared, uint32_t rank)
-{
-    uint64_t newest = 0, published = 0;
-    for (uint32_t i = 0; i < CELLS_DEPTH; i++) {
-        const struct cell_header *header = &shared->ranks[rank].headers[i];
-        uint64_t seq = atomic_load_explicit(&header->seq, memory_order_acquire);
-        if (seq > newest) {
-            newest = seq;
-            published = *(const volatile uint64_t *)&header->published;
-        }
-    }
-    return published;
-}
-
 void cells_decide(struct cells_shared *shared)
 {
-    atomic_store_explicit(&shared->state, CELLS_DECIDING, memory_order_seq_cst);
+    atomic_store_explicit(&shared->open_from, CELLS_DECIDING, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -200,7 +242,7 @@ void cells_copy_head(struct cells_shared *shared, uint32_t rank)
 
 void cells_end(struct cells_shared *shared, uint32_t rank_count)
 {
-    atomic_store_explicit(&shared->state, CELLS_FINAL, memory_order_seq_cst);
+    atomic_store_explicit(&shared->open_from, CELLS_FINAL, memory_order_seq_cst);
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         ring(&shared->ranks[rank]);
     }
@@ -213,4 +255,10 @@ void cells_retire(struct cells_shared *shared, uint32_t rank_count)
         cells_copy_head(shared, rank);
     }
     cells_end(shared, rank_count);
+}
+
+void cells_reopen(struct cells_shared *shared, uint64_t from)
+{
+    atomic_store_explicit(&shared->opened_from, from, memory_order_relaxed);
+    atomic_store_explicit(&shared->open_from, from, memory_order_seq_cst);
 }

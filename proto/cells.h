@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/cell_counts.h"
 #include "proto/op_terms.h"
 
 /*
@@ -29,24 +30,27 @@
  * operation in which all ranks take part according to that copy ends as in an open segment. All later
  * operations go to commd. A rank that sees a segment that is not open waits for the copy. So all ranks agree.
  *
+ * After a deadline commd opens the segment again, for operations from a number on. Before, each rank must
+ * have handed over an operation that no rank had reached at the retirement, or the last of those. Then every
+ * rank knows how all earlier operations ended. An operation between them and that number goes to commd,
+ * whenever a rank looks.
+ *
  * Nobody trusts the segment: each word is read once, headers are copied before they are looked at, and sizes
  * are the reader's own. A rank that writes nonsense harms its own communicator.
  */
-#define CELLS_RANKS_MAX 16u /* with more ranks, a rank reads too many cells for each operation */
+#define CELLS_RANKS_MAX 32u /* with more ranks, a rank reads too many cells for each operation */
 #define CELLS_DEPTH 8u      /* cells of a rank */
 #define CELLS_WINDOW 4u     /* operations that a rank has published and that have not ended for it */
 #define CELLS_DATA_MAX_BYTES 32768u
-#define CELLS_SHORT_MAX_BYTES 72u /* data that lie in the header */
+#define CELLS_SHORT_MAX_BYTES 80u /* data that lie in the header */
 #define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
 
 _Static_assert(CELLS_DEPTH == 2 * CELLS_WINDOW, "a cell is used again after two windows");
 
-enum cells_state {
-    CELLS_OPEN = 0,     /* the segment's first bytes are zero */
-    CELLS_DECIDING = 1, /* commd copies how far each rank has come */
-    CELLS_FINAL = 2     /* `heads` are that copy */
-};
+/* Values of open_from that are no number of an operation. */
+#define CELLS_DECIDING UINT64_MAX     /* commd copies how far each rank has come */
+#define CELLS_FINAL (UINT64_MAX - 1u) /* `heads` are that copy */
 
 /* What all ranks must agree on, and what a rank adds. */
 struct cell_terms {
@@ -57,7 +61,6 @@ struct cell_terms {
 struct cell_header {
     _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t seq; /* written last */
     struct cell_terms said;
-    uint64_t published; /* how many cells the rank has published, with this one: for statistics */
     unsigned char data[CELLS_SHORT_MAX_BYTES];
 };
 
@@ -69,11 +72,13 @@ struct cells_rank {
     _Atomic uint32_t sleepers;                                /* its threads that sleep at the bell */
     _Atomic uint32_t bell;                                    /* a futex */
     struct cell_header headers[CELLS_DEPTH];
+    struct cell_counts counts; /* for statistics; nobody decides by them */
 };
 
 /* The start of the segment. The longer data follow, from a page boundary on. */
 struct cells_shared {
-    _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint32_t state; /* enum cells_state */
+    _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t open_from; /* the first operation; at first 0 */
+    _Atomic uint64_t opened_from;                              /* when it was opened last */
     _Atomic uint64_t heads[CELLS_RANKS_MAX];
     struct cells_rank ranks[];
 };
@@ -107,9 +112,29 @@ static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t ra
            ((size_t)rank * CELLS_DEPTH + seq % CELLS_DEPTH) * CELLS_DATA_MAX_BYTES;
 }
 
-/* The operation may go through cells, by the terms alone: then so says every rank that has the same terms. */
+/*
+ * Operations with a count for each rank: the _v forms. Their terms in the cell have no count. A rank's data
+ * begin with a table: how many elements it sends to each rank, then how many it expects of each. The ranks
+ * agree if each sends what the other expects. The blocks follow, without gaps.
+ */
+static inline size_t cells_table_bytes(uint32_t rank_count)
+{
+    return 2 * (size_t)rank_count * sizeof(uint64_t);
+}
+
+static inline uint64_t *cells_table(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
+                                    uint64_t seq)
+{
+    return (uint64_t *)(void *)cells_data(shared, rank_count, rank, seq, CELLS_DATA_MAX_BYTES);
+}
+
+/* Whether ranks (of an operation with a root: the root) publish one block for each rank. */
+bool cells_publish_blocks(enum op_kind kind);
+
+/* The operation may go through cells, by the terms alone: then so says every rank that has the same terms.
+ * With a count for each rank, it may if the data fit, too. */
 bool cells_take(const struct op_terms *terms, uint32_t rank_count);
-/* The data that a rank publishes for it. */
+/* The data that a rank publishes for it; without a count for each rank. */
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank);
 
 /* --- A rank --- */
@@ -129,6 +154,11 @@ bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t 
 /* What becomes of an operation that the rank has published, and that has not ended for it. */
 enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
 
+/* Of an operation with a count for each rank, which is CELLS_DIRECT: the elements of the whole, as commd
+ * counts them. */
+uint64_t cells_elements(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                        const struct op_terms *terms);
+
 /* Before sleeping: from here on others ring this rank's bell. Returns the bell's value, for cells_sleep. Look
  * again after it. */
 uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank);
@@ -140,13 +170,14 @@ void cells_get_up(struct cells_shared *shared, uint32_t rank);
 
 /* The last operation in which the rank has taken part. */
 uint64_t cells_head(struct cells_shared *shared, uint32_t rank);
-/* The cells that the rank has published. */
-uint64_t cells_published(struct cells_shared *shared, uint32_t rank);
 /* The steps of cells_retire: it decides, copies how far a rank has come, and lets all go on. */
 void cells_decide(struct cells_shared *shared);
 void cells_copy_head(struct cells_shared *shared, uint32_t rank);
 void cells_end(struct cells_shared *shared, uint32_t rank_count);
-/* Ends the use of the segment, and wakes all who sleep. To be called once. */
+/* Ends the use of the segment, and wakes all who sleep. To be called while it is open. */
 void cells_retire(struct cells_shared *shared, uint32_t rank_count);
+/* Opens it again, for operations from this number on. No rank has published one of them, nor waits for one of
+ * those in `heads`. */
+void cells_reopen(struct cells_shared *shared, uint64_t from);
 
 #endif

@@ -5,6 +5,29 @@
 
 /* Checks the arguments of calls, and converts them to struct client_call. */
 
+/* A call that commd would refuse is refused here: it must not take an operation's number on this rank alone.
+ */
+static comm_result_t check_compression(const struct client_call *call, const struct comm_comm *comm)
+{
+    const struct op_terms *terms = &call->terms;
+    if (terms->compression == COMPRESSION_NONE || op_kind_is_message(terms->kind)) {
+        return COMM_OK;
+    }
+    bool is_known = terms->kind == OP_KIND_ALL_REDUCE && terms->dtype == DTYPE_F32 &&
+                    (terms->reduce == REDUCE_SUM || terms->reduce == REDUCE_AVG);
+    if (!is_known) {
+        return error_report(COMM_UNSUPPORTED,
+                            "%s on \"%s\": only all_reduces of f32 with sum or avg can be compressed",
+                            call->name, comm->name);
+    }
+    if ((uintptr_t)call->options.residual % sizeof(float) != 0) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": the residual at %p is not aligned to its elements", call->name,
+                            comm->name, (const void *)call->options.residual);
+    }
+    return COMM_OK;
+}
+
 comm_result_t call_begin(struct client_call *call, const char *name, enum op_kind kind,
                          const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
                          const comm_call_options_t *options)
@@ -49,7 +72,7 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
                             comm->name, (int)call->options.compression, call->options.top_k_permille);
     }
     call->terms.top_k_permille = (uint16_t)call->options.top_k_permille;
-    return COMM_OK;
+    return check_compression(call, comm);
 }
 
 /* An integer's factor: what a double holds exactly. */
@@ -81,7 +104,7 @@ comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *
                             "2^53",
                             call->name, comm->name, call->options.factor, dtype_text(call->terms.dtype));
     }
-    return COMM_OK;
+    return check_compression(call, comm);
 }
 
 comm_result_t call_set_root(struct client_call *call, const struct comm_comm *comm, uint32_t root)

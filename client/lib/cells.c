@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@ struct cells_slot {
     struct client_op *op; /* null: it was dropped */
     uint64_t seq;
     struct client_call call;
+    size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
 };
 
 struct client_cells {
@@ -31,21 +33,22 @@ struct client_cells {
     uint32_t rank_count;
     uint32_t rank;
     uint64_t seq;          /* the last number that was used */
-    uint64_t published;    /* how many cells */
     _Atomic uint64_t gone; /* the last published operation that has ended; read without the lock */
-    bool asked_to_retire;
-    bool crowded; /* more ranks than processors */
+    uint64_t asked_seq;    /* the last operation at whose deadline commd was told */
+    bool crowded;          /* more ranks than processors */
     _Atomic uint64_t crowded_until_ns;
-    uint32_t first, count; /* of the slots, a ring */
+    uint32_t first, count;      /* of the slots, a ring */
+    struct cell_counts *counts; /* this rank's */
     struct cells_slot slots[CELLS_WINDOW];
 };
 
 /* --- Beginning and end --- */
 
-static void tell_retire(struct comm_comm *comm)
+static void tell_retire(struct comm_comm *comm, bool late)
 {
     Commd__Client__CellsRetire body = COMMD__CLIENT__CELLS_RETIRE__INIT;
     body.handle = comm->handle;
+    body.late = late;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_CELLS_RETIRE;
     request.cells_retire = &body;
@@ -108,11 +111,12 @@ void cells_open(struct comm_comm *comm)
     if (cells == NULL || cells->shared == NULL) {
         free(cells);
         comm->cells = NULL;
-        tell_retire(comm); /* otherwise the other ranks would wait for this rank's cells */
+        tell_retire(comm, false); /* otherwise the other ranks would wait for this rank's cells */
         return;
     }
     cells->rank_count = comm->size;
     cells->rank = comm->rank;
+    cells->counts = &cells->shared->ranks[comm->rank].counts;
     cells->crowded = is_crowded(comm->size);
 }
 
@@ -169,8 +173,22 @@ bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, b
     struct client_cells *cells = comm->cells;
     return cells != NULL && comm->failure == COMM_OK && !waits && comm->collectives_in_flight == 0 &&
            cells->count < CELLS_WINDOW && cells_take(&call->terms, cells->rank_count) &&
-           is_plain(comm, call) && !needs_open(cells, call) &&
-           atomic_load_explicit(&cells->shared->state, memory_order_relaxed) == CELLS_OPEN;
+           is_plain(comm, call) &&
+           (call->terms.has_layouts == 0 || cells_blocks_fit(call, cells->rank_count)) &&
+           !needs_open(cells, call) &&
+           atomic_load_explicit(&cells->shared->open_from, memory_order_relaxed) <= cells->seq + 1;
+}
+
+static void keep_counts(struct cells_slot *slot, uint32_t rank_count)
+{
+    const size_t **counts[4] = {&slot->call.input.counts, &slot->call.input.displacements,
+                                &slot->call.output.counts, &slot->call.output.displacements};
+    for (size_t i = 0; i < 4; i++) {
+        if (*counts[i] != NULL) {
+            memcpy(slot->counts[i], *counts[i], rank_count * sizeof(size_t));
+            *counts[i] = slot->counts[i];
+        }
+    }
 }
 
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
@@ -180,6 +198,9 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->op = op;
     slot->seq = ++cells->seq;
     slot->call = *call;
+    if (call->terms.has_layouts != 0) {
+        keep_counts(slot, cells->rank_count);
+    }
     op->cell = slot;
     op->number = slot->seq;
     comm->client->cells.open++;
@@ -191,7 +212,7 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
     struct client_cells *cells = comm->cells;
     uint64_t seq = op->cell->seq;
     cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
-    cells_header(cells->shared, cells->rank, seq)->published = ++cells->published;
+    cell_counts_raise(&cells->counts->published, 1);
     cells_publish(cells->shared, cells->rank_count, cells->rank, seq);
     held_watch(comm->client);
 }
@@ -260,7 +281,7 @@ static bool is_oldest(const struct comm_comm *comm, const struct client_op *op)
 static void give_back(struct comm_comm *comm, struct cells_slot *slot)
 {
     struct client_op *op = slot->op;
-    comm->cells->published--;
+    cell_counts_raise(&comm->cells->counts->published, UINT64_MAX); /* one less */
     uint32_t timeout_ms = slot->call.options.timeout_ms;
     op->waits_since_ns =
         op->deadline_ns - (uint64_t)(timeout_ms != 0 ? timeout_ms : comm->op_timeout_ms) * NS_PER_MS;
@@ -270,6 +291,21 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
         member_fail(comm, COMM_NO_MEMORY, "%s on \"%s\": no memory for an operation", slot->call.name,
                     comm->name);
         ops_drop(comm, op);
+    }
+}
+
+/* The size is that which commd counts: of the whole vector, or of all blocks. */
+static void count_end(const struct client_cells *cells, const struct cells_slot *slot)
+{
+    const struct op_terms *terms = &slot->call.terms;
+    uint64_t elements = terms->count_elements * (op_kind_has_blocks(terms->kind) ? cells->rank_count : 1);
+    if (terms->has_layouts != 0) {
+        elements = cells_elements(cells->shared, cells->rank_count, slot->seq, terms);
+    }
+    uint64_t size_bytes = elements * dtype_size_bytes(terms->dtype);
+    struct cell_count *timed = cell_counts_add(cells->counts, terms->kind, size_bytes);
+    if (timed != NULL) {
+        cell_counts_time(timed, clock_ns() - slot->op->submitted_ns);
     }
 }
 
@@ -283,6 +319,7 @@ static bool step(struct comm_comm *comm)
     bool failed = comm->failure != COMM_OK;
     if (way == CELLS_DIRECT && (failed || is_oldest(comm, op))) {
         cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call);
+        count_end(cells, slot);
         ops_end_well(comm, op);
         return true;
     }
@@ -313,8 +350,10 @@ static bool retire_late(struct comm_comm *comm)
     if (cells == NULL || cells->count == 0 || comm->failure != COMM_OK) {
         return false;
     }
-    uint64_t now_ns = clock_ns(), deadline_ns = cells->slots[cells->first].op->deadline_ns;
-    if (cells->asked_to_retire && now_ns > deadline_ns + (uint64_t)DAEMON_MARGIN_MS * NS_PER_MS) {
+    const struct cells_slot *slot = &cells->slots[cells->first];
+    uint64_t now_ns = clock_ns(), deadline_ns = slot->op->deadline_ns;
+    bool asked = cells->asked_seq >= slot->seq;
+    if (asked && now_ns > deadline_ns + (uint64_t)DAEMON_MARGIN_MS * NS_PER_MS) {
         member_fail(comm, COMM_TIMED_OUT,
                     "\"%s\": a rank has damaged the communicator's cells, or commd at %s "
                     "does not answer: an operation is past its deadline, and has not ended",
@@ -322,11 +361,11 @@ static bool retire_late(struct comm_comm *comm)
         (void)take_ready(comm);
         return false;
     }
-    if (cells->asked_to_retire || now_ns < deadline_ns) {
+    if (asked || now_ns < deadline_ns) {
         return false;
     }
-    cells->asked_to_retire = true;
-    tell_retire(comm);
+    cells->asked_seq = slot->seq;
+    tell_retire(comm, true);
     return true;
 }
 
@@ -355,9 +394,19 @@ bool cells_are_busy(struct comm_client *client)
     return client->cells.open > 0 || client->cells.idle_looks < IDLE_LOOKS_MAX;
 }
 
-bool cells_must_look_at_commd(struct comm_client *client)
+static bool has_hung_up(const struct comm_client *client)
 {
-    return ++client->cells.looks % LOOKS_PER_COMMD == 0;
+    struct pollfd connection = {.fd = client->fd};
+    return poll(&connection, 1, 0) > 0;
+}
+
+void cells_look_at_commd(struct comm_client *client)
+{
+    bool hung_up = has_hung_up(client);
+    if (hung_up || ++client->cells.looks % LOOKS_PER_COMMD == 0) {
+        client->cells.hung_up = hung_up;
+        client_take_all(client);
+    }
 }
 
 /* --- Waiting --- */
@@ -461,7 +510,9 @@ static void await_news(struct comm_client *client, struct watch *watch)
     if (watch->rings != NULL) {
         bool has_packet = ring_has_packet(&watch->rings->in);
         client->reading = false;
-        if (has_packet) {
+        if (client->cells.hung_up) {
+            client_take_all(client);
+        } else if (has_packet) {
             client_take_events(client);
         }
         queues_reading_ended(client);
@@ -496,7 +547,7 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns)
                           .seq = slot->seq,
                           .deadline_ns =
                               slot->op->deadline_ns < deadline_ns ? slot->op->deadline_ns : deadline_ns};
-    if (cells->asked_to_retire) {
+    if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }
     await_news(client, &watch);

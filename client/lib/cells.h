@@ -37,6 +37,7 @@ struct cells_use {
     uint64_t seen;       /* at the feeder's last look */
     uint32_t idle_looks; /* of the feeder, without a new one */
     uint32_t looks;      /* of the feeder, in all */
+    bool hung_up; /* the feeder saw that commd has closed the connection, while another thread read it */
 };
 
 /* commd sent the communicator's segment; it came as client->cells.fd. */
@@ -70,9 +71,16 @@ void cells_progress(struct comm_client *client);
 bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns);
 /* Whether the feeder must look. */
 bool cells_are_busy(struct comm_client *client);
-/* Whether the feeder must look at commd at this look: operations in cells do not notice that commd is gone.
- */
-bool cells_must_look_at_commd(struct comm_client *client);
+/* The feeder's look at commd: operations in cells do not notice that commd is gone. */
+void cells_look_at_commd(struct comm_client *client);
+
+/* cells_blocks.c: operations with a count for each rank. Whether the data fit into a cell; cells_write and
+ * cells_read for them. */
+bool cells_blocks_fit(const struct client_call *call, uint32_t rank_count);
+void cells_blocks_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                        const struct client_call *call);
+void cells_blocks_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                       const struct client_call *call);
 
 /* cells_take.c: writes the cell's data; takes the result of a complete operation. Any thread that owns the
  * operation. */

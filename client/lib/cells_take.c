@@ -25,6 +25,10 @@ static const unsigned char *data_of(const struct taking *taking, uint32_t rank)
 void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                  const struct client_call *call)
 {
+    if (call->terms.has_layouts != 0) {
+        cells_blocks_write(shared, rank_count, rank, seq, call);
+        return;
+    }
     struct cell_header *header = cells_header(shared, rank, seq);
     size_t size_bytes = cells_published_bytes(&call->terms, rank_count, rank);
     header->said = (struct cell_terms){.terms = call->terms, .factor = call->options.factor};
@@ -106,6 +110,10 @@ void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
                 const struct client_call *call)
 {
     const struct op_terms *terms = &call->terms;
+    if (terms->has_layouts != 0) {
+        cells_blocks_read(shared, rank_count, rank, seq, call);
+        return;
+    }
     struct taking taking = {.shared = shared,
                             .rank_count = rank_count,
                             .rank = rank,

@@ -40,15 +40,20 @@ static bool has_room(const struct comm_comm *comm, size_t staged_bytes)
     return comm->collectives_in_flight < comm->client->pending_ops_max && !too_much;
 }
 
+static bool waits_for_cells(const struct comm_comm *comm)
+{
+    return comm->cells != NULL && cells_must_wait(comm);
+}
+
 bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes)
 {
     return !op_kind_is_message(kind) &&
-           (held_is_fed(comm) || cells_must_wait(comm) || !has_room(comm, staged_bytes));
+           (held_is_fed(comm) || waits_for_cells(comm) || !has_room(comm, staged_bytes));
 }
 
 bool held_record_must_wait(struct comm_comm *comm)
 {
-    return held_is_fed(comm) || cells_must_wait(comm) || !records_have_room(comm);
+    return held_is_fed(comm) || waits_for_cells(comm) || !records_have_room(comm);
 }
 
 static struct client_held *held_alloc(struct comm_comm *comm, const struct stream_order *order)
@@ -361,8 +366,8 @@ static void *feed_on(void *argument)
         int waited = pthread_cond_timedwait(&feeder->wake, &client->lock, &until);
         idle = feeder->rests && waited != 0;
         feeder->rests = false;
-        if (client->lost == COMM_OK && cells_must_look_at_commd(client)) {
-            client_take_all(client);
+        if (client->lost == COMM_OK) {
+            cells_look_at_commd(client);
         }
         if ((feeder->held_count > 0 || client->cells.open > 0) && client->lost == COMM_OK) {
             client_take_events(client);

@@ -114,7 +114,8 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     answer.clients = HASH_COUNT(api->sessions);
     comms_visit_comms(api->comms, count_comm, &answer);
     comms_visit_ops(api->comms, now_ns, count_op, &answer);
-    answer.ops_completed = api->ops_completed + comms_ops_in_cells(api->comms);
+    comms_read_cells(api->comms, now_ns);
+    answer.ops_completed = api->ops_completed + comms_totals(api->comms)->ends_in_cells;
     answer.ops_failed = api->ops_failed;
     answer.reduce_level = (char *)host_reduce_level_text();
     struct net_statistics statistics;
@@ -306,6 +307,7 @@ static bool visit_comm(void *context, const struct communicator_info *info)
 void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
     struct list_visit visit = {.session = session, .page = {.skip = after, .now_ns = now_ns}};
+    comms_read_cells(session->api->comms, now_ns);
     comms_visit_comms(session->api->comms, visit_comm, &visit);
     Commd__Client__CommsReply answer = COMMD__CLIENT__COMMS_REPLY__INIT;
     answer.comms = (Commd__Client__CommInfo **)visit.page.rows;
@@ -356,6 +358,19 @@ void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t af
     page_free(&visit.page);
 }
 
+/* With those that went through cells. */
+static void fill_ops(const struct api_session *session, uint64_t now_ns, Commd__Client__ClientInfo *row)
+{
+    row->ops_submitted = session->ops_submitted;
+    row->ops_completed = session->ops_completed;
+    for (const struct api_comm *comm = session->comms; comm != NULL; comm = comm->hh.next) {
+        uint64_t submitted, completed;
+        comms_member_in_cells(comm->member, now_ns, &submitted, &completed);
+        row->ops_submitted += submitted;
+        row->ops_completed += completed;
+    }
+}
+
 void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
     Commd__Client__ClientInfo rows[CLIENT_LIST_PAGE_MAX];
@@ -385,8 +400,7 @@ void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_
         row->comms = HASH_COUNT(each->comms);
         row->memories = HASH_COUNT(each->memories);
         row->memory_bytes = each->memory_bytes;
-        row->ops_submitted = each->ops_submitted;
-        row->ops_completed = each->ops_completed;
+        fill_ops(each, now_ns, row);
         pointers[answer.n_clients++] = row;
     }
     Commd__Client__Reply reply = API_REPLY(request_id, CLIENTS, clients, &answer);

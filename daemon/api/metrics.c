@@ -214,6 +214,7 @@ static void write_network(const struct api *api, struct metrics_text *text)
 
 void metrics_write(const struct api *api, struct metrics_text *text, uint64_t now_ns)
 {
+    comms_read_cells(api->comms, now_ns);
     write_process(api, text, now_ns);
     write_clients(api, text);
     write_communicators(api, text);

@@ -25,7 +25,8 @@ static const struct metrics_family refused_calls = {
 
 static const struct metrics_family in_cells = {"commd_operations_in_cells", "",
                                                "Operations that the ranks of this node carried out "
-                                               "themselves, in shared memory. No other metric counts them.",
+                                               "themselves, in shared memory. The metrics of operations "
+                                               "count them, too, but no bandwidth. Of 61, one is timed.",
                                                METRICS_COUNTER};
 
 /* A cell of the table, as labels. The class's label is its largest size. */
@@ -36,10 +37,10 @@ struct cell_labels {
 
 static void cell_label(struct cell_labels *out, unsigned kind, unsigned class)
 {
-    if (op_counts_class_bytes[class] == UINT64_MAX) {
+    if (op_bounds_class_bytes[class] == UINT64_MAX) {
         (void)snprintf(out->size, sizeof out->size, "+Inf");
     } else {
-        (void)snprintf(out->size, sizeof out->size, "%" PRIu64, op_counts_class_bytes[class]);
+        (void)snprintf(out->size, sizeof out->size, "%" PRIu64, op_bounds_class_bytes[class]);
     }
     out->labels[0] = (struct metrics_label){"kind", op_kind_text((enum op_kind)kind)};
     out->labels[1] = (struct metrics_label){"size_max_bytes", out->size};
@@ -53,7 +54,7 @@ static void each_cell(const struct op_counts *counts, struct metrics_text *text,
 {
     metrics_begin(text, family);
     for (unsigned kind = 0; kind < OP_KIND_COUNT; kind++) {
-        for (unsigned class = 0; class < OP_COUNTS_CLASSES; class ++) {
+        for (unsigned class = 0; class < OP_BOUNDS_CLASSES; class ++) {
             struct cell_labels labels;
             cell_label(&labels, kind, class);
             function(text, &labels, &counts->cells[kind][class]);
@@ -83,8 +84,8 @@ static void put_bytes(struct metrics_text *text, struct cell_labels *labels,
 static void put_duration(struct metrics_text *text, struct cell_labels *labels,
                          const struct op_counts_cell *cell)
 {
-    metrics_put_histogram(text, labels->labels, 2, &cell->latency_ns, op_counts_latencies_ns,
-                          OP_COUNTS_LATENCIES, METRICS_SCALE_NS_TO_SECONDS);
+    metrics_put_histogram(text, labels->labels, 2, &cell->latency_ns, op_bounds_latencies_ns,
+                          OP_BOUNDS_LATENCIES, METRICS_SCALE_NS_TO_SECONDS);
 }
 
 static void put_bandwidth(struct metrics_text *text, struct cell_labels *labels,
@@ -102,7 +103,7 @@ void metrics_write_ops(const struct api *api, struct metrics_text *text)
     each_cell(counts, text, &durations, put_duration);
     each_cell(counts, text, &bandwidths, put_bandwidth);
     metrics_begin(text, &in_cells);
-    metrics_put(text, NULL, 0, comms_ops_in_cells(api->comms));
+    metrics_put(text, NULL, 0, comms_totals(api->comms)->ops_in_cells);
     metrics_begin(text, &refused_calls);
     for (unsigned status = 0; status < STATUS_COUNT; status++) {
         if (api->calls_refused[status] > 0) {

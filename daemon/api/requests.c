@@ -40,7 +40,7 @@ static bool comm_send_cells(struct api_comm *comm, struct comms_member *member)
         return false;
     }
     if (comms_member_open_cells(member, &fd, &error) != STATUS_OK) {
-        comms_member_retire_cells(member); /* the other ranks would wait for this one */
+        comms_member_retire_cells(member, false); /* the other ranks would wait for this one */
         return false;
     }
     Commd__Client__Cells cells = COMMD__CLIENT__CELLS__INIT;
@@ -49,7 +49,7 @@ static bool comm_send_cells(struct api_comm *comm, struct comms_member *member)
     event.body_case = COMMD__CLIENT__EVENT__BODY_CELLS;
     event.cells = &cells;
     if (!api_session_send_fd(comm->session, &event, fd)) {
-        comms_member_retire_cells(member);
+        comms_member_retire_cells(member, false);
         return false;
     }
     return true;
@@ -330,6 +330,10 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
         api_session_reply_failure(session, comm->init_request_id, STATUS_ABORTED,
                                   "this rank left the communicator before it had formed");
     }
+    uint64_t submitted, completed;
+    comms_member_in_cells(comm->member, now_ns, &submitted, &completed);
+    session->ops_submitted += submitted;
+    session->ops_completed += completed;
     comms_member_leave(comm->member, COMMS_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);
     api_session_reply_done(session, request_id);
@@ -344,7 +348,7 @@ void api_cells_retire(struct api_session *session, uint64_t request_id,
                                   "no formed communicator has handle %u", request->handle);
         return;
     }
-    comms_member_retire_cells(comm->member);
+    comms_member_retire_cells(comm->member, request->late);
     api_session_reply_done(session, request_id);
 }
 

@@ -8,15 +8,20 @@
 #include <utlist.h>
 
 #include "daemon/base/log.h"
+#include "daemon/comm/cells_tally.h"
 #include "daemon/comm/comms_internal.h"
 #include "proto/cells.h"
 
 struct comms_cells {
     struct cells_shared *shared; /* without the longer data */
+    struct cells_tally *tally;
     uint32_t rank_count;
     int fd; /* -1 once every rank has it */
     uint32_t given;
     bool retired;
+    bool over;           /* it stays retired */
+    uint64_t resume_seq; /* retired: once each rank has given commd this operation, or a later one, it ends */
+    uint64_t read_ns;    /* when the counts were last read */
     uint64_t seen_seq, seen_ns; /* the operation for which ranks waited at the last look, and since when */
 };
 
@@ -59,11 +64,16 @@ static void close_fd(struct communicator *comm)
     }
 }
 
+/* What it costs commd. */
+static uint64_t memory_bytes(uint32_t rank_count)
+{
+    return cells_control_bytes(rank_count) + cells_tally_size_bytes(rank_count);
+}
+
 void comms_cells_make(struct communicator *comm)
 {
     struct error error;
-    if (!all_take(comm) ||
-        communicator_charge(comm, cells_control_bytes(comm->local_count), &error) != STATUS_OK ||
+    if (!all_take(comm) || communicator_charge(comm, memory_bytes(comm->local_count), &error) != STATUS_OK ||
         budget_charge(comm->account, BUDGET_DESCRIPTORS, 1, &error) != STATUS_OK) {
         return; /* it goes on without */
     }
@@ -73,7 +83,12 @@ void comms_cells_make(struct communicator *comm)
         return;
     }
     comm->cells->rank_count = comm->local_count;
-    if (cells_map(comm->cells, &error) != STATUS_OK) {
+    comm->cells->fd = -1;
+    comm->cells->tally = cells_tally_new(comm->local_count, comm->comms->now_ns);
+    if (comm->cells->tally == NULL) {
+        error_set(&error, STATUS_NO_MEMORY, "no memory");
+    }
+    if (comm->cells->tally == NULL || cells_map(comm->cells, &error) != STATUS_OK) {
         log_debug("communicator \"%s\" has no cells: %s", comm->name, error.text);
         if (comm->cells->fd < 0) {
             budget_release(comm->account, BUDGET_DESCRIPTORS, 1);
@@ -82,24 +97,94 @@ void comms_cells_make(struct communicator *comm)
     }
 }
 
+static uint64_t sum_of_ends(const struct comms_cells *cells)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < cells->rank_count; i++) {
+        sum += cells_tally_completed(cells->tally, i);
+    }
+    return sum;
+}
+
+/* Brings the totals up to date. */
+static void read_counts(struct communicator *comm, uint64_t now_ns)
+{
+    struct comms_cells *cells = comm->cells;
+    struct comms_totals *totals = &comm->comms->totals;
+    if (cells == NULL || cells->shared == NULL || cells->read_ns == now_ns) {
+        return;
+    }
+    uint64_t ops = cells_tally_ops(cells->tally), ends = sum_of_ends(cells);
+    cells->read_ns = now_ns;
+    cells_tally_read(cells->tally, cells->shared, now_ns, &totals->ops);
+    totals->ops_in_cells += cells_tally_ops(cells->tally) - ops;
+    totals->ends_in_cells += sum_of_ends(cells) - ends;
+}
+
+void comms_read_cells(struct comms *comms, uint64_t now_ns)
+{
+    struct communicator *comm;
+    DL_FOREACH(comms->comms, comm)
+    {
+        read_counts(comm, now_ns);
+    }
+}
+
 void comms_cells_free(struct communicator *comm)
 {
     if (comm->cells != NULL) {
-        comm->comms->totals.ops_in_cells += comm->cells->shared != NULL ? comms_cells_count(comm) : 0;
+        if (comm->cells->shared != NULL) {
+            comms_cells_end(comm); /* whoever sleeps there learns that commd ends */
+        }
+        comm->cells->read_ns = 0;
+        read_counts(comm, comm->comms->now_ns);
         close_fd(comm);
         if (comm->cells->shared != NULL) {
             (void)munmap(comm->cells->shared, cells_control_bytes(comm->cells->rank_count));
         }
+        free(comm->cells->tally);
         free(comm->cells);
         comm->cells = NULL;
     }
 }
 
+static void retire(struct comms_cells *cells)
+{
+    if (!cells->retired) {
+        cells->retired = true;
+        cells_retire(cells->shared, cells->rank_count);
+    }
+}
+
 void comms_cells_end(struct communicator *comm)
 {
-    if (comm->cells != NULL && !comm->cells->retired) {
-        comm->cells->retired = true;
-        cells_retire(comm->cells->shared, comm->cells->rank_count);
+    if (comm->cells != NULL) {
+        comm->cells->over = true;
+        retire(comm->cells);
+    }
+}
+
+static uint64_t highest_head(const struct communicator *comm)
+{
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        uint64_t head = comm->locals[i] != NULL ? comms_cells_head(comm->locals[i]) : 0;
+        highest = head > highest ? head : highest;
+    }
+    return highest;
+}
+
+void comms_cells_resume(struct communicator *comm)
+{
+    struct comms_cells *cells = comm->cells;
+    bool all = cells != NULL && cells->retired && !cells->over;
+    for (uint32_t i = 0; all && i < comm->local_count; i++) {
+        all = comm->locals[i] != NULL && comm->locals[i]->posted_seq >= cells->resume_seq;
+    }
+    if (all) {
+        /* A rank may be about to publish one more operation, because it saw the segment open. */
+        cells->retired = false;
+        cells_reopen(cells->shared, highest_head(comm) + CELLS_DEPTH);
     }
 }
 
@@ -136,10 +221,20 @@ bool comms_cells_any_pending(const struct communicator *comm)
     return false;
 }
 
-bool comms_cells_is_missing(const struct communicator_op *op, uint32_t local_index)
+static bool has_not_come(const struct communicator_op *op, uint32_t local_index)
 {
     const struct comms_member *member = op->comm->locals[local_index];
     return !op->posts[local_index].posted && (member == NULL || comms_cells_head(member) < op->seq);
+}
+
+bool comms_cells_is_missing(const struct communicator_op *op, uint32_t local_index)
+{
+    for (uint32_t i = 0; i < op->comm->local_count; i++) {
+        if (has_not_come(op, i)) {
+            return has_not_come(op, local_index);
+        }
+    }
+    return !op->posts[local_index].posted;
 }
 
 /* Copies the terms of the operation from a rank that has published it. */
@@ -177,23 +272,22 @@ bool comms_cells_waiting(const struct communicator *comm, uint64_t now_ns, struc
 
 uint64_t comms_cells_count(const struct communicator *comm)
 {
-    uint64_t least = UINT64_MAX;
-    for (uint32_t i = 0; comm->cells != NULL && i < comm->cells->rank_count; i++) {
-        uint64_t published = cells_published(comm->cells->shared, i);
-        least = published < least ? published : least;
-    }
-    return comm->cells != NULL ? least : 0;
+    return comm->cells != NULL ? cells_tally_ops(comm->cells->tally) : 0;
 }
 
-uint64_t comms_ops_in_cells(const struct comms *comms)
+uint64_t comms_cells_bytes(const struct communicator *comm)
 {
-    uint64_t sum = comms->totals.ops_in_cells;
-    const struct communicator *comm;
-    DL_FOREACH(comms->comms, comm)
-    {
-        sum += comms_cells_count(comm);
-    }
-    return sum;
+    return comm->cells != NULL ? cells_tally_bytes(comm->cells->tally) : 0;
+}
+
+void comms_member_in_cells(const struct comms_member *member, uint64_t now_ns, uint64_t *submitted,
+                           uint64_t *completed)
+{
+    read_counts(member->comm, now_ns);
+    const struct comms_cells *cells = member->comm->cells;
+    bool has = cells != NULL && !member->refused && member->local_index < cells->rank_count;
+    *submitted = has ? cells_tally_submitted(cells->tally, member->local_index) : 0;
+    *completed = has ? cells_tally_completed(cells->tally, member->local_index) : 0;
 }
 
 bool comms_member_has_cells(const struct comms_member *member)
@@ -219,7 +313,13 @@ enum status comms_member_open_cells(struct comms_member *member, int *out, struc
     return STATUS_OK;
 }
 
-void comms_member_retire_cells(struct comms_member *member)
+void comms_member_retire_cells(struct comms_member *member, bool late)
 {
-    comms_cells_end(member->comm);
+    struct comms_cells *cells = member->comm->cells;
+    if (!late) {
+        comms_cells_end(member->comm);
+    } else if (cells != NULL && !cells->retired) {
+        retire(cells);
+        cells->resume_seq = highest_head(member->comm);
+    }
 }

@@ -409,7 +409,9 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
     }
     bool lost = how == COMMS_LEAVE_LOST;
     bool pending = member_has_pending(member) || (!lost && comms_cells_are_pending(member));
-    uint64_t last_seq = comms_cells_head(member);
+    /* What a lost rank has published, or said to hand over, and not given to commd, ends in cells or never.
+     */
+    uint64_t last_seq = lost ? member->posted_seq : comms_cells_head(member);
     comms_cells_end(comm);
     error_set(&cause, STATUS_RANK_LOST,
               "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,

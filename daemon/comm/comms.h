@@ -273,8 +273,12 @@ void comms_member_view(const struct comms_member *member, struct communicator_vi
 bool comms_member_has_cells(const struct comms_member *member);
 /* A descriptor of their segment, once for each rank; the caller closes it. NOT_FOUND, SYSTEM. */
 enum status comms_member_open_cells(struct comms_member *member, int *out, struct error *error) COMM_MUST_USE;
-/* From now on all operations of the communicator go through comms_submit. */
-void comms_member_retire_cells(struct comms_member *member);
+/* From now on all operations of the communicator go through comms_submit. late: a deadline has passed; once
+ * every rank has submitted an operation, later ones may go through cells again. */
+void comms_member_retire_cells(struct comms_member *member, bool late);
+/* Operations that the member has submitted, and ended, through cells. */
+void comms_member_in_cells(const struct comms_member *member, uint64_t now_ns, uint64_t *submitted,
+                           uint64_t *completed);
 /* What is known of the failure of the member's communicator; null: nothing more than its cause. */
 const struct comms_detail *comms_member_detail(const struct comms_member *member);
 /* The same of an operation that was refused with `error`: null unless the communicator's failure is why. */
@@ -315,12 +319,13 @@ struct comms_totals {
     uint64_t ops_pending;
     uint64_t messages_pending;
     uint64_t formed;
-    uint64_t failed;       /* formed or forming */
-    uint64_t ops_in_cells; /* of communicators that are gone */
+    uint64_t failed;        /* formed or forming */
+    uint64_t ops_in_cells;  /* they are in `ops`, too; as comms_read_cells last saw it */
+    uint64_t ends_in_cells; /* the same for each local rank */
 };
 const struct comms_totals *comms_totals(const struct comms *comms);
-/* Operations that went through cells, so far. */
-uint64_t comms_ops_in_cells(const struct comms *comms);
+/* Reads what ranks have carried out through cells, for the totals and comms_visit_comms. */
+void comms_read_cells(struct comms *comms, uint64_t now_ns);
 
 struct communicator_info {
     const char *name;

@@ -54,8 +54,10 @@ void comms_detail_add_missing(struct comms_detail *detail, const struct communic
             comms_detail_add(detail, comm, missing->ranks[i], missing->pids[i]);
         }
     }
+    const struct communicator_op *op = comms_op_at(comm, seq);
     for (uint32_t i = 0; missing == NULL && i < comm->local_count; i++) {
-        if (comm->locals[i] != NULL && comms_cells_head(comm->locals[i]) < seq) {
+        if (comm->locals[i] != NULL &&
+            (op != NULL ? comms_cells_is_missing(op, i) : comms_cells_head(comm->locals[i]) < seq)) {
             comms_detail_add_member(detail, comm->locals[i]);
         }
     }

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "daemon/base/histogram.h"
+#include "proto/op_bounds.h"
 #include "proto/status.h"
 #include "proto/types.h"
 
@@ -11,14 +12,9 @@
  * How operations and messages of this node ended, for metrics: by kind, size class and result. Fixed arrays,
  * written and read by the main thread alone.
  */
-#define OP_COUNTS_CLASSES 5
-#define OP_COUNTS_LATENCIES 16
 #define OP_COUNTS_BANDWIDTHS 12
 
-/* The largest size of each class, in bytes; the last class has no largest size: UINT64_MAX. */
-extern const uint64_t op_counts_class_bytes[OP_COUNTS_CLASSES];
-/* Bounds of the histograms, in nanoseconds and in bytes per second. */
-extern const uint64_t op_counts_latencies_ns[OP_COUNTS_LATENCIES];
+/* Bounds of the histogram of bandwidths, in bytes per second. */
 extern const uint64_t op_counts_bandwidths[OP_COUNTS_BANDWIDTHS];
 
 struct op_counts_cell {
@@ -31,7 +27,7 @@ struct op_counts_cell {
 
 /* All zero at first. */
 struct op_counts {
-    struct op_counts_cell cells[OP_KIND_COUNT][OP_COUNTS_CLASSES];
+    struct op_counts_cell cells[OP_KIND_COUNT][OP_BOUNDS_CLASSES];
 };
 
 struct op_end {

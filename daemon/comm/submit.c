@@ -106,6 +106,7 @@ static void number_use(struct comms_member *member, const struct op_terms *terms
     member->bucket_dtype = terms->dtype;
     member->bucket_reduce = terms->reduce;
     comm->highest_seq = member->posted_seq > comm->highest_seq ? member->posted_seq : comm->highest_seq;
+    comms_cells_resume(comm);
 }
 
 /* Leaves out the numbers of operations that went through cells. A number that makes no sense is the next one:
@@ -272,6 +273,10 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
         return comms_p2p_submit(member, op, now_ns, error);
     }
     if (comms_call_check(op, member->rank, member->comm->terms.size, &terms, &buffers, &why) != STATUS_OK) {
+        if (member->comm->cells != NULL && check_bucket(member, &op->terms, error) == STATUS_OK) {
+            number_skip_to(member, op->number); /* the rank has told the others that it takes part */
+            return op_refuse(member, op, &op->terms, &why, now_ns, error);
+        }
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", member->comm->name,
                          member->rank, why.text);
     }

@@ -83,7 +83,7 @@ void comms_visit_comms(const struct comms *comms, communicator_visit *visit, voi
             .since_ns = comm->since_ns,
             .ops_posted = ops_posted(comm),
             .ops_completed = comm->completed_count + comms_cells_count(comm),
-            .bytes_reduced = comm->bytes_reduced,
+            .bytes_reduced = comm->bytes_reduced + comms_cells_bytes(comm),
             .error = comm->state == COMMS_COMM_FAILED ? comm->cause.text : "",
         };
         if (comm->node_count == 0) {

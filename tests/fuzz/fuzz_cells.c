@@ -49,7 +49,8 @@ static void scribble(struct world *world, struct fuzz_input *input)
         atomic_store(&its->by_commd, number);
         return;
     case 1:
-        atomic_store(&world->shared->state, (uint32_t)number);
+        atomic_store(fuzz_below(input, 2) != 0 ? &world->shared->open_from : &world->shared->opened_from,
+                     number);
         return;
     case 2:
         atomic_store(&world->shared->heads[rank], number);
@@ -63,7 +64,7 @@ static void scribble(struct world *world, struct fuzz_input *input)
         return;
     default:
         memset(&header->said, fuzz_u8(input), sizeof header->said);
-        header->published = number;
+        atomic_store(&its->counts.published, number);
         return;
     }
 }
@@ -132,7 +133,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         step(&world, &input);
         for (uint32_t rank = 0; rank < world.ranks; rank++) {
             (void)cells_head(world.shared, rank);
-            (void)cells_published(world.shared, rank);
         }
     }
     cells_retire(world.shared, world.ranks);

@@ -118,7 +118,7 @@ static void scribble(struct cells_shared *cells, uint32_t rank, struct fuzz_inpu
     uint64_t number = take_seq(input);
     switch (fuzz_below(input, 6)) {
     case 0:
-        atomic_store(&cells->state, (uint32_t)number);
+        atomic_store(fuzz_below(input, 2) != 0 ? &cells->open_from : &cells->opened_from, number);
         return;
     case 1:
         atomic_store(&cells->heads[fuzz_below(input, CELLS_RANKS_MAX)], number);
@@ -127,7 +127,7 @@ static void scribble(struct cells_shared *cells, uint32_t rank, struct fuzz_inpu
         atomic_store(&its->by_commd, number);
         return;
     case 3:
-        its->headers[fuzz_below(input, CELLS_DEPTH)].published = number;
+        atomic_store(&its->counts.published, number);
         return;
     case 4:
         atomic_store(&its->headers[fuzz_below(input, CELLS_DEPTH)].seq, number);
@@ -143,7 +143,6 @@ static void publish(struct cells_shared *cells, uint32_t rank, struct fuzz_input
     uint64_t seq = take_seq(input);
     struct cell_header *header = cells_header(cells, rank, seq);
     header->said.terms = take_terms(input);
-    header->published = seq;
     cells_publish(cells, RANKS, rank, seq);
 }
 

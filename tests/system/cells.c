@@ -2,9 +2,12 @@
  * One rank of checks of small operations on one node:
  *
  *   cells NAME RANK SIZE random SEED STEPS     random operations of all kinds, types and sizes; prints a
- * digest cells NAME RANK SIZE until [TIMEOUT_MS]    all-reduces, until one fails; prints how many ended well
- *   cells NAME RANK SIZE mismatch              every third operation contradicts; the others are right
- *   cells NAME RANK SIZE scribble SEED         as until; rank 0 also writes anywhere into the cells
+ * digest cells NAME RANK SIZE mismatch              every third operation contradicts; the others are right
+ *   cells NAME RANK SIZE counts FILE           operations whose numbers the test knows; goes on once the file
+ *                                              is there
+ *   cells NAME RANK SIZE refused               calls that one rank alone is refused, between right ones
+ *   cells NAME RANK SIZE late ROUNDS           in each round a rank is late for one operation; 200 more are
+ *                                              right
  *
  * It prints its result as the last line, or what is wrong, and exits with 1.
  */
@@ -17,31 +20,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/system/cells_rank.h"
+
 #define OPEN_MAX 8u
 #define POISON 0xA5
 #define MISMATCHES 300u
-#define SCRIBBLED_MAX 20000u /* operations: where the cells are no longer used, all end well */
-
-static comm_client_t *client;
-static comm_t *comm;
-static uint32_t rank, size;
-
-static void must(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "rank %u: %s: %s: %s\n", rank, what, comm_result_text(result), comm_last_error());
-        exit(EXIT_FAILURE);
-    }
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state += 0x9e3779b97f4a7c15ull;
-    uint64_t value = *state;
-    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-    value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-    return value ^ (value >> 31);
-}
+#define LATE_TIMEOUT_MS 400u
+#define LATE_MS 900u
+#define TIMEOUT_MS 20000u
 
 /* --- Random operations --- */
 
@@ -55,6 +41,8 @@ struct step {
 static const size_t element_bytes[] = {8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8, 16};
 #define DTYPES (sizeof element_bytes / sizeof element_bytes[0])
 #define OPS 11u
+#define KINDS 16u
+#define RANKS_MAX 40u
 
 /* What all ranks draw alike. */
 struct draw {
@@ -86,13 +74,13 @@ static bool is_defined(const struct draw *draw, bool scans)
 static struct draw draw_next(uint64_t *state)
 {
     static const size_t sizes_bytes[] = {0, 1, 8, 9, 72, 73, 80, 500, 4096, 8000, 32768, 32784, 70000};
-    struct draw draw = {.kind = (unsigned)(next_random(state) % 11)};
+    struct draw draw = {.kind = (unsigned)(next_random(state) % KINDS)};
     size_t bytes = sizes_bytes[next_random(state) % (sizeof sizes_bytes / sizeof sizes_bytes[0])];
     draw.root = (uint32_t)(next_random(state) % size);
     do {
         draw.dtype = (comm_dtype_t)(next_random(state) % DTYPES);
         draw.op = (comm_op_t)(next_random(state) % OPS);
-    } while (!is_defined(&draw, draw.kind >= 9));
+    } while (!is_defined(&draw, draw.kind == 9 || draw.kind == 10));
     draw.count = bytes / element_bytes[draw.dtype];
     draw.count = next_random(state) % 2 == 0 ? draw.count : draw.count / size;
     draw.in_place = next_random(state) % 4 == 0;
@@ -129,6 +117,72 @@ static void blocks_of(const struct draw *draw, size_t *in, size_t *out)
     }
 }
 
+/* --- Kinds with a count for each rank --- */
+
+/* How many elements `from` sends to `to`. In all_gather_v, it sends them to all; in reduce_scatter_v, all
+ * send them to `to`. */
+static size_t sent(const struct draw *draw, uint32_t from, uint32_t to)
+{
+    bool by_sender = draw->kind == 11 || draw->kind == 13;
+    bool by_receiver = draw->kind == 12 || draw->kind == 14;
+    size_t mixed = (by_receiver ? 0 : from * 7u) + (by_sender ? 0 : to * 3u) + draw->root;
+    return (draw->count + mixed) % (draw->count + 2);
+}
+
+/* A gap of an element is before each block of rank 1. */
+static void lay_out(const struct draw *draw, bool sends, size_t counts[RANKS_MAX], size_t places[RANKS_MAX],
+                    size_t *extent)
+{
+    *extent = 0;
+    for (uint32_t other = 0; other < size; other++) {
+        counts[other] = sends ? sent(draw, rank, other) : sent(draw, other, rank);
+        *extent += other == 1 && draw->kind != 12 ? 1 : 0;
+        places[other] = *extent;
+        *extent += counts[other];
+    }
+}
+
+static comm_result_t post_counted(const struct draw *draw, struct step *step,
+                                  const comm_call_options_t *options)
+{
+    size_t out[RANKS_MAX], out_places[RANKS_MAX], in[RANKS_MAX], in_places[RANKS_MAX], extent;
+    lay_out(draw, true, out, out_places, &extent);
+    lay_out(draw, false, in, in_places, &extent);
+    switch (draw->kind) {
+    case 11:
+        return comm_all_gather_v(comm, step->input, step->output, in, in_places, draw->dtype, options);
+    case 12:
+        return comm_reduce_scatter_v(comm, step->input, step->output, out, draw->dtype, draw->op, options);
+    case 13:
+        return comm_gather_v(comm, step->input, sent(draw, rank, draw->root), step->output, in, in_places,
+                             draw->dtype, draw->root, options);
+    case 14:
+        return comm_scatter_v(comm, step->input, out, out_places, step->output, sent(draw, draw->root, rank),
+                              draw->dtype, draw->root, options);
+    default:
+        return comm_all_to_all_v(comm, step->input, out, out_places, step->output, in, in_places, draw->dtype,
+                                 options);
+    }
+}
+
+/* Which numbers of elements they read and write on this rank. */
+static void extents_of(const struct draw *draw, size_t *in, size_t *out)
+{
+    size_t counts[RANKS_MAX], places[RANKS_MAX];
+    bool is_root = draw->root == rank;
+    *in = *out = 0;
+    if (draw->kind == 11 || draw->kind == 13) {
+        *in = sent(draw, rank, draw->root);
+    } else if (draw->kind != 14 || is_root) {
+        lay_out(draw, true, counts, places, in);
+    }
+    if (draw->kind == 12 || draw->kind == 14) {
+        *out = sent(draw, draw->root, rank);
+    } else if (draw->kind != 13 || is_root) {
+        lay_out(draw, false, counts, places, out);
+    }
+}
+
 static comm_result_t post(const struct draw *draw, struct step *step, const comm_call_options_t *options)
 {
     const void *in = step->input;
@@ -155,8 +209,10 @@ static comm_result_t post(const struct draw *draw, struct step *step, const comm
         return comm_all_to_all(comm, in, out, count, draw->dtype, options);
     case 9:
         return comm_scan(comm, in, out, count, draw->dtype, draw->op, options);
-    default:
+    case 10:
         return comm_exclusive_scan(comm, in, out, count, draw->dtype, draw->op, options);
+    default:
+        return post_counted(draw, step, options);
     }
 }
 
@@ -173,7 +229,11 @@ static void make_buffers(const struct draw *draw, struct step *step, uint64_t nu
     uint64_t state = number * 1000003 + rank + 1;
     blocks_of(draw, &in_blocks, &out_blocks);
     size_t block_bytes = draw->count * element_bytes[draw->dtype];
-    step->in_place = draw->in_place && (draw->kind == 0 || draw->kind >= 8);
+    if (draw->kind > 10) {
+        extents_of(draw, &in_blocks, &out_blocks);
+        block_bytes = element_bytes[draw->dtype];
+    }
+    step->in_place = draw->in_place && (draw->kind == 0 || (draw->kind >= 8 && draw->kind <= 10));
     step->output_bytes = out_blocks * block_bytes;
     step->input = malloc(in_blocks * block_bytes + 1);
     step->output = step->in_place ? step->input : malloc(step->output_bytes + 1);
@@ -234,83 +294,135 @@ static void run_random(uint64_t seed, uint64_t steps)
     printf("digest %016llx\n", (unsigned long long)digest);
 }
 
-/* --- Failures --- */
+/* --- Contradictions --- */
 
-/* Writes at random places of this process's mapping of the cells. */
-static void scribble(uint64_t *state)
+/* The rank's part of an operation, which it contradicts by an operator or a count. */
+static comm_result_t post_odd(unsigned form, bool contradicts, unsigned char *in, unsigned char *out)
 {
-    static unsigned char *from, *to;
-    char line[512];
-    FILE *maps = from == NULL ? fopen("/proc/self/maps", "re") : NULL;
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-        if (strstr(line, "memfd:commd-cells") != NULL) {
-            char *rest;
-            from = (unsigned char *)(uintptr_t)strtoull(line, &rest, 16); /* "begin-end ..." */
-            to = (unsigned char *)(uintptr_t)strtoull(rest + 1, NULL, 16);
+    size_t own = rank + 1u + (contradicts ? 1 : 0), counts[RANKS_MAX] = {0};
+    for (uint32_t other = 0; other < size; other++) {
+        counts[other] = other + 1u + (contradicts && other == (rank + 1) % size ? 1 : 0);
+    }
+    switch (form) {
+    case 0:
+        return comm_all_reduce(comm, in, out, 1, COMM_I32, contradicts ? COMM_MAX : COMM_SUM, NULL);
+    case 1:
+        return comm_all_gather_v(comm, in, out, counts, NULL, COMM_I32, NULL);
+    case 2:
+        counts[rank] = own;
+        return comm_gather_v(comm, in, own, out, counts, NULL, COMM_I32, 0, NULL);
+    default:
+        for (uint32_t other = 0; other < size; other++) {
+            counts[other] = 2;
         }
+        size_t sends[RANKS_MAX];
+        memcpy(sends, counts, sizeof sends);
+        sends[(rank + 1) % size] += contradicts ? 1 : 0;
+        return comm_all_to_all_v(comm, in, sends, NULL, out, counts, NULL, COMM_I32, NULL);
     }
-    if (maps != NULL) {
-        fclose(maps);
-    }
-    if (from == NULL) {
-        fprintf(stderr, "rank %u has no cells\n", rank);
-        exit(EXIT_FAILURE);
-    }
-    size_t bytes = (size_t)(to - from) < 8192 ? (size_t)(to - from) : 8192;
-    for (int i = 0; i < 20; i++) {
-        from[next_random(state) % bytes] = (unsigned char)next_random(state);
-    }
-}
-
-static void run_until(bool scribbles, uint64_t seed)
-{
-    uint64_t ended = 0, state = seed;
-    comm_result_t result = COMM_OK;
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    while (result == COMM_OK && !(scribbles && ended == SCRIBBLED_MAX)) {
-        int64_t value = (int64_t)(ended * size + rank);
-        if (ended == 1000) {
-            puts("READY");
-        }
-        if (scribbles && rank == 0 && ended > 1000) {
-            scribble(&state);
-        }
-        comm_request_t *request = NULL;
-        comm_call_options_t call = COMM_CALL_OPTIONS_INIT;
-        call.request = &request;
-        result = comm_all_reduce(comm, &value, &value, 1, COMM_I64, COMM_SUM, &call);
-        result = result == COMM_OK ? comm_wait(&request, NULL) : result;
-        int64_t expected = (int64_t)(ended * size * size + (uint64_t)size * (size - 1) / 2);
-        if (result == COMM_OK && value != expected && !scribbles) {
-            fprintf(stderr, "rank %u: operation %llu: %lld, expected %lld\n", rank, (unsigned long long)ended,
-                    (long long)value, (long long)expected);
-            exit(EXIT_FAILURE);
-        }
-        ended += result == COMM_OK;
-    }
-    printf("%llu %s %s\n", (unsigned long long)ended, comm_result_text(result), comm_last_error());
 }
 
 static void run_mismatch(void)
 {
+    static unsigned char in[4096], out[4096];
     for (uint64_t number = 0; number < MISMATCHES; number++) {
-        int32_t value = (int32_t)(number + rank);
-        bool contradicts = number % 3 == 1 && rank == number / 3 % size;
-        comm_op_t op = contradicts ? COMM_MAX : COMM_SUM;
-        must(comm_all_reduce(comm, &value, &value, 1, COMM_I32, op, NULL), "comm_all_reduce");
+        bool is_odd = number % 3 == 1;
+        unsigned form = (unsigned)(number / 3 / size % 4);
+        uint32_t odd = (uint32_t)(number / 3 % size);
+        must(post_odd(form, is_odd && rank == odd && (form != 2 || rank != 0), in, out), "an operation");
         comm_result_t result = comm_sync(comm, 0);
-        bool is_right = number % 3 == 1 ? result == COMM_MISMATCH && strstr(comm_last_error(), "max") != NULL
-                                        : result == COMM_OK;
-        if (!is_right) {
-            fprintf(stderr, "rank %u: operation %llu: %s: %s\n", rank, (unsigned long long)number,
-                    comm_result_text(result), comm_last_error());
-            exit(EXIT_FAILURE);
-        }
+        bool is_right = result == (is_odd && (form != 2 || odd != 0) ? COMM_MISMATCH : COMM_OK);
         char expected[32];
         (void)snprintf(expected, sizeof expected, "op %llu on ", (unsigned long long)number + 1);
-        if (result != COMM_OK && strstr(comm_last_error(), expected) == NULL) {
-            fprintf(stderr, "rank %u: \"%s\" is not in: %s\n", rank, expected, comm_last_error());
+        if (!is_right || (result != COMM_OK && strstr(comm_last_error(), expected) == NULL)) {
+            fprintf(stderr, "rank %u: operation %llu, form %u: %s: %s\n", rank, (unsigned long long)number,
+                    form, comm_result_text(result), comm_last_error());
             exit(EXIT_FAILURE);
+        }
+    }
+    puts("checked");
+}
+
+/* --- Counts, refusals, deadlines --- */
+
+static void run_counts(const char *file)
+{
+    static unsigned char in[20000], out[20000];
+    for (unsigned i = 0; i < 300; i++) {
+        must(comm_all_reduce(comm, in, out, 1, COMM_I64, COMM_SUM, NULL), "comm_all_reduce");
+    }
+    for (unsigned i = 0; i < 100; i++) {
+        must(comm_all_gather(comm, in, out, 1000, COMM_U8, NULL), "comm_all_gather");
+        must(comm_barrier(comm, NULL), "comm_barrier");
+    }
+    for (unsigned i = 0; i < 50; i++) {
+        must(comm_broadcast(comm, out, 5000, COMM_F32, 0, NULL), "comm_broadcast");
+        must(comm_sync(comm, 0), "comm_sync");
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    puts("READY");
+    while (access(file, F_OK) != 0) {
+        usleep(10000);
+    }
+    puts("counted");
+}
+
+static void add_and_check(uint64_t number)
+{
+    int32_t value = (int32_t)(number * size + rank);
+    int32_t expected = (int32_t)(number * size * size + (uint64_t)size * (size - 1) / 2);
+    must(comm_all_reduce(comm, &value, &value, 1, COMM_I32, COMM_SUM, NULL), "comm_all_reduce");
+    must(comm_sync(comm, 0), "comm_sync");
+    if (value != expected) {
+        fprintf(stderr, "rank %u: number %llu: %d, expected %d\n", rank, (unsigned long long)number, value,
+                expected);
+        exit(EXIT_FAILURE);
+    }
+}
+
+/* One rank's call is refused, and takes no operation's number from the others. */
+static void run_refused(void)
+{
+    static float residual[3];
+    for (uint64_t number = 0; number < 60; number++) {
+        float values[2] = {1, 2};
+        comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+        options.compression = COMM_COMPRESSION_BF16;
+        options.residual = number % 2 == 0 ? NULL : (float *)(void *)((char *)residual + 1);
+        if (rank == number % size) {
+            comm_op_t op = number % 2 == 0 ? COMM_MAX : COMM_SUM;
+            comm_result_t result = comm_all_reduce(comm, values, values, 2, COMM_F32, op, &options);
+            result = result == COMM_OK ? comm_sync(comm, 0) : result;
+            if (result != (number % 2 == 0 ? COMM_UNSUPPORTED : COMM_INVALID_ARGUMENT)) {
+                fprintf(stderr, "rank %u: %s: %s\n", rank, comm_result_text(result), comm_last_error());
+                exit(EXIT_FAILURE);
+            }
+        }
+        add_and_check(number);
+    }
+    puts("checked");
+}
+
+/* All ranks learn of the same operation that it was late, and go on. */
+static void run_late(uint64_t rounds)
+{
+    for (uint64_t round = 0; round < rounds; round++) {
+        int32_t value = 1;
+        comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+        options.timeout_ms = LATE_TIMEOUT_MS;
+        if (rank == round % size) {
+            usleep(LATE_MS * 1000);
+        }
+        must(comm_all_reduce(comm, &value, &value, 1, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
+        comm_result_t result = comm_sync(comm, 0);
+        char expected[64];
+        (void)snprintf(expected, sizeof expected, "op %llu all_reduce", (unsigned long long)round * 201 + 1);
+        if (result != COMM_TIMED_OUT || strstr(comm_last_error(), expected) == NULL) {
+            fprintf(stderr, "rank %u: %s: %s\n", rank, comm_result_text(result), comm_last_error());
+            exit(EXIT_FAILURE);
+        }
+        for (uint64_t number = 0; number < 200; number++) {
+            add_and_check(number);
         }
     }
     puts("checked");
@@ -319,28 +431,23 @@ static void run_mismatch(void)
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr, "usage: cells NAME RANK SIZE random|until|mismatch|scribble [NUMBER [STEPS]]\n");
+        fprintf(stderr,
+                "usage: cells NAME RANK SIZE random|mismatch|counts|refused|late [ARGUMENT [STEPS]]\n");
         return 2;
     }
-    rank = (uint32_t)strtoul(argv[2], NULL, 10);
-    size = (uint32_t)strtoul(argv[3], NULL, 10);
-    uint64_t seed = argc > 5 ? strtoull(argv[5], NULL, 10) : 1;
-    uint64_t steps = argc > 6 ? strtoull(argv[6], NULL, 10) : 1000;
-    comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
-    options.op_timeout_ms = 20000;
-    if (strcmp(argv[4], "scribble") == 0 || (strcmp(argv[4], "until") == 0 && argc > 5)) {
-        options.op_timeout_ms = argc > 5 && argv[4][0] == 'u' ? (uint32_t)seed : 1000;
-    }
-    must(comm_client_open(NULL, &client), "comm_client_open");
-    must(comm_init(client, argv[1], rank, size, COMM_DEVICE_HOST, &options, &comm), "comm_init");
-    if (strcmp(argv[4], "random") == 0) {
-        run_random(seed, steps);
-    } else if (strcmp(argv[4], "mismatch") == 0) {
+    const char *mode = argv[4], *argument = argc > 5 ? argv[5] : "1";
+    join(argv, TIMEOUT_MS);
+    if (strcmp(mode, "random") == 0) {
+        run_random(strtoull(argument, NULL, 10), argc > 6 ? strtoull(argv[6], NULL, 10) : 1000);
+    } else if (strcmp(mode, "mismatch") == 0) {
         run_mismatch();
+    } else if (strcmp(mode, "counts") == 0) {
+        run_counts(argument);
+    } else if (strcmp(mode, "refused") == 0) {
+        run_refused();
     } else {
-        run_until(strcmp(argv[4], "scribble") == 0, seed);
+        run_late(strtoull(argument, NULL, 10));
     }
-    comm_destroy(comm);
-    comm_client_close(client);
+    leave();
     return 0;
 }

@@ -2,12 +2,15 @@
 """Small operations of one node, which go through cells: the same results as through commd, and the same failures."""
 import os
 import random
+import re
 import signal
 import time
 import unittest
 
 from cluster import BUILD, Cluster, cpu_s
 
+# Steps of tests/system/cells.c: operations that end well after it.
+STEPS = (0, 0, 0, 1, 1, 1, 0, 0)
 SEED = int(os.environ.get("COMMD_SEED", "1"))
 
 
@@ -17,7 +20,8 @@ class Cells(unittest.TestCase):
         ranks = []
         for rank in range(size):
             cluster.client_environment = {"COMMD_CELLS": "off" if rank in off else "on"}
-            ranks.append(cluster.client("a", BUILD / "tests/system/cells", name, rank, size, *options))
+            program = "cells_faults" if options[0] in ("until", "scribble", "step") else "cells"
+            ranks.append(cluster.client("a", BUILD / "tests/system" / program, name, rank, size, *options))
         return ranks
 
     def finish(self, ranks, within_s=120):
@@ -40,6 +44,17 @@ class Cells(unittest.TestCase):
                                for off in ((), range(size), (0,))]
                     self.assertEqual(digests[0], digests[1], f"size {size}, seed {seed}")
                     self.assertEqual(digests[0], digests[2], f"size {size}, seed {seed}")
+
+    def test_many_ranks(self):
+        """As many as a communicator with cells may have, and one more."""
+        with Cluster("a") as cluster:
+            for size, uses in ((32, True), (33, False)):
+                digests = [self.finish(self.start(cluster, f"many-{size}-{len(off)}", size, "random", SEED, 60, off=off))
+                           for off in ((), range(size))]
+                self.assertEqual(digests[0], digests[1], f"size {size}")
+                text = cluster.commctl("a", "metrics").stdout
+                before, count = 0 if uses else count, int(re.search(r"commd_operations_in_cells_total (\d+)", text)[1])
+                self.assertEqual(count > before, uses)
 
     def test_contradictions(self):
         with Cluster("a") as cluster:
@@ -106,6 +121,91 @@ class Cells(unittest.TestCase):
             line, = self.finish(ranks[:1], within_s=10)
             self.assertIn("closed the connection", line)
 
+    def test_a_rank_that_dies_at_any_step(self):
+        """The operation ends well on all survivors if the number was in the cell, and on none otherwise."""
+        with Cluster("a") as cluster:
+            bystanders = self.start(cluster, "bystanders", 2, "until")
+            self.await_ready(bystanders)
+            for step, ended in enumerate(STEPS):
+                ranks = self.start(cluster, f"step{step}", 3, "step", step, int(signal.SIGKILL))
+                began = time.monotonic()
+                lines = self.finish(ranks[1:], within_s=10)
+                self.assertLess(time.monotonic() - began, 5)
+                for line in lines:
+                    self.assertIn("lost", line, f"step {step}")
+                    self.assertIn(f"rank 0 (pid {ranks[0].pid})", line)
+                    self.assertEqual(int(line.split()[0]), 1000 + ended, f"step {step}")
+            for process in bystanders:
+                self.assertIsNone(process.poll())
+
+    def test_a_rank_that_stops_at_any_step(self):
+        with Cluster("a") as cluster:
+            started = [self.start(cluster, f"stop{step}", 3, "step", step, int(signal.SIGSTOP)) for step in range(len(STEPS))]
+            for step, ended in enumerate(STEPS):
+                ranks = started[step]
+                lines = self.finish(ranks[1:], within_s=20)
+                for line in lines:
+                    self.assertIn("rank 0", line, f"step {step}")
+                    self.assertIn("has not posted it", line, f"step {step}")
+                    self.assertIn(f"op {1001 + ended} all_reduce", line)
+                    self.assertEqual(int(line.split()[0]), 1000 + ended, f"step {step}")
+                ranks[0].send_signal(signal.SIGCONT)
+                ranks[0].communicate(timeout=20)
+
+    def test_what_operators_see(self):
+        with Cluster("a") as cluster:
+            go = os.path.join(cluster.folder, "go")
+            ranks = self.start(cluster, "counted", 3, "counts", go)
+            self.await_ready(ranks)
+            clients = {row["pid"]: row for row in cluster.json("a", "clients")["clients"]}
+            for process in ranks:
+                row = clients[process.pid]
+                self.assertEqual((row["ops_submitted"], row["ops_completed"]), (550, 550))
+            comm, = cluster.json("a", "comms")["comms"]
+            self.assertEqual((comm["ops_posted"], comm["ops_completed"]), (550, 550))
+            self.assertEqual(comm["bytes_reduced"], 300 * 8 + 100 * 1000 + 50 * 20000)
+            self.assertEqual(cluster.json("a", "status")["ops_completed"], 3 * 550)
+            for left in (False, True):
+                text = cluster.commctl("a", "metrics").stdout
+                for line in ('commd_operations_in_cells_total 550',
+                             'commd_operations_total{kind="all_reduce",size_max_bytes="4096",result="OK"} 300',
+                             'commd_operations_total{kind="all_gather",size_max_bytes="4096",result="OK"} 100',
+                             'commd_operations_total{kind="barrier",size_max_bytes="4096",result="OK"} 100',
+                             'commd_operations_total{kind="broadcast",size_max_bytes="65536",result="OK"} 50',
+                             'commd_operation_bytes_total{kind="all_gather",size_max_bytes="4096"} 300000',
+                             'commd_operation_bytes_total{kind="broadcast",size_max_bytes="65536"} 1000000'):
+                    self.assertIn(line + "\n", text)
+                timed = int(re.search(r'commd_operation_duration_seconds_count{kind="all_reduce",size_max_bytes="4096"} (\d+)', text)[1])
+                self.assertTrue(0 < timed and abs(timed - 300) <= 61, timed)
+                if not left:
+                    open(go, "w").close()
+                    self.assertEqual(self.finish(ranks), ["counted"] * 3)
+
+    def test_a_call_that_one_rank_is_refused(self):
+        with Cluster("a") as cluster:
+            for off in ((), (0, 1, 2)):
+                self.assertEqual(self.finish(self.start(cluster, f"refused{len(off)}", 3, "refused", off=off)), ["checked"] * 3)
+
+    def test_cells_after_a_deadline(self):
+        """The communicator uses them again."""
+        with Cluster("a") as cluster:
+            self.assertEqual(self.finish(self.start(cluster, "late", 3, "late", 4)), ["checked"] * 3)
+            text = cluster.commctl("a", "metrics").stdout
+            in_cells = int(re.search(r"commd_operations_in_cells_total (\d+)", text)[1])
+            self.assertGreater(in_cells, 4 * 170)
+
+    def test_the_end_of_commd_is_seen_at_once(self):
+        """Though the ranks need commd for nothing."""
+        for number in range(3):
+            with Cluster("a") as cluster:
+                ranks = self.start(cluster, "orphans", 2, "until")
+                self.await_ready(ranks)
+                began = time.monotonic()
+                cluster.daemons["a"].kill()
+                for line in self.finish(ranks, within_s=10):
+                    self.assertIn("closed the connection", line)
+                self.assertLess(time.monotonic() - began, 0.5)
+
     def test_a_rank_that_writes_anywhere(self):
         """It harms its own communicator alone."""
         with Cluster("a") as cluster:
@@ -114,8 +214,11 @@ class Cells(unittest.TestCase):
             for seed in range(SEED, SEED + 8):
                 ranks = self.start(cluster, f"scribbled{seed}", 3, "scribble", seed)
                 for process in ranks:
-                    process.communicate(timeout=30)
+                    _, errors = process.communicate(timeout=30)
+                    self.assertEqual(process.returncode, 0, errors)
                 self.assertIsNone(cluster.daemons["a"].poll())
+            text = cluster.commctl("a", "metrics").stdout
+            self.assertLess(int(re.search(r"commd_operations_in_cells_total (\d+)", text)[1]), 10**9)
             for process in bystanders:
                 self.assertIsNone(process.poll())
             bystanders[1].kill()

@@ -127,7 +127,7 @@ static inline void metrics_node_fill_ops(struct metrics_node *own)
 {
     struct op_counts *counts = (struct op_counts *)(uintptr_t)&comms_totals(own->node->comms)->ops;
     for (unsigned kind = 0; kind < OP_KIND_COUNT; kind++) {
-        for (unsigned class = 0; class < OP_COUNTS_CLASSES; class ++) {
+        for (unsigned class = 0; class < OP_BOUNDS_CLASSES; class ++) {
             struct op_counts_cell *cell = &counts->cells[kind][class];
             cell->results[STATUS_OK] = cell->results[STATUS_TIMED_OUT] = cell->results[STATUS_RANK_LOST] =
                 MANY;

@@ -28,7 +28,7 @@ static const struct op_counts_cell *add(enum op_kind kind, uint64_t size_bytes, 
         .kind = kind, .result = result, .size_bytes = size_bytes, .latency_ns = latency_ns, .run_ns = run_ns};
     op_counts_add(&counts, &end);
     unsigned class = 0;
-    while (size_bytes > op_counts_class_bytes[class]) {
+    while (size_bytes > op_bounds_class_bytes[class]) {
         class ++;
     }
     return &counts.cells[kind][class];

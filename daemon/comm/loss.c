@@ -346,6 +346,19 @@ static bool freeze(struct communicator *comm, const struct error *cause, uint32_
     return takes_part;
 }
 
+/* No local rank is left that could be told: this node has no part any more. Returns false if it has one. */
+static bool leave_agreement(struct communicator *comm)
+{
+    struct comms_loss *loss = comm->loss;
+    if (!loss->frozen || loss->verdict != NULL || comms_loss_has_locals(comm)) {
+        return false;
+    }
+    loss->frozen = false;
+    loss->gave_up = true;
+    send_gone(comm, NULL);
+    return true;
+}
+
 /* Of a communicator of one node. Without memory there is no next generation. */
 static void decide_alone(struct communicator *comm, const struct error *cause,
                          const struct comms_detail *detail)
@@ -366,6 +379,9 @@ bool comms_loss_takes(struct communicator *comm, const struct error *cause, cons
     }
     if (comm->node_count == 1) {
         decide_alone(comm, cause, detail);
+        return false;
+    }
+    if (leave_agreement(comm) || loss->gave_up) {
         return false;
     }
     return loss->agrees && (loss->frozen || freeze(comm, cause, weight_of(comm, cause), detail, now_ns));
@@ -432,6 +448,12 @@ void comms_loss_rank_gone(struct communicator *comm, uint32_t rank, uint64_t now
         return; /* the rank may still be in the generation before */
     }
     agreement_bit_set(loss->gone, rank);
+    if (leave_agreement(comm)) {
+        struct error cause;
+        error_set(&cause, STATUS_ABORTED, "communicator \"%s\": all ranks of this node have left",
+                  comm->name);
+        communicator_end(comm, &cause, NULL, COMMS_TELL_NOBODY, now_ns);
+    }
     if (comm->state == COMMS_COMM_FAILED) {
         comms_next_rank_gone(comm, rank, now_ns);
     }

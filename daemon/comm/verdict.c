@@ -220,9 +220,9 @@ void comms_verdict_refusal_text(const struct comms_member *member, uint64_t seq,
     if (ops > 1) {
         (void)snprintf(last, sizeof last, " to %llu", (unsigned long long)(seq + ops - 1));
     }
-    error_set(out, STATUS_LIMIT, "op %llu%s on \"%s\": rank %u (pid %d, node %s): %s",
-              (unsigned long long)seq, last, comm->name, member->rank, (int)member->client.pid,
-              communicator_own_name(comm), why->text);
+    error_set(out, why->status, "op %llu%s on \"%s\": rank %u (pid %d, node %s): %s", (unsigned long long)seq,
+              last, comm->name, member->rank, (int)member->client.pid, communicator_own_name(comm),
+              why->text);
 }
 
 /* Asks for a verdict on as many of the member's refusals as one verdict can have. */

@@ -353,7 +353,7 @@ static void put_copies(struct gpu_nccl *nccl, const struct coll_stage_piece *pie
     }
     for (uint32_t g = 0; g < nccl->copies.gpu_count && nccl->status == STATUS_OK; g++) {
         find_share(nccl, piece, g, 0, &share);
-        void *first = has[g] ? share.outputs[0] : source;
+        void *first = share.output_count > 0 ? share.outputs[0] : source;
         if (all != NULL) {
             all->inputs[g] = g == from ? source : first;
             all->outputs[g] = first;

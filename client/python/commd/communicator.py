@@ -365,7 +365,8 @@ def _name_bytes(name: str) -> bytes:
 
 def init(name: str | None = None, rank: int | None = None, size: int | None = None, device: int | str | None = None, *,
          timeout: float | None = None, op_timeout: float | None = None, algorithms: str | None = None,
-         slice_bytes: int = 0, socket: str | None = None, daemon_wait: float | None = None) -> Communicator:
+         slice_bytes: int = 0, minority_continues: bool = False, socket: str | None = None,
+         daemon_wait: float | None = None) -> Communicator:
     """Joins a communicator, and waits until all its ranks have joined.
 
     Without rank and size, they come from the launcher's environment (torchrun, commctl run, mpirun, Slurm and others);
@@ -375,13 +376,14 @@ def init(name: str | None = None, rank: int | None = None, size: int | None = No
     device: None for arrays on the host; "cuda" for the GPU whose number is the local rank; "cuda:1" or a number.
     timeout: seconds to wait for all ranks (60). op_timeout: deadline of each operation (60); all ranks must agree.
     algorithms, slice_bytes: see comm_init in libcommclient(3). socket: the socket of commd.
+    minority_continues: if nodes cannot reach each other, every group of them may go on with shrink(); all ranks agree.
     daemon_wait: seconds to wait for a commd that does not run yet.
     """
     if (rank is None) != (size is None) or (rank is not None and name is None):
         raise ValueError("rank and size are given together, and with a name")
     options = _library.InitOptions(ctypes.sizeof(_library.InitOptions), _call.milliseconds(timeout),
                                    _call.milliseconds(op_timeout, "op_timeout"), index(slice_bytes) & (1 << 64) - 1,
-                                   _name_bytes(algorithms) if algorithms is not None else None)
+                                   _name_bytes(algorithms) if algorithms is not None else None, minority_continues)
     number = _device_number(device)
     text = _name_bytes(name) if name is not None else None
     owner = client.shared_client(socket, daemon_wait)

@@ -301,6 +301,46 @@ static void test_minority(void **state)
     }
 }
 
+/* The same, and all ranks have said that every group of nodes may go on. */
+static void test_minority_continues(void **state)
+{
+    (void)state;
+    for (unsigned survivor = 0; survivor < 2; survivor++) {
+        struct member *members[RANKS_MAX];
+        world_start(&world, 2, 1 + survivor, NULL);
+        connect_all(&world);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            struct comms_terms terms = {.name = "again", .rank = rank, .size = 4, .minority_continues = true};
+            members[rank] = join_as(&world, rank % 2, &terms, 1000);
+        }
+        run(&world, 20 * TIME_MS);
+        assert_works(members, 4, 1);
+        node_kill(&world, 1 - survivor);
+        run(&world, 5 * TIME_S);
+        assert_verdict(members, 4, survivor == 0 ? 0xa : 0x5, STATUS_NODE_LOST);
+        assert_int_equal(shrink_all(members, 4), 2);
+        assert_works(members, 2, 2);
+        world_stop(&world);
+    }
+}
+
+/* One rank alone says so: the ranks disagree. */
+static void test_minority_continues_is_agreed(void **state)
+{
+    (void)state;
+    struct member *members[2];
+    world_start(&world, 2, 1, NULL);
+    connect_all(&world);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct comms_terms terms = {
+            .name = "again", .rank = rank, .size = 2, .minority_continues = rank == 1};
+        members[rank] = join_as(&world, rank, &terms, 1000);
+    }
+    run(&world, 20 * TIME_MS);
+    assert_error(&members[1]->formed, STATUS_MISMATCH, "node b asks for minority_continues 1, node a has");
+    world_stop(&world);
+}
+
 /* A healthy communicator is ended, and shrunk to the same ranks. */
 static void test_after_an_abort(void **state)
 {
@@ -327,6 +367,8 @@ int main(void)
         cmocka_unit_test(test_too_late),
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_minority),
+        cmocka_unit_test(test_minority_continues),
+        cmocka_unit_test(test_minority_continues_is_agreed),
         cmocka_unit_test(test_after_an_abort),
     };
     log_set_level(LOG_LEVEL_ERROR);

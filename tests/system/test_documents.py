@@ -87,7 +87,7 @@ class Documents(unittest.TestCase):
 
     def test_lines_are_short(self):
         """Prose and code have at most 120 columns; tables may be wider."""
-        for path in sorted(TOP.glob("**/README.md")):
+        for path in sorted(TOP.glob("**/*.md")):
             if "build" in path.relative_to(TOP).parts:
                 continue
             for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -332,6 +332,7 @@ static void read_socket(struct comm_client *client, uint64_t deadline_ns, short 
     pthread_cond_broadcast(&client->changed);
 }
 
+/* Releases the lock meanwhile. */
 static void await_change(struct comm_client *client, uint64_t deadline_ns)
 {
     struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
@@ -339,9 +340,20 @@ static void await_change(struct comm_client *client, uint64_t deadline_ns)
     (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
 }
 
+/* After the connection is lost, operations that another thread stages end soon. It needs the lock for that. */
+static void await_staged(struct comm_client *client, uint64_t deadline_ns)
+{
+    uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
+    await_change(client, soon_ns < deadline_ns ? soon_ns : deadline_ns);
+}
+
 void client_progress(struct comm_client *client, uint64_t deadline_ns)
 {
-    if (client->lost != COMM_OK || window_work(client)) {
+    if (client->lost != COMM_OK) {
+        await_staged(client, deadline_ns);
+        return;
+    }
+    if (window_work(client)) {
         return;
     }
     if (client->reading) {
@@ -368,9 +380,8 @@ static void await_queue(struct comm_client *client, struct comm_queue *queue, ui
 
 void client_progress_queue(struct comm_client *client, struct comm_queue *queue, uint64_t deadline_ns)
 {
-    if (client->lost != COMM_OK) { /* operations that are being staged end soon */
-        uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
-        await_change(client, soon_ns < deadline_ns ? soon_ns : deadline_ns);
+    if (client->lost != COMM_OK) {
+        await_staged(client, deadline_ns);
         return;
     }
     if (window_work(client)) {

@@ -226,9 +226,40 @@ static void test_the_most(void **state)
     pair_stop(&pair);
 }
 
+static void *take_the_lock(void *argument)
+{
+    struct comm_client *client = argument;
+    pthread_mutex_lock(&client->lock);
+    client->feeder.max = 1;
+    pthread_mutex_unlock(&client->lock);
+    return NULL;
+}
+
+/* After commd has ended, a thread that waits for an operation which the feeder stages leaves the lock to the feeder. */
+static void test_the_lock_after_the_end(void **state)
+{
+    (void)state;
+    enum { LOOKS = 100 };
+    struct pair pair = start(1, SLOW_MS);
+    struct comm_client *client = pair.client;
+    pthread_t feeder;
+    pthread_mutex_lock(&client->lock);
+    client->feeder.max = 0;
+    assert_int_equal(pthread_create(&feeder, NULL, take_the_lock, client), 0);
+    client_lose(client, COMM_DAEMON_LOST, "the end");
+    for (unsigned i = 0; i < LOOKS && client->feeder.max == 0; i++) {
+        client_progress(client, UINT64_MAX);
+    }
+    assert_int_equal(client->feeder.max, 1);
+    pthread_mutex_unlock(&client->lock);
+    pthread_join(feeder, NULL);
+    pair_stop(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_lock_after_the_end),
         cmocka_unit_test(test_a_message_overtakes),
         cmocka_unit_test(test_in_order),
         cmocka_unit_test(test_the_feeder),

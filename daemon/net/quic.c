@@ -33,6 +33,7 @@ static enum status quic_options_copy(struct quic_endpoint *endpoint, const struc
         options->handshake_timeout_ns != 0 ? options->handshake_timeout_ns : QUIC_HANDSHAKE_TIMEOUT_NS;
     endpoint->idle_timeout_ns =
         options->idle_timeout_ns != 0 ? options->idle_timeout_ns : QUIC_IDLE_TIMEOUT_NS;
+    endpoint->patience_ns = options->patience_ns != 0 ? options->patience_ns : QUIC_PATIENCE_NS;
     return STATUS_OK;
 }
 
@@ -154,7 +155,8 @@ void net_quic_use(struct net *net, struct quic_tls *tls)
     {
         struct error refusal;
         if (connection->transport != NULL && !connection->failed &&
-            (connection->state == QUIC_STATE_UP || connection->authenticated) &&
+            (connection->state == QUIC_STATE_UP || connection->state == QUIC_STATE_GREETING ||
+             connection->authenticated) &&
             quic_tls_check_again(endpoint->tls, connection->tls, connection->dialled, &refusal) !=
                 STATUS_OK) {
             char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
@@ -279,6 +281,7 @@ static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer 
                                const struct error *cause)
 {
     quic_work_dial_cancel(endpoint, peer);
+    peer->outcome_due = false;
     if (peer->dial != NULL) {
         struct quic_connection *dial = peer->dial;
         peer->dial = NULL;
@@ -387,6 +390,7 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
     bool connected = peer->up != NULL && !peer->up->failed;
     bool connecting = peer->dial != NULL && !peer->dial->failed;
     if (!connected && !connecting) {
+        peer->outcome_due = true;
         quic_work_dial(endpoint, peer);
     }
     return STATUS_OK;
@@ -407,6 +411,11 @@ static void quic_disconnect(struct net *net, uint32_t index, const struct error 
     assert(index < endpoint->peer_count);
     struct quic_peer *peer = endpoint->peers[index];
     quic_dial_call_off(endpoint, peer, cause);
+    if (peer->greeting != NULL) {
+        struct quic_connection *greeting = peer->greeting;
+        peer->greeting = NULL;
+        quic_connection_abort(greeting, cause->status, cause->text);
+    }
     if (peer->up != NULL) {
         quic_connection_abort(peer->up, cause->status, cause->text);
     }

@@ -8,7 +8,7 @@
 
 /*
  * The QUIC implementation of net.h (RFC 9000, 9001, 9002): ngtcp2 with OpenSSL, mutual TLS 1.3, in libevent's
- * loop. No early data, no tickets. ALPN "commd/1". The dialling side checks that the certificate's subject
+ * loop. No early data, no tickets. ALPN "commd/2". The dialling side checks that the certificate's subject
  * alternative name (DNS) is the name of the peer it dialled. The accepting side looks up the peer by that
  * name, and refuses one it does not know.
  */
@@ -29,6 +29,7 @@ struct quic_options {
     uint32_t socket_buffer_bytes;  /* 0: 4 MiB; if the kernel grants less, that is logged */
     uint64_t handshake_timeout_ns; /* 0: 10 s */
     uint64_t idle_timeout_ns;      /* of the transport, 0: 30 s; lost peers are found by mesh's heartbeats */
+    uint64_t patience_ns; /* how long streams wait for a new connection when theirs is lost; 0: 4 s */
 };
 
 /*

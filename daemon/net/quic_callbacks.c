@@ -77,6 +77,7 @@ static int quic_on_stateless_reset(ngtcp2_conn *transport, const ngtcp2_pkt_stat
              quic_connection_text(connection, text));
     quic_connection_abort(connection, STATUS_NODE_LOST, reason);
     connection->silent = true;
+    connection->resumable = true; /* if it was not restarted, but only gave the connection up */
     return 0;
 }
 
@@ -183,11 +184,15 @@ static int quic_on_stream_reset(ngtcp2_conn *transport, int64_t id, uint64_t siz
                                 void *context, void *stream)
 {
     (void)transport;
-    (void)id;
     (void)size;
-    (void)code;
-    if (stream != NULL && stream != context) {
-        quic_receiver_reset_received(stream);
+    struct quic_connection *connection = context;
+    struct quic_receiver *receiver = stream != connection ? stream : NULL;
+    if (stream == connection && code >= QUIC_RESET_NUMBERED) { /* the code tells which stream it is */
+        receiver = quic_receiver_new(connection, id);
+        connection->unbegun -= receiver != NULL ? 1 : 0;
+    }
+    if (receiver != NULL) {
+        quic_receiver_reset_received(receiver, code);
     }
     return 0;
 }

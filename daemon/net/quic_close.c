@@ -239,6 +239,19 @@ static void quic_connection_tell(struct quic_connection *connection, uint64_t no
     }
 }
 
+void quic_connection_account(const struct quic_connection *connection)
+{
+    struct net_peer_statistics *past = &connection->peer->past;
+    ngtcp2_conn_info info;
+    ngtcp2_conn_get_conn_info2(connection->transport, &info);
+    past->sent_bytes += info.bytes_sent;
+    past->received_bytes += info.bytes_recv;
+    past->sent_packets += info.pkt_sent;
+    past->received_packets += info.pkt_recv;
+    past->lost_packets += info.pkt_lost;
+    past->lost_bytes += info.bytes_lost;
+}
+
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
 {
     assert(connection->senders == NULL && connection->receivers == NULL && connection->transport != NULL);
@@ -246,14 +259,7 @@ void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
         quic_connection_tell(connection, now_ns);
     }
     if (connection->peer != NULL) {
-        ngtcp2_conn_info info;
-        ngtcp2_conn_get_conn_info2(connection->transport, &info);
-        connection->peer->past.sent_bytes += info.bytes_sent;
-        connection->peer->past.received_bytes += info.bytes_recv;
-        connection->peer->past.sent_packets += info.pkt_sent;
-        connection->peer->past.received_packets += info.pkt_recv;
-        connection->peer->past.lost_packets += info.pkt_lost;
-        connection->peer->past.lost_bytes += info.bytes_lost;
+        quic_connection_account(connection);
     }
     uint64_t linger_ns = connection->forgotten ? 0 : 3 * ngtcp2_conn_get_pto2(connection->transport);
     quic_work_forget_connection(connection);
@@ -266,6 +272,7 @@ void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
             quic_cid_drop(connection, cid);
         }
     }
+    quic_session_clear(connection);
     connection->state = QUIC_STATE_CLOSED;
     connection->peer = NULL;
     loop_timer_set(connection->timer, time_after(now_ns, linger_ns));

@@ -145,7 +145,7 @@ static void quic_settings(const struct quic_endpoint *endpoint, const struct qui
     ngtcp2_transport_params_default(parameters);
     parameters->initial_max_stream_data_uni = NET_STREAM_FIRST_WINDOW_BYTES;
     parameters->initial_max_data = endpoint->connection_window_bytes;
-    parameters->initial_max_streams_uni = QUIC_STREAMS_MAX;
+    parameters->initial_max_streams_uni = QUIC_STREAMS_MAX + 1; /* and the greeting */
     parameters->initial_max_streams_bidi = 0;
     parameters->max_idle_timeout = endpoint->idle_timeout_ns;
     parameters->max_ack_delay = QUIC_MAX_ACK_DELAY_NS;
@@ -194,12 +194,19 @@ static void quic_connection_timer(void *context, uint64_t now_ns)
 {
     struct quic_connection *connection = context;
     struct quic_endpoint *endpoint = connection->endpoint;
-    if (connection->transport == NULL) {
+    if (connection->state == QUIC_STATE_CLOSED) {
         quic_connection_free(connection);
         return;
     }
     endpoint->in_event = true;
     endpoint->now_ns = now_ns;
+    if (connection->state == QUIC_STATE_SUSPENDED) {
+        quic_session_tick(connection, now_ns);
+        endpoint->in_event = false;
+        quic_settle(endpoint, now_ns);
+        return;
+    }
+    quic_session_watch(connection, now_ns);
     quic_connection_suspect_mtu(connection, now_ns);
     int failure = ngtcp2_conn_handle_expiry(connection->transport, now_ns);
     if (failure != 0) {
@@ -354,6 +361,7 @@ void quic_connection_free(struct quic_connection *connection)
     DL_DELETE(connection->endpoint->connections, connection);
     quic_work_forget_connection(connection);
     quic_connection_dissolve(connection);
+    quic_session_clear(connection);
     while (connection->cids != NULL) {
         quic_cid_drop(connection, connection->cids);
     }
@@ -420,7 +428,8 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
 
 void quic_connection_arm(struct quic_connection *connection)
 {
-    connection->armed_ns = ngtcp2_conn_get_expiry2(connection->transport);
+    connection->armed_ns = time_min(ngtcp2_conn_get_expiry2(connection->transport),
+                                    quic_session_deadline_ns(connection));
     loop_timer_set(connection->timer, connection->armed_ns);
 }
 

@@ -126,17 +126,21 @@ void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
 static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, uint64_t now_ns)
 {
     struct error error;
-    const struct quic_connection *present = peer->up != NULL ? peer->up : peer->dial;
+    bool is_suspended = peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED;
+    const struct quic_connection *present = peer->up != NULL && !is_suspended ? peer->up : peer->dial;
     if (present != NULL) {
         if (present->failed) {
             quic_work_dial(endpoint, peer); /* dial after the failed connection is closed */
         }
         return;
     }
-    if (quic_connection_dial(endpoint, peer, &error) != STATUS_OK &&
-        endpoint->base.peer_handler.connect_failed != NULL) {
-        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &error,
-                                                   now_ns);
+    if (quic_connection_dial(endpoint, peer, &error) == STATUS_OK) {
+        return;
+    }
+    if (is_suspended) {
+        quic_session_attempt_failed(peer->up, now_ns);
+    } else {
+        quic_peer_not_reached(endpoint, peer, &error, now_ns);
     }
 }
 

@@ -17,6 +17,7 @@
 #include "daemon/net/quic.h"
 #include "daemon/net/quic_address.h"
 #include "daemon/net/quic_admission.h"
+#include "daemon/net/quic_greeting.h"
 #include "daemon/net/quic_inbox.h"
 #include "daemon/net/quic_memory.h"
 #include "daemon/net/quic_socket.h"
@@ -38,7 +39,10 @@
  * - quic_callbacks.c: the functions that ngtcp2 calls.
  * - quic_peer.c: which connection is a peer's: up, replaced, refused, down.
  * - quic_write.c: outgoing packets: streams in turn, batches, pacing, path MTU.
+ * - quic_session.c: what outlives a connection: it is lost, dialled again, and the streams go on.
+ * - quic_greeting.c, quic_numbers.c: what two nodes tell each other about that; they do not use the files above.
  * - quic_send.c, quic_receive.c: outgoing and incoming streams.
+ * - quic_begin.c: the beginning of an incoming stream, which says which one it is.
  * - quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c: as named; they do not use the files above.
  *
  * Every event has two steps. First the event (datagrams, a timer, a call from outside) reads packets and
@@ -79,6 +83,34 @@
 #define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)   /* how long small datagrams are sent then; doubles each time */
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 
+/*
+ * A connection on which nothing came for QUIC_SILENT_NS, although something was sent that the peer must answer,
+ * is given up: another one is dialled, and the streams go on there. The same holds if no byte of a stream was
+ * acknowledged for QUIC_STUCK_NS, although packets came. The session ends, and with it the streams, when
+ * the patience has passed without a connection.
+ */
+#define QUIC_PATIENCE_NS (4 * TIME_S) /* when the options say 0 */
+#define QUIC_SILENT_NS (700 * TIME_MS)
+#define QUIC_STUCK_NS (1500 * TIME_MS)
+#define QUIC_STUCK_LOOK_NS (250 * TIME_MS)      /* between two looks at the streams */
+#define QUIC_LATE_NS (250 * TIME_MS)            /* our own loop was late: nothing counts as silence */
+#define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)     /* to dial again; then the attempt is replaced by another */
+#define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)        /* each one may take half as long again as the one before */
+#define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS)   /* after one that failed */
+#define QUIC_OTHER_SIDE_NS (1200 * TIME_MS)     /* after which the side with the higher name dials, too */
+
+/*
+ * The beginning of every stream: its kind and number. A stream that goes on after its connection was lost has
+ * QUIC_KIND_RESUMED added to its kind, and the offset from which it goes on.
+ */
+#define QUIC_KIND_GREETING 0x40u /* of the stream that has the greeting; it has no number */
+#define QUIC_KIND_RESUMED 0x80u
+#define QUIC_BEGINNING_BYTES 9u
+#define QUIC_RESUMPTION_BYTES 17u
+/* Added to the number of a resumed stream: the code with which it is reset. Its beginning may be lost. */
+#define QUIC_RESET_NUMBERED (1ull << 32)
+#define QUIC_NO_NUMBER UINT64_MAX /* of our greeting's sender */
+
 struct quic_endpoint;
 struct quic_connection;
 struct quic_peer;
@@ -116,7 +148,13 @@ struct quic_sender {
     struct quic_sender *prev, *next;    /* in the connection's list, or the endpoint's lost_senders */
     struct quic_sender *ready_prev, *ready_next;
     struct quic_sender *work_prev, *work_next;
-    int64_t id;
+    int64_t id;      /* ngtcp2's, on the present connection; -1: it has none */
+    uint64_t number; /* in the session; the greeting has none */
+    uint8_t resumption[QUIC_RESUMPTION_BYTES]; /* sent first, if the stream goes on on a new connection */
+    uint8_t resumption_bytes;                  /* 0: it began on this connection */
+    uint8_t resumption_sent;
+    uint64_t base;             /* offset from which it goes on */
+    uint64_t waits_since_ns;   /* for an acknowledgement of stream data */
     struct quic_message *messages; /* not acknowledged yet, in order */
     struct quic_message *messages_last;
     struct quic_message *unsent; /* the first message not sent completely; null: none */
@@ -141,7 +179,11 @@ struct quic_receiver {
     struct quic_connection *connection;
     struct quic_receiver *prev, *next; /* of the connection's */
     struct quic_receiver *work_prev, *work_next;
-    int64_t id;
+    int64_t id;      /* ngtcp2's, on the present connection; -1: it waits until the sender resumes it */
+    uint64_t number; /* in the session */
+    uint64_t reset_code; /* with which the sender reset it */
+    uint8_t beginning[QUIC_RESUMPTION_BYTES];
+    uint8_t beginning_bytes;
     uint8_t *buffer; /* bytes not consumed */
     size_t buffer_first;
     size_t buffer_bytes;
@@ -149,7 +191,11 @@ struct quic_receiver {
     uint64_t consumed_end; /* end offset of what was consumed, or is not wanted */
     uint64_t expected_end; /* end offset of what it will consume: see net_stream_expect */
     uint64_t granted_end;  /* end offset of what the sender may send */
-    bool kind_known;       /* the first byte has come */
+    bool kind_known;       /* its beginning has come */
+    bool early;            /* `buffer` has what came before the connection was in use */
+    bool early_end;        /* likewise, and that is all */
+    bool greeting;         /* it has the peer's greeting */
+    bool over;             /* stopped by our side, and the handler knows; it stays until the sender knows */
     bool announced;        /* receive was called */
     bool held;             /* bytes wait for resume, or for peer_up */
     bool resumed;
@@ -180,8 +226,32 @@ _Static_assert(NGTCP2_MAX_CIDLEN >= NGTCP2_STATELESS_RESET_TOKENLEN, "both fit")
 
 enum quic_state {
     QUIC_STATE_HANDSHAKE,
-    QUIC_STATE_UP,    /* in use for the peer, from just before peer_up */
+    QUIC_STATE_GREETING, /* authenticated; the peer's greeting has not come yet */
+    QUIC_STATE_UP,       /* in use for the peer, from just before peer_up */
+    QUIC_STATE_SUSPENDED, /* it was in use, and is lost: it keeps the streams for the next connection */
     QUIC_STATE_CLOSED /* closing or draining (RFC 9000, 10.2): kept to handle packets that still arrive */
+};
+
+/* What outlives a connection, beside its streams. It belongs to the connection that is in use, or suspended. */
+struct quic_session {
+    uint64_t own_id;      /* chosen by us */
+    uint64_t peer_id;     /* chosen by the peer */
+    uint64_t next_number; /* of the next outgoing stream */
+    struct quic_numbers seen;
+    uint32_t sender_count;
+    uint32_t resumed_count;
+    /* While it is suspended: */
+    uint64_t suspended_ns;
+    uint64_t heard_ns; /* when the peer was last known to answer */
+    uint64_t give_up_ns;
+    uint64_t attempt_ns; /* when the next attempt is due */
+    uint64_t attempt_length_ns;
+};
+
+/* A receiver that waits until its sender resumes it. */
+struct quic_unresumed {
+    uint64_t number;
+    struct quic_receiver *receiver; /* null: it was resumed, or is over */
 };
 
 struct quic_connection {
@@ -200,6 +270,8 @@ struct quic_connection {
     bool closed_by_peer;    /* the peer closed it and gave the cause */
     bool forgotten;         /* close and keep nothing: later packets belong to no connection */
     bool suspected;         /* an ICMP error came: peer_suspect will be called */
+    bool greeted;           /* the peer's greeting has come */
+    bool resumable;         /* failed, but its streams may go on on another connection */
     struct quic_slot slot;  /* of an incoming handshake */
     struct quic_peer *peer; /* null: incoming, not authenticated yet */
     struct quic_address remote;
@@ -220,6 +292,12 @@ struct quic_connection {
     struct quic_receiver *receivers;
     uint32_t unbegun; /* see QUIC_UNBEGUN_MAX */
 
+    struct quic_session session;       /* while it is in use or suspended */
+    uint64_t greeting_id;              /* the session that our greeting names */
+    struct quic_greeting greeting;     /* the peer's */
+    struct quic_unresumed *unresumed;  /* ascending by number */
+    uint32_t unresumed_count;
+
     struct error refusal; /* why TLS refused the peer's certificate */
     struct error cause;
     ngtcp2_ccerr close; /* what is sent to the peer */
@@ -227,7 +305,10 @@ struct quic_connection {
 
     uint64_t armed_ns;       /* what the timer is set to */
     unsigned unflushed;      /* datagrams read since packets were written */
-    uint64_t unanswered_ns;  /* when the first packet was sent since one was received; 0: none */
+    /* When the first packet that the peer must answer was sent since one was received; 0: none. */
+    uint64_t unanswered_ns;
+    uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */
+    uint64_t excused_ns;     /* our own loop was late then: the peer's silence counts from there */
     uint64_t small_until_ns; /* datagrams are kept at 1200 bytes until then */
     uint64_t small_hold_ns;
 
@@ -247,9 +328,11 @@ struct quic_peer {
     uint32_t slots;        /* of incoming handshakes from this address and port */
     struct quic_line line; /* datagrams from this address and port that wait */
     struct quic_connection *up;
-    struct quic_connection *dial; /* our attempt, until authenticated */
+    struct quic_connection *dial;     /* our attempt, until it is up */
+    struct quic_connection *greeting; /* the peer's attempt, authenticated, until it is up */
     struct quic_peer *dial_prev, *dial_next;
     bool dial_wanted; /* among the endpoint's */
+    bool outcome_due; /* net_connect was called, and peer_up or connect_failed has to follow */
     bool keep_alive;
     bool removed; /* until net_add_peer adds it again */
     uint64_t connected_count;
@@ -278,6 +361,7 @@ struct quic_endpoint {
     uint32_t datagram_max_bytes;
     uint64_t handshake_timeout_ns;
     uint64_t idle_timeout_ns;
+    uint64_t patience_ns;
     uint64_t connection_window_bytes;        /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
     uint8_t reset_secret[QUIC_SECRET_BYTES]; /* for stateless resets: see quic_tls_reset_secret */
     uint8_t retry_secret[QUIC_SECRET_BYTES]; /* for Retry tokens: random, of this endpoint only */
@@ -400,6 +484,8 @@ void quic_cid_drop(struct quic_connection *connection, struct quic_cid *cid);
 void quic_connection_fail(struct quic_connection *connection, int failure);
 /* The same for a reason of our own. The peer is sent the status and the text. */
 void quic_connection_abort(struct quic_connection *connection, enum status status, const char *text);
+/* Adds the connection's statistics to those of the peer's past ones. */
+void quic_connection_account(const struct quic_connection *connection);
 /* Tells the peer, unless silent, and frees everything except what closing needs. Its streams must be over. */
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns);
 
@@ -420,7 +506,38 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns);
 /* Ends the streams and sends of a connection. Handlers of incoming streams are told unless quiet. */
 void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,
                             uint64_t now_ns);
+/* The session ends: peer_down. */
+void quic_peer_down(struct quic_connection *connection, uint64_t now_ns);
+/* The attempt that net_connect began has failed: connect_failed. */
+void quic_peer_not_reached(struct quic_endpoint *endpoint, struct quic_peer *peer, const struct error *cause,
+                           uint64_t now_ns);
+/* Ends an attempt without a word to the peer, because another one takes its place. */
+void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, uint64_t now_ns);
 void quic_peer_unreachable(void *context, const struct quic_address *remote);
+
+/* --- quic_session.c --- */
+
+/* Sends our greeting on a connection that is authenticated. */
+void quic_session_greet(struct quic_connection *connection);
+/* The peer's greeting has come: the connection takes over the streams of the suspended one. Returns false, with
+ * the failure noted, if the peer lies or memory is short. */
+bool quic_session_resume(struct quic_connection *connection, struct quic_connection *suspended);
+/* Whether both sides remember the same session. */
+bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended);
+/* The connection in use is lost. Its streams wait. */
+void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns);
+/* The suspended connection's peer could not be dialled: it is tried again soon. */
+void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns);
+/* Dials again, or ends the session, when it is time. */
+void quic_session_tick(struct quic_connection *connection, uint64_t now_ns);
+/* Notes that the connection is lost if the peer is silent, or acknowledges nothing. */
+void quic_session_watch(struct quic_connection *connection, uint64_t now_ns);
+/* When quic_session_watch has to be called next. */
+uint64_t quic_session_deadline_ns(const struct quic_connection *connection);
+/* Returns the receiver of that number that waits to be resumed, and forgets it. Null: there is none. */
+struct quic_receiver *quic_session_take_unresumed(struct quic_connection *connection, uint64_t number);
+/* Frees what the session has, its streams excepted. */
+void quic_session_clear(struct quic_connection *connection);
 
 /* --- quic_write.c --- */
 
@@ -445,6 +562,15 @@ enum status quic_stream_send(struct net_stream *stream, const void *header, size
                              const void *payload, size_t payload_bytes, net_sent_function *sent,
                              void *context) COMM_MUST_USE;
 void quic_stream_finish(struct net_stream *stream);
+/* Makes the sender of our greeting, of which it takes a copy. Returns false when out of memory. */
+bool quic_sender_greet(struct quic_connection *connection, const uint8_t *bytes, size_t size);
+/* The stream's connection is lost: it waits for the next one. */
+void quic_sender_suspend(struct quic_sender *sender);
+/* The peer has everything that was sent. */
+void quic_sender_complete(struct quic_sender *sender);
+/* The stream goes on on this connection, from that offset, to which the peer has received it. Returns false when
+ * out of memory. */
+bool quic_sender_resume(struct quic_sender *sender, struct quic_connection *connection, uint64_t offset);
 void quic_sender_reset(struct quic_sender *sender);
 /*
  * Returns the next bytes that the sender has to send: at most QUIC_VECTORS_MAX pieces and max_bytes. Returns
@@ -469,7 +595,15 @@ void quic_sender_free(struct quic_sender *sender);
  * noted. */
 int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,
                         const uint8_t *bytes, size_t size, bool end);
-void quic_receiver_reset_received(struct quic_receiver *receiver);
+/* Makes the receiver of a stream of which something has come. Returns null when out of memory. */
+struct quic_receiver *quic_receiver_new(struct quic_connection *connection, int64_t id);
+/* Takes what came before the connection was in use. */
+void quic_receiver_take_early(struct quic_receiver *receiver);
+/* Returns the offset to which the stream has been received, in order. */
+uint64_t quic_receiver_received(const struct quic_receiver *receiver);
+/* The bytes were consumed by this room itself. */
+void quic_receiver_consumed(struct quic_receiver *receiver, size_t size);
+void quic_receiver_reset_received(struct quic_receiver *receiver, uint64_t code);
 void quic_receiver_transport_over(struct quic_receiver *receiver);
 void quic_receiver_stop(struct quic_receiver *receiver);
 void quic_stream_resume(struct net_stream *stream);
@@ -479,5 +613,16 @@ void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
 /* Calls `closed`, unless quiet or `receive` was never called, and frees. */
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,
                          uint64_t now_ns);
+
+/* --- quic_begin.c --- */
+
+/*
+ * Takes the next bytes of a stream's beginning, and returns how many they were, at most `size`. If the
+ * beginning is complete, kind_known is set. If the stream goes on from another connection, *receiver becomes the
+ * one that waits for it. Returns -1, with the failure noted, for a beginning that no correct peer sends.
+ */
+ptrdiff_t quic_begin_take(struct quic_receiver **receiver, const uint8_t *bytes, size_t size);
+/* Takes the bytes of the peer's greeting. Returns false with the failure noted. */
+bool quic_begin_greeting(struct quic_receiver *receiver, const uint8_t *bytes, size_t size);
 
 #endif

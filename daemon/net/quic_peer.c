@@ -48,7 +48,7 @@ void quic_peer_lose_streams(struct quic_connection *connection, const struct err
     }
 }
 
-static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
+void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
     struct quic_peer *peer = connection->peer;
@@ -58,10 +58,24 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     peer->up = NULL; /* a handler below that connects starts a new attempt */
     quic_peer_lose_streams(connection, &cause, false, now_ns);
     quic_done_dispatch(endpoint, now_ns);
-    quic_connection_close(connection, now_ns);
+    if (connection->state == QUIC_STATE_SUSPENDED) {
+        quic_connection_free(connection);
+    } else {
+        quic_connection_close(connection, now_ns);
+    }
     if (endpoint->base.peer_handler.peer_down != NULL) {
         endpoint->base.peer_handler.peer_down(endpoint->base.peer_handler.context, peer->index, &cause,
                                               now_ns);
+    }
+}
+
+void quic_peer_not_reached(struct quic_endpoint *endpoint, struct quic_peer *peer, const struct error *cause,
+                           uint64_t now_ns)
+{
+    const struct net_peer_handler *handler = &endpoint->base.peer_handler;
+    peer->outcome_due = false;
+    if (handler->connect_failed != NULL) {
+        handler->connect_failed(handler->context, peer->index, cause, now_ns);
     }
 }
 
@@ -75,9 +89,10 @@ static void quic_dial_failed(struct quic_connection *connection, uint64_t now_ns
         peer->dial = NULL;
     }
     quic_connection_close(connection, now_ns);
-    if (current && peer->up == NULL && endpoint->base.peer_handler.connect_failed != NULL) {
-        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &cause,
-                                                   now_ns);
+    if (current && peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED) {
+        quic_session_attempt_failed(peer->up, now_ns);
+    } else if (current && peer->up == NULL) {
+        quic_peer_not_reached(endpoint, peer, &cause, now_ns);
     }
 }
 
@@ -85,7 +100,13 @@ static void quic_dial_failed(struct quic_connection *connection, uint64_t now_ns
 static void quic_handshake_failed(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
+    struct quic_peer *peer = connection->peer;
+    struct error cause = connection->cause;
     uint64_t suppressed = 0;
+    bool greeted = peer != NULL && peer->greeting == connection;
+    if (greeted) {
+        peer->greeting = NULL;
+    }
     if (!connection->silent && connection->cause.status != STATUS_TIMED_OUT) {
         endpoint->statistics.refused_handshakes++;
         if (log_limit_pass(&endpoint->refusal_limit, now_ns, &suppressed)) {
@@ -94,11 +115,16 @@ static void quic_handshake_failed(struct quic_connection *connection, uint64_t n
         }
     }
     quic_connection_close(connection, now_ns);
+    /* Our own attempt was given up for this connection. */
+    if (greeted && peer->up == NULL && peer->dial == NULL && !peer->dial_wanted && peer->outcome_due) {
+        quic_peer_not_reached(endpoint, peer, &cause, now_ns);
+    }
 }
 
 /* --- Up --- */
 
-static void quic_connection_replace(struct quic_connection *connection, uint64_t now_ns)
+/* The peer's incoming connection is not needed. The peer is told. */
+static void quic_connection_decline(struct quic_connection *connection, uint64_t now_ns)
 {
     char reason[2 * NODE_NAME_MAX_BYTES + 64];
     snprintf(reason, sizeof reason, "node %s and node %s have another connection", connection->peer->name,
@@ -106,10 +132,21 @@ static void quic_connection_replace(struct quic_connection *connection, uint64_t
     if (!connection->failed) {
         quic_connection_abort(connection, STATUS_NODE_LOST, reason);
     }
-    if (connection->peer->up == connection) {
-        quic_peer_down(connection, now_ns);
-    } else {
-        quic_peer_lose_streams(connection, &connection->cause, true, now_ns); /* no handler knows them */
+    quic_peer_lose_streams(connection, &connection->cause, true, now_ns); /* no handler knows them */
+    quic_connection_close(connection, now_ns);
+}
+
+/* The peer is not told: it may use the connection already, and would take the end for that of the session. */
+void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, uint64_t now_ns)
+{
+    struct quic_connection *connection = *attempt;
+    *attempt = NULL;
+    if (connection != NULL) {
+        if (!connection->failed) {
+            quic_connection_abort(connection, STATUS_NODE_LOST, why);
+        }
+        connection->silent = true;
+        quic_peer_lose_streams(connection, &connection->cause, true, now_ns);
         quic_connection_close(connection, now_ns);
     }
 }
@@ -126,7 +163,7 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
     if (connection->dialled || strcmp(connection->endpoint->node_name, peer->name) > 0) {
         return false;
     }
-    if (peer->up != NULL) {
+    if (peer->up != NULL && peer->up->state != QUIC_STATE_SUSPENDED) {
         return !peer->up->failed && peer->up->dialled && connection->created_ns <= peer->up->authenticated_ns;
     }
     if (peer->dial == NULL || peer->dial->failed) {
@@ -150,43 +187,110 @@ void quic_peer_keep_alive(const struct quic_peer *peer)
     }
 }
 
-static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
+/* The connection is authenticated. If it is to be the peer's, the nodes greet each other on it. */
+static void quic_peer_authenticated(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_peer *peer = connection->peer;
+    connection->authenticated = false;
+    quic_admission_give_back(&connection->endpoint->admission, &connection->slot);
+    if (quic_peer_prefers_ours(connection)) {
+        quic_connection_decline(connection, now_ns);
+        return;
+    }
+    if (peer->up != NULL && peer->up->failed && !peer->up->resumable) {
+        quic_peer_down(peer->up, now_ns);
+    } else if (peer->up != NULL && peer->up->state == QUIC_STATE_UP) {
+        quic_session_suspend(peer->up, now_ns);
+    }
+    if (peer->dial != connection) {
+        quic_peer_drop_attempt(&peer->dial, "another connection takes its place", now_ns);
+    }
+    quic_peer_drop_attempt(&peer->greeting, "another connection takes its place", now_ns);
+    if (peer->dial != connection) {
+        peer->greeting = connection;
+    }
+    quic_session_greet(connection);
+    quic_work_flush(connection);
+}
+
+/* Hands out what came before. */
+static void quic_peer_take_early(struct quic_connection *connection)
+{
+    struct quic_receiver *receiver, *next;
+    DL_FOREACH_SAFE(connection->receivers, receiver, next)
+    {
+        if (connection->failed) {
+            return;
+        }
+        quic_work_receiver(receiver);
+        quic_receiver_take_early(receiver);
+    }
+    quic_work_flush(connection);
+}
+
+/* The connection takes over the streams of the suspended one. */
+static void quic_peer_go_on(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_peer *peer = connection->peer;
+    struct quic_connection *suspended = peer->up;
+    struct error cause;
+    peer->up = connection;
+    if (!quic_session_resume(connection, suspended)) {
+        cause = connection->cause; /* the session ends */
+        quic_peer_lose_streams(suspended, &cause, false, now_ns);
+    } else {
+        char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+        log_info("network: %s: the streams go on after %llu ms", quic_connection_text(connection, who),
+                 (unsigned long long)((now_ns - suspended->session.suspended_ns) / TIME_MS));
+        quic_peer_take_early(connection);
+    }
+    quic_connection_free(suspended);
+}
+
+static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
     struct quic_peer *peer = connection->peer;
-    struct quic_receiver *receiver;
-    connection->authenticated = false;
-    quic_admission_give_back(&endpoint->admission, &connection->slot);
-    if (quic_peer_prefers_ours(connection)) {
-        quic_connection_replace(connection, now_ns);
-        return;
-    }
-    if (peer->dial == connection) {
-        peer->dial = NULL;
-    }
     if (peer->up != NULL) {
-        quic_connection_replace(peer->up, now_ns);
+        struct quic_connection *suspended = peer->up;
+        char reason[NODE_NAME_MAX_BYTES + 64];
+        snprintf(reason, sizeof reason, "node %s has lost the connection: it was restarted", peer->name);
+        quic_connection_abort(suspended, STATUS_NODE_LOST, reason);
+        quic_peer_down(suspended, now_ns);
     }
-    if (peer->dial != NULL) { /* our attempt succeeds with this connection */
-        struct quic_connection *dial = peer->dial;
-        peer->dial = NULL;
-        quic_connection_replace(dial, now_ns);
-    }
-    quic_work_dial_cancel(endpoint, peer);
+    connection->session = (struct quic_session){.own_id = connection->greeting_id,
+                                                .peer_id = connection->greeting.own_id};
     peer->up = connection;
+    peer->outcome_due = false;
     peer->connected_count++;
-    peer->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
-    connection->state = QUIC_STATE_UP;
-    quic_peer_keep_alive(peer);
-    DL_FOREACH(connection->receivers, receiver)
-    {
-        receiver->resumed = true; /* hand out what arrived before */
-        quic_work_receiver(receiver);
-    }
-    quic_work_flush(connection);
     if (endpoint->base.peer_handler.peer_up != NULL) {
         endpoint->base.peer_handler.peer_up(endpoint->base.peer_handler.context, peer->index, now_ns);
     }
+    quic_peer_take_early(connection);
+}
+
+/* The peer's greeting has come: the connection is in use from now on. */
+static void quic_peer_greeted(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_peer *peer = connection->peer;
+    connection->greeted = false;
+    if (peer->dial == connection) {
+        peer->dial = NULL;
+    } else if (peer->greeting == connection) {
+        peer->greeting = NULL;
+    }
+    quic_peer_drop_attempt(&peer->dial, "another connection takes its place", now_ns);
+    quic_peer_drop_attempt(&peer->greeting, "another connection takes its place", now_ns);
+    quic_work_dial_cancel(connection->endpoint, peer);
+    peer->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
+    connection->state = QUIC_STATE_UP;
+    if (peer->up != NULL && quic_session_matches(connection, peer->up)) {
+        quic_peer_go_on(connection, now_ns);
+    } else {
+        quic_peer_begin(connection, now_ns);
+    }
+    quic_greeting_clear(&connection->greeting);
+    quic_peer_keep_alive(peer);
 }
 
 static void quic_peer_suspected(struct quic_connection *connection, uint64_t now_ns)
@@ -200,18 +304,25 @@ static void quic_peer_suspected(struct quic_connection *connection, uint64_t now
 
 void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
 {
-    if (connection->transport == NULL) {
+    bool in_use = connection->state == QUIC_STATE_UP || connection->state == QUIC_STATE_SUSPENDED;
+    if (connection->transport == NULL && connection->state != QUIC_STATE_SUSPENDED) {
         return;
     }
     if (!connection->failed) {
         if (connection->authenticated) {
-            quic_peer_up(connection, now_ns);
-        } else if (connection->suspected && connection->state == QUIC_STATE_UP) {
+            quic_peer_authenticated(connection, now_ns);
+        } else if (connection->greeted) {
+            quic_peer_greeted(connection, now_ns);
+        } else if (connection->suspected && in_use) {
             quic_peer_suspected(connection, now_ns);
         }
         return;
     }
-    if (connection->state == QUIC_STATE_UP) {
+    if (connection->state == QUIC_STATE_UP && connection->resumable && !connection->peer->removed) {
+        quic_session_suspend(connection, now_ns);
+        return;
+    }
+    if (in_use) {
         quic_peer_down(connection, now_ns);
         return;
     }
@@ -239,7 +350,8 @@ void quic_peer_unreachable(void *context, const struct quic_address *remote)
         snprintf(reason, sizeof reason, "%s: nobody listens there", quic_connection_text(peer->dial, who));
         quic_connection_abort(peer->dial, STATUS_UNREACHABLE, reason);
         peer->dial->silent = true;
-    } else if (peer->up != NULL && !peer->up->failed) {
+    }
+    if (peer->up != NULL && !peer->up->failed) {
         peer->up->suspected = true;
         quic_work_connection(peer->up);
     }

@@ -14,7 +14,7 @@ static const struct net_stream_handler *quic_receiver_handler(const struct quic_
     return &receiver->stream.base.net->stream_handlers[receiver->stream.base.kind];
 }
 
-static struct quic_receiver *quic_receiver_new(struct quic_connection *connection, int64_t id)
+struct quic_receiver *quic_receiver_new(struct quic_connection *connection, int64_t id)
 {
     struct quic_receiver *receiver = calloc(1, sizeof *receiver);
     if (receiver == NULL) {
@@ -46,7 +46,7 @@ static void quic_receiver_grant(struct quic_receiver *receiver)
     struct quic_connection *connection = receiver->connection;
     uint64_t limit = net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
     uint64_t step = (limit - receiver->consumed_end) / 4;
-    if (receiver->transport_over || receiver->stopped || receiver->reset || receiver->ended ||
+    if (receiver->id < 0 || receiver->transport_over || receiver->stopped || receiver->reset || receiver->ended ||
         connection->transport == NULL || limit < receiver->granted_end + step ||
         limit == receiver->granted_end) {
         return;
@@ -64,7 +64,12 @@ static void quic_receiver_grant(struct quic_receiver *receiver)
     quic_connection_hold(connection);
 }
 
-static void quic_receiver_consumed(struct quic_receiver *receiver, size_t size)
+uint64_t quic_receiver_received(const struct quic_receiver *receiver)
+{
+    return receiver->consumed_end + receiver->buffer_bytes;
+}
+
+void quic_receiver_consumed(struct quic_receiver *receiver, size_t size)
 {
     receiver->consumed_end += size;
     quic_receiver_grant(receiver);
@@ -83,19 +88,31 @@ static void quic_connection_credit(struct quic_connection *connection, size_t si
     }
 }
 
+/* Calls made by the handler have no effect any more. */
+static void quic_receiver_tell_closed(struct quic_receiver *receiver, const struct error *cause, bool quiet,
+                                      uint64_t now_ns)
+{
+    const struct net_stream_handler *handler = quic_receiver_handler(receiver);
+    bool tell = !quiet && receiver->announced && handler->closed != NULL;
+    receiver->closing = true;
+    receiver->announced = false;
+    if (tell) {
+        handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
+    }
+    quic_buffer_drop(receiver);
+}
+
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,
                          uint64_t now_ns)
 {
     struct quic_connection *connection = receiver->connection;
-    const struct net_stream_handler *handler = quic_receiver_handler(receiver);
     DL_DELETE(connection->receivers, receiver);
     quic_work_forget_receiver(receiver);
-    receiver->closing = true;
-    if (!quiet && receiver->announced && handler->closed != NULL) {
-        handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
+    if (receiver->id < 0) {
+        (void)quic_session_take_unresumed(connection, receiver->number);
     }
-    quic_buffer_drop(receiver);
-    if (connection->transport != NULL) {
+    quic_receiver_tell_closed(receiver, cause, quiet, now_ns);
+    if (connection->transport != NULL && receiver->id >= 0) {
         if (receiver->transport_over) {
             ngtcp2_conn_extend_max_streams_uni(connection->transport, 1);
             quic_work_flush(connection);
@@ -164,55 +181,26 @@ static void quic_receiver_tell_kept(struct quic_receiver *receiver, size_t size)
     }
 }
 
-/* Reads the stream's first byte: its kind. Returns false, with the failure noted, for an unknown kind. */
-static bool quic_receiver_kind(struct quic_receiver *receiver, uint8_t kind)
+/* Keeps what comes before the connection is in use. */
+static int quic_receiver_early(struct quic_receiver *receiver, const uint8_t *bytes, size_t size, bool end)
 {
-    struct quic_connection *connection = receiver->connection;
-    if (kind == 0 || kind >= NET_STREAM_KIND_COUNT) {
-        char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
-        char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
-        snprintf(reason, sizeof reason, "%s opened a stream of unknown kind %u",
-                 quic_connection_text(connection, who), kind);
-        quic_connection_abort(connection, STATUS_PROTOCOL, reason);
-        return false;
+    receiver->early = true;
+    receiver->early_end = receiver->early_end || end;
+    if (size > 0 && !quic_receiver_keep(receiver, bytes, size)) {
+        quic_connection_abort(receiver->connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
+        return NGTCP2_ERR_CALLBACK_FAILURE;
     }
-    receiver->kind_known = true;
-    receiver->stream.base.kind = (enum net_stream_kind)kind;
-    receiver->stream.base.peer = connection->peer->index;
-    if (quic_receiver_handler(receiver)->receive == NULL) {
-        quic_receiver_stop(receiver); /* no handler takes streams of this kind */
-    }
-    return true;
+    return 0;
 }
 
-int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,
-                        const uint8_t *bytes, size_t size, bool end)
+/* Takes bytes of a stream whose beginning is known. */
+static int quic_receiver_take(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
 {
-    if (connection->failed) {
-        return 0; /* it is closed before the event ends; handlers get nothing more */
-    }
-    if (receiver == NULL) {
-        receiver = quic_receiver_new(connection, id);
-        if (receiver == NULL) {
-            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for another stream");
-            return NGTCP2_ERR_CALLBACK_FAILURE;
-        }
-    }
-    receiver->ended = receiver->ended || end;
-    quic_connection_credit(connection, size);
-    if (!receiver->kind_known && size > 0) {
-        if (!quic_receiver_kind(receiver, bytes[0])) {
-            return NGTCP2_ERR_CALLBACK_FAILURE;
-        }
-        quic_receiver_consumed(receiver, 1);
-        bytes++;
-        size--;
-    }
+    struct quic_connection *connection = receiver->connection;
     size_t used = size;
-    bool wanted = !receiver->stopped && receiver->kind_known && (size > 0 || end);
-    bool behind = receiver->held || connection->state != QUIC_STATE_UP;
+    bool wanted = !receiver->stopped && (size > 0 || receiver->ended);
+    bool behind = receiver->held;
     if (wanted && behind) {
-        receiver->held = true;
         used = 0;
     } else if (wanted) {
         used = quic_receiver_call(receiver, bytes, size, connection->endpoint->now_ns);
@@ -232,12 +220,73 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
     return 0;
 }
 
+/* Takes any bytes of a stream of a connection that is in use, or of the peer's greeting. */
+static int quic_receiver_route(struct quic_receiver *receiver, const uint8_t *bytes, size_t size, bool end)
+{
+    if (!receiver->kind_known && size > 0) {
+        ptrdiff_t taken = quic_begin_take(&receiver, bytes, size);
+        if (taken < 0) {
+            return NGTCP2_ERR_CALLBACK_FAILURE;
+        }
+        bytes += taken;
+        size -= (size_t)taken;
+    }
+    receiver->ended = receiver->ended || end;
+    if (receiver->greeting) {
+        return quic_begin_greeting(receiver, bytes, size) ? 0 : NGTCP2_ERR_CALLBACK_FAILURE;
+    }
+    if (receiver->kind_known) {
+        return quic_receiver_take(receiver, bytes, size);
+    }
+    if (receiver->ended) { /* before its beginning had come: nothing to hand out */
+        quic_work_receiver(receiver);
+    }
+    return 0;
+}
+
+void quic_receiver_take_early(struct quic_receiver *receiver)
+{
+    uint8_t *buffer = receiver->buffer;
+    const uint8_t *bytes = buffer != NULL ? buffer + receiver->buffer_first : NULL;
+    size_t size = receiver->buffer_bytes;
+    if (receiver->early) {
+        receiver->early = false;
+        receiver->buffer = NULL;
+        quic_buffer_drop(receiver);
+        (void)quic_receiver_route(receiver, bytes, size, receiver->early_end);
+        free(buffer);
+    }
+}
+
+int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,
+                        const uint8_t *bytes, size_t size, bool end)
+{
+    if (connection->failed) {
+        return 0; /* it is closed before the event ends; handlers get nothing more */
+    }
+    if (receiver == NULL) {
+        receiver = quic_receiver_new(connection, id);
+        if (receiver == NULL) {
+            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for another stream");
+            return NGTCP2_ERR_CALLBACK_FAILURE;
+        }
+    }
+    quic_connection_credit(connection, size);
+    bool greets = receiver->greeting || (!receiver->early && size > 0 && receiver->beginning_bytes == 0 &&
+                                         bytes[0] == QUIC_KIND_GREETING);
+    bool is_early = connection->state == QUIC_STATE_HANDSHAKE ||
+                    (connection->state == QUIC_STATE_GREETING && !greets);
+    return is_early ? quic_receiver_early(receiver, bytes, size, end)
+                    : quic_receiver_route(receiver, bytes, size, end);
+}
+
 /* --- Calls from ngtcp2, and to the handler --- */
 
-void quic_receiver_reset_received(struct quic_receiver *receiver)
+void quic_receiver_reset_received(struct quic_receiver *receiver, uint64_t code)
 {
     if (!receiver->stopped && !receiver->reset) {
         receiver->reset = true;
+        receiver->reset_code = code;
         quic_work_receiver(receiver);
     }
 }
@@ -245,6 +294,9 @@ void quic_receiver_reset_received(struct quic_receiver *receiver)
 void quic_receiver_transport_over(struct quic_receiver *receiver)
 {
     receiver->transport_over = true;
+    if (receiver->over) {
+        quic_work_receiver(receiver);
+    }
 }
 
 void quic_receiver_stop(struct quic_receiver *receiver)
@@ -254,7 +306,7 @@ void quic_receiver_stop(struct quic_receiver *receiver)
         return;
     }
     receiver->stopped = true;
-    if (connection->transport != NULL && !receiver->transport_over) {
+    if (connection->transport != NULL && receiver->id >= 0 && !receiver->transport_over) {
         (void)ngtcp2_conn_shutdown_stream_read(connection->transport, 0, receiver->id, STATUS_ABORTED);
         quic_work_flush(connection);
     }
@@ -296,12 +348,45 @@ static void quic_receiver_again(struct quic_receiver *receiver, uint64_t now_ns)
     }
 }
 
+/* The handler is told that the stream is over. If the sender does not know yet, the receiver stays, because
+ * the next connection's greeting has to name it. */
+static void quic_receiver_given_up(struct quic_receiver *receiver, uint64_t now_ns)
+{
+    struct error cause;
+    error_set(&cause, STATUS_ABORTED, "stream of node %s given up by node %s",
+              receiver->connection->peer->name, receiver->endpoint->node_name);
+    if (receiver->transport_over || receiver->ended || !receiver->kind_known) {
+        quic_receiver_close(receiver, &cause, receiver->over, now_ns);
+    } else if (!receiver->over) {
+        receiver->over = true;
+        quic_receiver_tell_closed(receiver, &cause, false, now_ns);
+    }
+}
+
+/* A stream was reset before its beginning had come. If it went on from another connection, its number is in the
+ * code. */
+static void quic_receiver_reset_unbegun(const struct quic_receiver *receiver)
+{
+    struct quic_connection *connection = receiver->connection;
+    struct quic_receiver *known =
+        !receiver->kind_known && receiver->reset_code >= QUIC_RESET_NUMBERED
+            ? quic_session_take_unresumed(connection, receiver->reset_code - QUIC_RESET_NUMBERED)
+            : NULL;
+    if (known != NULL && !known->stopped) {
+        known->reset = true;
+        quic_work_receiver(known);
+    } else if (known != NULL) {
+        quic_receiver_close(known, NULL, true, connection->endpoint->now_ns);
+    }
+}
+
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns)
 {
     struct quic_connection *connection = receiver->connection;
     struct error cause;
-    if (connection->failed || connection->state != QUIC_STATE_UP) {
-        return; /* it is closed with the connection, or handed out at peer_up */
+    if (connection->failed ||
+        (connection->state != QUIC_STATE_UP && connection->state != QUIC_STATE_SUSPENDED)) {
+        return; /* it is closed with the connection, or taken when the connection is in use */
     }
     if (receiver->resumed && receiver->held && !receiver->stopped && !receiver->reset) {
         quic_receiver_again(receiver, now_ns);
@@ -310,10 +395,9 @@ void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns)
         }
     }
     if (receiver->stopped) {
-        error_set(&cause, STATUS_ABORTED, "stream of node %s given up by node %s", connection->peer->name,
-                  connection->endpoint->node_name);
-        quic_receiver_close(receiver, &cause, false, now_ns);
+        quic_receiver_given_up(receiver, now_ns);
     } else if (receiver->reset) {
+        quic_receiver_reset_unbegun(receiver);
         error_set(&cause, STATUS_ABORTED, "node %s gave the stream up", connection->peer->name);
         quic_receiver_close(receiver, &cause, false, now_ns);
     } else if (receiver->ended && !receiver->held) {

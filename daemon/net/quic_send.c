@@ -6,6 +6,7 @@
 
 #include "daemon/base/checked.h"
 #include "daemon/net/quic_internal.h"
+#include "proto/little_endian.h"
 
 /* --- Messages --- */
 
@@ -87,7 +88,7 @@ static struct quic_sender **quic_ready_list(struct quic_sender *sender)
 
 static bool quic_sender_has_more(const struct quic_sender *sender)
 {
-    return sender->sent_end < sender->queued_end || (sender->finishing && !sender->fin_sent);
+    return sender->resumption_sent < sender->resumption_bytes || sender->sent_end < sender->queued_end || (sender->finishing && !sender->fin_sent);
 }
 
 static void quic_sender_line_up(struct quic_sender *sender)
@@ -124,6 +125,13 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
 {
     size_t count = 0;
     uint64_t offset = sender->sent_end;
+    size_t resumption = (size_t)(sender->resumption_bytes - sender->resumption_sent);
+    resumption = resumption < max_bytes ? resumption : (size_t)max_bytes;
+    if (resumption > 0) {
+        uint8_t *bytes = (uint8_t *)(uintptr_t)sender->resumption; /* ngtcp2 only reads it */
+        vectors[count++] = (ngtcp2_vec){.base = bytes + sender->resumption_sent, .len = resumption};
+        max_bytes -= resumption;
+    }
     uint64_t limit = max_bytes < sender->queued_end - offset ? offset + max_bytes : sender->queued_end;
     for (struct quic_message *message = sender->unsent; message != NULL && offset < limit;
          message = message->next) {
@@ -147,14 +155,20 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
             break;
         }
     }
-    *total = (size_t)(offset - sender->sent_end);
+    *total = resumption + (size_t)(offset - sender->sent_end);
     *fin = sender->finishing && offset == sender->queued_end;
     return count;
 }
 
 void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin)
 {
-    sender->sent_end += size;
+    size_t resumption = (size_t)(sender->resumption_bytes - sender->resumption_sent);
+    resumption = resumption < size ? resumption : size;
+    sender->resumption_sent = (uint8_t)(sender->resumption_sent + resumption);
+    if (sender->sent_end == sender->acknowledged_end) {
+        sender->waits_since_ns = sender->endpoint->now_ns;
+    }
+    sender->sent_end += size - resumption;
     sender->turn_bytes += size;
     net_stream_carried(&sender->stream.base, size, sender->endpoint->now_ns);
     while (sender->unsent != NULL && sender->unsent->end_offset <= sender->sent_end) {
@@ -169,23 +183,41 @@ void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin)
     }
 }
 
-void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
+/* The peer has the stream to that offset. */
+static void quic_sender_received(struct quic_sender *sender, uint64_t offset)
 {
     sender->acknowledged_end = offset;
+    sender->waits_since_ns = sender->endpoint->now_ns;
     while (sender->messages != NULL && sender->messages->end_offset <= offset) {
         quic_message_end(sender, STATUS_OK);
     }
 }
 
+void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
+{
+    if (offset >= sender->resumption_bytes) {
+        quic_sender_received(sender, sender->base + (offset - sender->resumption_bytes));
+    }
+}
+
 /* --- Ending streams --- */
+
+/* Takes the stream off its connection's lists. */
+static void quic_sender_leave(struct quic_sender *sender)
+{
+    quic_sender_unready(sender);
+    DL_DELETE(sender->connection->senders, sender);
+    if (sender->number != QUIC_NO_NUMBER) {
+        sender->connection->session.sender_count--;
+    }
+}
 
 void quic_sender_free(struct quic_sender *sender)
 {
     quic_messages_end(sender, STATUS_ABORTED);
     quic_work_forget_sender(sender);
     if (sender->connection != NULL) {
-        quic_sender_unready(sender);
-        DL_DELETE(sender->connection->senders, sender);
+        quic_sender_leave(sender);
     } else {
         DL_DELETE(sender->endpoint->lost_senders, sender);
     }
@@ -196,9 +228,8 @@ void quic_sender_free(struct quic_sender *sender)
 void quic_sender_lose(struct quic_sender *sender, enum status status)
 {
     struct quic_connection *connection = sender->connection;
-    quic_sender_unready(sender);
-    DL_DELETE(connection->senders, sender);
-    if (connection->transport != NULL) {
+    quic_sender_leave(sender);
+    if (connection->transport != NULL && sender->id >= 0) {
         ngtcp2_conn_set_stream_user_data(connection->transport, sender->id, NULL);
     }
     sender->connection = NULL;
@@ -220,24 +251,111 @@ void quic_sender_closed(struct quic_sender *sender)
 
 void quic_sender_work(struct quic_sender *sender)
 {
-    quic_sender_acknowledged(sender, sender->acknowledged_end); /* ends messages without bytes */
+    quic_sender_received(sender, sender->acknowledged_end); /* ends messages without bytes */
 }
 
 void quic_sender_reset(struct quic_sender *sender)
 {
     assert(!sender->finishing);
     struct quic_connection *connection = sender->connection;
-    if (connection != NULL && connection->transport != NULL) {
+    if (connection != NULL && connection->transport != NULL && sender->id >= 0) {
         /*
          * From here on ngtcp2 does not read the memory that it was given for this stream. It does not
          * retransmit lost packets of a stream that was reset (ngtcp2_rtb.c), and drops data that waited for
-         * retransmission. Packets hold copies.
+         * retransmission. Packets hold copies. The beginning may be dropped, too.
          */
-        (void)ngtcp2_conn_shutdown_stream_write(connection->transport, 0, sender->id, STATUS_ABORTED);
+        uint64_t code =
+            sender->resumption_bytes > 0 ? QUIC_RESET_NUMBERED + sender->number : (uint64_t)STATUS_ABORTED;
+        (void)ngtcp2_conn_shutdown_stream_write(connection->transport, 0, sender->id, code);
         ngtcp2_conn_set_stream_user_data(connection->transport, sender->id, NULL);
         quic_work_flush(connection);
     }
     quic_sender_free(sender);
+}
+
+/* --- From one connection to the next --- */
+
+void quic_sender_suspend(struct quic_sender *sender)
+{
+    quic_sender_unready(sender);
+    sender->id = -1;
+    sender->blocked = false;
+}
+
+void quic_sender_complete(struct quic_sender *sender)
+{
+    quic_messages_end(sender, STATUS_OK);
+    quic_sender_free(sender);
+}
+
+bool quic_sender_resume(struct quic_sender *sender, struct quic_connection *connection, uint64_t offset)
+{
+    quic_sender_unready(sender);
+    if (ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender) != 0) {
+        sender->id = -1;
+        return false;
+    }
+    sender->connection = connection;
+    sender->shut = sender->fin_sent = false;
+    sender->resumption_bytes = sender->resumption_sent = 0;
+    if (offset > 0) {
+        sender->resumption[0] = (uint8_t)(sender->stream.base.kind | QUIC_KIND_RESUMED);
+        put_u64_le(sender->resumption + 1, sender->number);
+        put_u64_le(sender->resumption + QUIC_BEGINNING_BYTES, offset);
+        sender->resumption_bytes = QUIC_RESUMPTION_BYTES;
+    }
+    sender->base = sender->sent_end = offset;
+    quic_sender_received(sender, offset);
+    sender->unsent = sender->messages;
+    quic_sender_ready(sender);
+    return true;
+}
+
+/* --- Opening --- */
+
+/* Makes a stream with its beginning. Returns null when out of memory. */
+static struct quic_sender *quic_sender_new(struct quic_connection *connection, const struct net_stream *base,
+                                           uint64_t number, struct quic_message *first)
+{
+    struct quic_sender *sender = calloc(1, sizeof *sender);
+    if (sender != NULL && first != NULL) {
+        sender->stream.base = *base;
+        sender->endpoint = connection->endpoint;
+        sender->connection = connection;
+        sender->number = number;
+        sender->id = -1;
+        quic_message_append(sender, first);
+        return sender;
+    }
+    free(sender);
+    free(first);
+    return NULL;
+}
+
+/* Frees a sender that is in no list. */
+static void quic_sender_discard(struct quic_sender *sender)
+{
+    if (sender != NULL) {
+        free(sender->messages);
+        free(sender);
+    }
+}
+
+bool quic_sender_greet(struct quic_connection *connection, const uint8_t *bytes, size_t size)
+{
+    struct net_stream base = {
+        .net = &connection->endpoint->base, .peer = connection->peer->index, .kind = NET_STREAM_CONTROL};
+    uint8_t kind = QUIC_KIND_GREETING;
+    struct quic_sender *sender =
+        quic_sender_new(connection, &base, QUIC_NO_NUMBER, quic_message_new(&kind, 1, bytes, size, true));
+    if (sender == NULL || ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender) != 0) {
+        quic_sender_discard(sender);
+        return false;
+    }
+    DL_APPEND(connection->senders, sender);
+    sender->finishing = true;
+    quic_sender_ready(sender);
+    return true;
 }
 
 /* --- The interface --- */
@@ -252,25 +370,28 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     if (connection == NULL || connection->failed) {
         return error_set(error, STATUS_UNREACHABLE, "no connection to node %s", peer->name);
     }
-    uint8_t kind_byte = (uint8_t)kind;
-    struct quic_sender *sender = calloc(1, sizeof *sender);
-    struct quic_message *first = quic_message_new(&kind_byte, 1, NULL, 0, false);
-    int failure = NGTCP2_ERR_NOMEM;
-    if (sender != NULL && first != NULL) {
+    struct quic_session *session = &connection->session;
+    if (session->sender_count >= NET_STREAMS_MAX) {
+        return error_set(error, STATUS_LIMIT, "node %s allows no further stream at present", peer->name);
+    }
+    struct net_stream base = {.net = net, .peer = index, .kind = kind};
+    uint8_t beginning[QUIC_BEGINNING_BYTES] = {(uint8_t)kind};
+    put_u64_le(beginning + 1, session->next_number);
+    struct quic_sender *sender = quic_sender_new(connection, &base, session->next_number,
+                                                 quic_message_new(beginning, sizeof beginning, NULL, 0, false));
+    int failure = sender == NULL ? NGTCP2_ERR_NOMEM : 0;
+    if (failure == 0 && connection->transport != NULL) {
         failure = ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender);
     }
     if (failure != 0) {
-        free(sender);
-        free(first);
+        quic_sender_discard(sender);
         return failure == NGTCP2_ERR_STREAM_ID_BLOCKED
                    ? error_set(error, STATUS_LIMIT, "node %s allows no further stream at present", peer->name)
                    : error_set(error, STATUS_NO_MEMORY, "no memory for a stream to node %s", peer->name);
     }
-    sender->stream.base = (struct net_stream){.net = net, .peer = index, .kind = kind};
-    sender->endpoint = endpoint;
-    sender->connection = connection;
+    session->next_number++;
+    session->sender_count++;
     DL_APPEND(connection->senders, sender);
-    quic_message_append(sender, first);
     quic_sender_ready(sender);
     *out = &sender->stream.base;
     return STATUS_OK;

@@ -22,7 +22,7 @@ struct quic_tls {
     SSL_CTX *accepting;
 };
 
-static const unsigned char quic_alpn_list[] = {sizeof QUIC_ALPN - 1, 'c', 'o', 'm', 'm', 'd', '/', '1'};
+static const unsigned char quic_alpn_list[] = {sizeof QUIC_ALPN - 1, 'c', 'o', 'm', 'm', 'd', '/', '2'};
 _Static_assert(sizeof quic_alpn_list == sizeof QUIC_ALPN, "one protocol, with its length before it");
 
 /* --- Contexts --- */

@@ -17,7 +17,7 @@
  */
 struct quic_tls;
 
-#define QUIC_ALPN "commd/1"
+#define QUIC_ALPN "commd/2"
 #define QUIC_SECRET_BYTES 32u
 #define QUIC_CERTIFICATE_TEXT_MAX_BYTES 256
 

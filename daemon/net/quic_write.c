@@ -119,7 +119,9 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
         return false;
     }
     if (connection->unanswered_ns == 0) {
-        connection->unanswered_ns = now_ns;
+        ngtcp2_conn_info under_way;
+        ngtcp2_conn_get_conn_info2(connection->transport, &under_way);
+        connection->unanswered_ns = under_way.bytes_in_flight > 0 ? now_ns : 0;
     }
     struct quic_batch batch = {
         .bytes = endpoint->send_buffer,

@@ -477,7 +477,8 @@ static struct net *datagrams_add(struct network *base, const char *name)
     struct quic_options options = {.node_name = name,
                                    .bind_address = address,
                                    .handshake_timeout_ns = NETWORK_CONNECT_TIMEOUT_NS,
-                                   .idle_timeout_ns = NETWORK_IDLE_TIMEOUT_NS};
+                                   .idle_timeout_ns = NETWORK_IDLE_TIMEOUT_NS,
+                                   .patience_ns = NETWORK_IDLE_TIMEOUT_NS};
     struct net *net = NULL;
     struct error error = {0};
     make_certificate(name);

@@ -22,6 +22,7 @@ static inline struct quic_node *make_node(const char *host, const char *name, ui
     options.bind_address = address;
     options.datagram_max_bytes = datagram_max_bytes;
     options.idle_timeout_ns = idle_timeout_ns;
+    options.patience_ns = idle_timeout_ns;
     return quic_node_new(loop, pki, name, &options);
 }
 
@@ -38,7 +39,7 @@ static inline void make_nodes(uint64_t seed, uint32_t datagram_max_bytes, uint64
 {
     network = network_new_datagrams(seed, &fine, 4700);
     a = make_node("a", "a", datagram_max_bytes, idle_timeout_ns);
-    b = make_node("b", "b", datagram_max_bytes, 10 * TIME_S);
+    b = make_node("b", "b", datagram_max_bytes, idle_timeout_ns);
     (void)add_peer(a, "b");
     (void)add_peer(b, "a");
 }

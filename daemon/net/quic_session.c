@@ -1,0 +1,441 @@
+#include <assert.h>
+#include <openssl/rand.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/net/quic_internal.h"
+
+/*
+ * A session is what two nodes have in common while they remember the same streams. It outlives the connection:
+ * when that is lost, the streams wait (QUIC_STATE_SUSPENDED), and the next connection takes them over. Each
+ * side first tells the other how much of each stream it has received; the sender goes on from there. So every
+ * byte is handed out once. A sender frees memory when the peer's QUIC has acknowledged it, which is when the
+ * peer has received it in order, and handed it out or kept it.
+ *
+ * Only the peer's new process, a failure that it tells, or the end of the patience ends a session. The old
+ * connection is given up before the greeting of the next one is made, so nothing that comes late is counted.
+ */
+
+/* --- Greetings --- */
+
+static int compare_receivers(const void *left, const void *right)
+{
+    uint64_t a = (*(struct quic_receiver *const *)left)->number;
+    uint64_t b = (*(struct quic_receiver *const *)right)->number;
+    return a < b ? -1 : a > b;
+}
+
+/* Lists the receivers, ascending by number. Returns null when out of memory; the caller frees the list. */
+static struct quic_receiver **list_receivers(const struct quic_connection *connection, uint32_t *count)
+{
+    struct quic_receiver *receiver;
+    size_t length = 0;
+    DL_COUNT(connection->receivers, receiver, length);
+    struct quic_receiver **list = calloc(length + 1, sizeof(struct quic_receiver *));
+    if (list == NULL) {
+        return NULL;
+    }
+    *count = 0;
+    DL_FOREACH(connection->receivers, receiver)
+    {
+        list[(*count)++] = receiver;
+    }
+    qsort(list, *count, sizeof(struct quic_receiver *), compare_receivers);
+    return list;
+}
+
+/* Says what is remembered of the suspended connection. Returns false when out of memory. */
+static bool describe(const struct quic_connection *suspended, struct quic_greeting *greeting)
+{
+    const struct quic_sender *sender;
+    struct quic_receiver **receivers = list_receivers(suspended, &greeting->incoming_count);
+    greeting->incoming = calloc((size_t)greeting->incoming_count + 1, sizeof *greeting->incoming);
+    greeting->outgoing = calloc((size_t)suspended->session.sender_count + 1, sizeof *greeting->outgoing);
+    if (receivers == NULL || greeting->incoming == NULL || greeting->outgoing == NULL) {
+        free(receivers);
+        return false;
+    }
+    for (uint32_t i = 0; i < greeting->incoming_count; i++) {
+        greeting->incoming[i].number = receivers[i]->number;
+        greeting->incoming[i].received =
+            receivers[i]->stopped ? QUIC_GREETING_STOPPED : quic_receiver_received(receivers[i]);
+    }
+    free(receivers);
+    DL_FOREACH(suspended->senders, sender)
+    {
+        greeting->outgoing[greeting->outgoing_count++] = sender->number;
+    }
+    greeting->own_id = suspended->session.own_id;
+    greeting->peer_id = suspended->session.peer_id;
+    greeting->seen = suspended->session.seen; /* not copied */
+    return true;
+}
+
+static bool send_greeting(struct quic_connection *connection, const struct quic_greeting *greeting)
+{
+    size_t size = quic_greeting_size(greeting);
+    uint8_t *bytes = malloc(size);
+    bool sent = false;
+    if (bytes != NULL) {
+        quic_greeting_encode(greeting, bytes);
+        sent = quic_sender_greet(connection, bytes, size);
+    }
+    free(bytes);
+    return sent;
+}
+
+/* The peer's greeting may have come with the end of the handshake. */
+static void take_early_greeting(struct quic_connection *connection)
+{
+    struct quic_receiver *receiver, *next;
+    DL_FOREACH_SAFE(connection->receivers, receiver, next)
+    {
+        if (receiver->early && receiver->buffer_bytes > 0 &&
+            receiver->buffer[receiver->buffer_first] == QUIC_KIND_GREETING) {
+            quic_receiver_take_early(receiver);
+        }
+    }
+}
+
+void quic_session_greet(struct quic_connection *connection)
+{
+    const struct quic_connection *up = connection->peer->up;
+    struct quic_greeting greeting = {0};
+    bool made;
+    if (up != NULL && up->state == QUIC_STATE_SUSPENDED && !up->failed) {
+        made = describe(up, &greeting);
+    } else {
+        made = RAND_bytes((uint8_t *)&greeting.own_id, sizeof greeting.own_id) == 1;
+        greeting.own_id |= 1; /* never 0 */
+    }
+    connection->greeting_id = greeting.own_id;
+    connection->state = QUIC_STATE_GREETING;
+    if (!made || !send_greeting(connection, &greeting)) {
+        quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for a greeting");
+    }
+    greeting.seen = (struct quic_numbers){0};
+    quic_greeting_clear(&greeting);
+    take_early_greeting(connection);
+}
+
+bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended)
+{
+    const struct quic_session *session = &suspended->session;
+    return connection->greeting.own_id == session->peer_id &&
+           connection->greeting.peer_id == session->own_id && connection->greeting_id == session->own_id;
+}
+
+/* --- Taking over --- */
+
+static void lie(struct quic_connection *connection, uint64_t number)
+{
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 96];
+    snprintf(reason, sizeof reason, "%s sent a greeting that is wrong about stream %llu",
+             quic_connection_text(connection, who), (unsigned long long)number);
+    quic_connection_abort(connection, STATUS_PROTOCOL, reason);
+}
+
+/* The peer does not list the stream: it has all of it, wants no more of it, or has nothing of it. Returns
+ * whether the stream goes on, from its beginning. */
+static bool unlisted_goes_on(struct quic_connection *connection, struct quic_sender *sender)
+{
+    if (!quic_numbers_have(&connection->greeting.seen, sender->number)) {
+        if (sender->acknowledged_end > 0) {
+            lie(connection, sender->number);
+        }
+        return true;
+    }
+    if (sender->shut) {
+        quic_sender_lose(sender, STATUS_ABORTED);
+    } else if (sender->finishing) {
+        quic_sender_complete(sender);
+    } else {
+        lie(connection, sender->number);
+    }
+    return false;
+}
+
+static void resume_sender(struct quic_connection *connection, struct quic_sender *sender)
+{
+    const struct quic_greeting_stream *listed = quic_greeting_find(&connection->greeting, sender->number);
+    uint64_t offset = 0;
+    if (listed != NULL && listed->received == QUIC_GREETING_STOPPED) {
+        quic_sender_lose(sender, STATUS_ABORTED);
+        return;
+    }
+    if (listed != NULL) {
+        offset = listed->received;
+        if (offset < sender->acknowledged_end || offset > sender->sent_end || offset < QUIC_BEGINNING_BYTES) {
+            lie(connection, sender->number);
+            return;
+        }
+    } else if (!unlisted_goes_on(connection, sender) || connection->failed) {
+        return;
+    }
+    struct quic_connection *old = sender->connection;
+    DL_DELETE(old->senders, sender);
+    old->session.sender_count--;
+    if (!quic_sender_resume(sender, connection, offset)) {
+        DL_APPEND(old->senders, sender);
+        old->session.sender_count++;
+        quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for the streams of a session");
+        return;
+    }
+    DL_APPEND(connection->senders, sender);
+    connection->session.sender_count++;
+}
+
+/* A stream that the sender does not have any more was reset, unless all of it has come. */
+static void resume_receiver(struct quic_connection *connection, struct quic_receiver *receiver)
+{
+    struct quic_connection *old = receiver->connection;
+    DL_DELETE(old->receivers, receiver);
+    DL_APPEND(connection->receivers, receiver);
+    receiver->connection = connection;
+    receiver->id = -1;
+    receiver->transport_over = false;
+    if (quic_greeting_sends(&connection->greeting, receiver->number)) {
+        return;
+    }
+    if (receiver->over) {
+        quic_receiver_close(receiver, NULL, true, connection->endpoint->now_ns);
+    } else if (!receiver->ended && !receiver->stopped) {
+        receiver->reset = true;
+        quic_work_receiver(receiver);
+    }
+}
+
+static bool resume_receivers(struct quic_connection *connection, struct quic_connection *suspended)
+{
+    uint32_t count = 0;
+    struct quic_receiver **list = list_receivers(suspended, &count);
+    connection->unresumed = calloc((size_t)count + 1, sizeof *connection->unresumed);
+    if (list == NULL || connection->unresumed == NULL) {
+        free(list);
+        quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for the streams of a session");
+        return false;
+    }
+    connection->unresumed_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        connection->unresumed[i] = (struct quic_unresumed){list[i]->number, list[i]};
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        resume_receiver(connection, list[i]);
+    }
+    free(list);
+    return true;
+}
+
+bool quic_session_resume(struct quic_connection *connection, struct quic_connection *suspended)
+{
+    struct quic_sender *sender, *next;
+    connection->session = suspended->session;
+    suspended->session.seen = (struct quic_numbers){0};
+    connection->session.sender_count = 0;
+    connection->session.resumed_count++;
+    DL_FOREACH_SAFE(suspended->senders, sender, next)
+    {
+        if (!connection->failed) {
+            resume_sender(connection, sender);
+        }
+    }
+    return !connection->failed && resume_receivers(connection, suspended);
+}
+
+static int compare_unresumed(const void *key, const void *entry)
+{
+    uint64_t number = *(const uint64_t *)key, its = ((const struct quic_unresumed *)entry)->number;
+    return number < its ? -1 : number > its;
+}
+
+struct quic_receiver *quic_session_take_unresumed(struct quic_connection *connection, uint64_t number)
+{
+    struct quic_unresumed *found =
+        connection->unresumed_count == 0
+            ? NULL
+            : bsearch(&number, connection->unresumed, connection->unresumed_count,
+                      sizeof *connection->unresumed, compare_unresumed);
+    struct quic_receiver *receiver = found != NULL ? found->receiver : NULL;
+    if (found != NULL) {
+        found->receiver = NULL;
+    }
+    return receiver;
+}
+
+void quic_session_clear(struct quic_connection *connection)
+{
+    quic_numbers_clear(&connection->session.seen);
+    quic_greeting_clear(&connection->greeting);
+    free(connection->unresumed);
+    connection->unresumed = NULL;
+    connection->unresumed_count = 0;
+}
+
+/* --- Suspended --- */
+
+static void suspend_streams(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_receiver *receiver, *next_receiver;
+    struct quic_sender *sender, *next_sender;
+    DL_FOREACH_SAFE(connection->receivers, receiver, next_receiver)
+    {
+        if (!receiver->kind_known || receiver->greeting) {
+            quic_receiver_close(receiver, NULL, true, now_ns);
+        }
+    }
+    DL_FOREACH_SAFE(connection->senders, sender, next_sender)
+    {
+        if (sender->number == QUIC_NO_NUMBER) {
+            quic_sender_free(sender);
+        } else {
+            quic_sender_suspend(sender);
+        }
+    }
+}
+
+static void arm_suspended(struct quic_connection *connection)
+{
+    connection->armed_ns = time_min(connection->session.attempt_ns, connection->session.give_up_ns);
+    loop_timer_set(connection->timer, connection->armed_ns);
+}
+
+void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_session *session = &connection->session;
+    const struct quic_endpoint *endpoint = connection->endpoint;
+    struct quic_numbers seen = session->seen;
+    struct quic_receiver *receiver;
+    bool dials = strcmp(endpoint->node_name, connection->peer->name) < 0;
+    log_info("network: %s; its streams wait for another connection",
+             connection->failed ? connection->cause.text : connection->peer->name);
+    suspend_streams(connection, now_ns);
+    quic_connection_account(connection);
+    quic_work_forget_connection(connection);
+    quic_connection_dissolve(connection);
+    while (connection->cids != NULL) {
+        quic_cid_drop(connection, connection->cids);
+    }
+    DL_FOREACH(connection->receivers, receiver)
+    {
+        receiver->id = -1;
+    }
+    session->seen = (struct quic_numbers){0};
+    quic_session_clear(connection);
+    session->seen = seen;
+    connection->state = QUIC_STATE_SUSPENDED;
+    connection->failed = connection->silent = connection->resumable = connection->suspected = false;
+    session->suspended_ns = now_ns;
+    session->heard_ns = connection->unanswered_ns != 0 ? connection->unanswered_ns : now_ns;
+    session->give_up_ns = time_after(session->heard_ns, endpoint->patience_ns);
+    session->attempt_ns = dials ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
+    session->attempt_length_ns = QUIC_ATTEMPT_MIN_NS;
+    arm_suspended(connection);
+}
+
+void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns)
+{
+    struct quic_session *session = &suspended->session;
+    session->attempt_ns = time_min(session->attempt_ns, time_after(now_ns, QUIC_ATTEMPT_AGAIN_NS));
+    arm_suspended(suspended);
+}
+
+void quic_session_tick(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_session *session = &connection->session;
+    struct quic_peer *peer = connection->peer;
+    if (now_ns >= session->give_up_ns) {
+        char reason[NODE_NAME_MAX_BYTES + 64];
+        snprintf(reason, sizeof reason, "node %s: nothing was heard of it for %llu ms", peer->name,
+                 (unsigned long long)((now_ns - session->heard_ns) / TIME_MS));
+        quic_connection_abort(connection, STATUS_NODE_LOST, reason);
+        return;
+    }
+    if (now_ns >= session->attempt_ns) {
+        if (peer->greeting == NULL && peer->has_address && !peer->removed) {
+            quic_peer_drop_attempt(&peer->dial, "it takes too long", now_ns);
+            quic_work_dial(connection->endpoint, peer);
+        }
+        session->attempt_ns = time_after(now_ns, session->attempt_length_ns);
+        session->attempt_length_ns =
+            time_min(session->attempt_length_ns + session->attempt_length_ns / 2, QUIC_ATTEMPT_MAX_NS);
+    }
+    arm_suspended(connection);
+}
+
+/* --- Watching a connection --- */
+
+static void lose(struct quic_connection *connection, const char *why, uint64_t since_ns, uint64_t now_ns)
+{
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
+    snprintf(reason, sizeof reason, "%s %s for %llu ms", quic_connection_text(connection, who), why,
+             (unsigned long long)((now_ns - since_ns) / TIME_MS));
+    quic_connection_abort(connection, STATUS_NODE_LOST, reason);
+    connection->silent = true;
+    connection->resumable = true;
+}
+
+static uint64_t later(uint64_t left_ns, uint64_t right_ns)
+{
+    return left_ns > right_ns ? left_ns : right_ns;
+}
+
+/* Looks at the streams now and then: one may wait for an acknowledgement although packets come. */
+static void watch_streams(struct quic_connection *connection, uint64_t now_ns)
+{
+    const struct quic_sender *sender;
+    if (now_ns - connection->looked_ns < QUIC_STUCK_LOOK_NS) {
+        return;
+    }
+    connection->looked_ns = now_ns;
+    DL_FOREACH(connection->senders, sender)
+    {
+        uint64_t since_ns = later(sender->waits_since_ns, connection->excused_ns);
+        if (sender->sent_end > sender->acknowledged_end && now_ns - since_ns >= QUIC_STUCK_NS) {
+            lose(connection, "has acknowledged nothing of a stream", since_ns, now_ns);
+            return;
+        }
+    }
+}
+
+static uint64_t greeting_deadline_ns(const struct quic_connection *connection)
+{
+    return connection->state == QUIC_STATE_GREETING
+               ? time_after(connection->authenticated_ns, connection->endpoint->handshake_timeout_ns)
+               : TIME_NEVER;
+}
+
+void quic_session_watch(struct quic_connection *connection, uint64_t now_ns)
+{
+    bool is_watched =
+        connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
+    if (!is_watched || connection->failed) {
+        return;
+    }
+    if (connection->armed_ns != 0 && now_ns > connection->armed_ns &&
+        now_ns - connection->armed_ns > QUIC_LATE_NS) {
+        connection->excused_ns = now_ns;
+    }
+    uint64_t since_ns = later(connection->unanswered_ns, connection->excused_ns);
+    if (connection->unanswered_ns != 0 && now_ns - since_ns >= QUIC_SILENT_NS) {
+        lose(connection, "is silent", since_ns, now_ns);
+    } else if (connection->state == QUIC_STATE_GREETING && now_ns >= greeting_deadline_ns(connection)) {
+        lose(connection, "sends no greeting", connection->authenticated_ns, now_ns);
+    } else if (connection->state == QUIC_STATE_UP) {
+        watch_streams(connection, now_ns);
+    }
+}
+
+uint64_t quic_session_deadline_ns(const struct quic_connection *connection)
+{
+    bool is_watched =
+        connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
+    uint64_t silent_ns = is_watched && connection->unanswered_ns != 0
+                             ? time_after(later(connection->unanswered_ns, connection->excused_ns), QUIC_SILENT_NS)
+                             : TIME_NEVER;
+    return time_min(silent_ns, greeting_deadline_ns(connection));
+}

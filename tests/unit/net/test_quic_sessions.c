@@ -1,0 +1,280 @@
+#include "tests/lib/chance.h"
+#include "tests/unit/net/datagram_nodes.h"
+
+/* Streams that outlive their connection: outages, new addresses, and what the nodes do meanwhile. In virtual
+ * time, over ngtcp2. */
+
+#define OUTAGE_MARGIN_MS 1000u /* after an outage, bytes arrive again within this time */
+
+static uint64_t received_bytes(const struct quic_node *node)
+{
+    uint64_t received = 0;
+    for (const struct quic_sink *sink = node->sinks; sink != NULL; sink = sink->next) {
+        received += sink->received;
+    }
+    return received;
+}
+
+struct progress {
+    uint64_t a_bytes, b_bytes;
+};
+
+static bool both_progress(const void *context)
+{
+    const struct progress *before = context;
+    return received_bytes(a) > before->a_bytes && received_bytes(b) > before->b_bytes;
+}
+
+/* Bytes arrive on both sides within that time. */
+static void assert_progress(const char *what, uint64_t within_ms)
+{
+    struct progress before = {received_bytes(a), received_bytes(b)};
+    if (!quic_run_until(loop, both_progress, &before, within_ms)) {
+        fail_msg("%s: nothing arrives within %llu ms; a: %s; b: %s", what, (unsigned long long)within_ms,
+                 a->down_cause.text, b->down_cause.text);
+    }
+}
+
+static void start_nodes(uint64_t seed, const struct network_conditions *conditions)
+{
+    make_nodes(seed, 0, 0);
+    connect_nodes();
+    set_network(conditions);
+}
+
+static const struct network_conditions narrow = {.delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 4000000};
+static const struct network_conditions lossy = {
+    .delay_ns = 300 * TIME_US, .jitter_ns = 100 * TIME_US, .bandwidth_bytes_s = 4000000, .loss = 0.02};
+
+static void outage(uint64_t seed, const struct network_conditions *conditions, uint64_t wait_ms,
+                   uint64_t length_ms, bool forth, bool back)
+{
+    start_nodes(seed, conditions);
+    struct exchange exchange = begin_exchange(3u << 20);
+    quic_run_for(loop, wait_ms);
+    network_cut(network, "a", "b", forth);
+    network_cut(network, "b", "a", back);
+    quic_run_for(loop, length_ms);
+    cut_network(false);
+    if (!exchanged(&exchange)) {
+        char what[80];
+        snprintf(what, sizeof what, "seed %llu, outage of %llu ms after %llu ms", (unsigned long long)seed,
+                 (unsigned long long)length_ms, (unsigned long long)wait_ms);
+        assert_progress(what, OUTAGE_MARGIN_MS);
+    }
+    end_exchange(&exchange, 30000);
+    free_network();
+}
+
+static void outages_end_nothing(void **state)
+{
+    (void)state;
+    struct random random;
+    random_seed(&random, 7);
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        bool forth = seed % 3 != 1, back = seed % 3 != 2;
+        outage(seed, seed % 2 == 0 ? &narrow : &lossy, 1 + random_below(&random, 500),
+               100 + random_below(&random, 2900), forth, back);
+    }
+}
+
+static void outages_in_a_row_end_nothing(void **state)
+{
+    (void)state;
+    start_nodes(40, &lossy);
+    struct exchange exchange = begin_exchange(12u << 20);
+    for (unsigned i = 0; i < 5; i++) {
+        quic_run_for(loop, 40 + 30 * i); /* the second comes while the connection begins anew */
+        cut_network(true);
+        quic_run_for(loop, 1500);
+        cut_network(false);
+        assert_progress("outages in a row", OUTAGE_MARGIN_MS);
+    }
+    end_exchange(&exchange, 30000);
+}
+
+/* The node's own address changes: others see it at another port, and its old one is dead. */
+static void new_addresses_end_nothing(void **state)
+{
+    (void)state;
+    const char *const names[] = {"a", "b"}; /* a dials */
+    for (unsigned i = 0; i < 2; i++) {
+        start_nodes(50 + i, &narrow);
+        struct exchange exchange = begin_exchange(6u << 20);
+        quic_run_for(loop, 100);
+        network_rebind(network, names[i]);
+        assert_progress(names[i], 3000);
+        end_exchange(&exchange, 30000);
+        free_network();
+    }
+}
+
+static void a_narrower_path_ends_nothing(void **state)
+{
+    (void)state;
+    struct network_conditions small = narrow;
+    small.packet_bytes = 1472;
+    start_nodes(60, &narrow);
+    struct exchange exchange = begin_exchange(6u << 20);
+    quic_run_for(loop, 300);
+    set_network(&small);
+    assert_progress("narrower in both directions", 2500);
+    end_exchange(&exchange, 30000);
+    free_network();
+    start_nodes(61, &narrow); /* small packets of the other direction still come */
+    exchange = begin_exchange(6u << 20);
+    quic_run_for(loop, 300);
+    network_set_link(network, "a", "b", &small);
+    assert_progress("narrower in one direction", 2500);
+    end_exchange(&exchange, 30000);
+}
+
+static bool all_closed(const void *context)
+{
+    const struct quic_node *node = context;
+    for (const struct quic_sink *sink = node->sinks; sink != NULL; sink = sink->next) {
+        if (!sink->closed) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* During an outage streams are opened, finished, reset by the sender, and given up by the receiver. */
+static void streams_change_in_an_outage(void **state)
+{
+    (void)state;
+    enum { STREAMS = 6, SIZE = 400000 };
+    struct quic_source *sources[STREAMS];
+    start_nodes(70, &narrow);
+    for (unsigned i = 0; i < 4; i++) {
+        sources[i] = quic_source_new(a, 0, 10 + i, SIZE, 10000, false);
+    }
+    quic_run_for(loop, 100);
+    assert_int_equal(b->sink_count, 4);
+    cut_network(true);
+    quic_run_for(loop, 900); /* the connection is given up */
+    sources[4] = quic_source_new(a, 0, 14, SIZE, 10000, true);
+    sources[5] = quic_source_new(a, 0, 15, SIZE, 10000, false);
+    net_stream_finish(sources[0]->stream);
+    net_stream_reset(sources[1]->stream);
+    net_stream_reset(sources[5]->stream); /* of which b never hears */
+    struct quic_sink *given_up = b->sinks;
+    while (given_up->stream == NULL || given_up->header[0] != 12) {
+        given_up = given_up->next;
+    }
+    net_stream_reset(given_up->stream);
+    quic_run_for(loop, 50);
+    assert_true(given_up->closed); /* it need not wait for the connection */
+    net_stream_finish(sources[3]->stream);
+    cut_network(false);
+    assert_true(quic_run_until_count(loop, &sources[2]->done, sources[2]->sends, 10000));
+    assert_true(sources[2]->failed > 0);
+    assert_int_equal(sources[2]->result, STATUS_ABORTED);
+    assert_true(quic_run_until(loop, all_closed, b, 10000));
+    unsigned complete = 0, aborted = 0;
+    for (const struct quic_sink *sink = b->sinks; sink != NULL; sink = sink->next) {
+        complete += quic_sink_complete(sink);
+        aborted += sink->closed_status == STATUS_ABORTED;
+    }
+    assert_int_equal(b->sink_count, 5);
+    assert_int_equal(complete, 3);
+    assert_int_equal(aborted, 2);
+    assert_int_equal(sources[0]->failed + sources[3]->failed + sources[4]->failed, 0);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+    net_stream_finish(sources[2]->stream);
+    for (unsigned i = 0; i < STREAMS; i++) {
+        assert_true(quic_run_until(loop, source_done, sources[i], 1000));
+        quic_source_free(sources[i]);
+    }
+}
+
+/* Bytes that a receiver holds back when the connection is lost are handed out once, too. */
+static void held_bytes_come_once(void **state)
+{
+    (void)state;
+    start_nodes(80, &narrow);
+    b->hold = true;
+    struct quic_source *source = quic_source_new(a, 0, 3, 30000, 1000, true);
+    quic_run_for(loop, 200);
+    struct quic_source *longer = quic_source_new(a, 0, 4, 300000, 1000, true);
+    quic_run_for(loop, 50);
+    cut_network(true);
+    quic_run_for(loop, 1200);
+    b->hold = false;
+    quic_sink_release(b->sinks);
+    quic_sink_release(b->sinks->next);
+    quic_run_for(loop, 100);
+    cut_network(false);
+    assert_true(quic_run_until_count(loop, &longer->done, longer->sends, 10000));
+    assert_true(quic_run_until(loop, all_closed, b, 5000));
+    assert_true(quic_sink_complete(b->sinks));
+    assert_true(quic_sink_complete(b->sinks->next));
+    assert_int_equal(source->failed + longer->failed, 0);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+    quic_source_free(source);
+    quic_source_free(longer);
+}
+
+static void patience_ends(void **state)
+{
+    (void)state;
+    start_nodes(90, &narrow);
+    struct quic_source *forth = quic_source_new(a, 0, 1, 3u << 20, 10000, true);
+    struct quic_source *back = quic_source_new(b, 0, 2, 3u << 20, 10000, true);
+    quic_run_for(loop, 200);
+    cut_network(true);
+    uint64_t start_ns = loop_now_ns();
+    assert_true(quic_run_until(loop, both_down, NULL, 10000));
+    assert_in_range(loop_now_ns() - start_ns, 3500 * TIME_MS, 4500 * TIME_MS);
+    assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
+    assert_int_equal(b->down_cause.status, STATUS_NODE_LOST);
+    assert_true(quic_source_done(forth) && quic_source_done(back));
+    quic_source_free(forth);
+    quic_source_free(back);
+    cut_network(false);
+    quic_node_connect(a, 0); /* a new session */
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    struct quic_source *again = quic_source_new(a, 0, 5, 100000, 10000, true);
+    assert_true(quic_run_until_count(loop, &again->done, again->sends, 5000));
+    assert_int_equal(again->failed, 0);
+    quic_source_free(again);
+}
+
+/* One side's patience has ended, the other's has not: the session is over for both. */
+static void one_side_gives_up(void **state)
+{
+    (void)state;
+    struct error cause;
+    start_nodes(95, &narrow);
+    struct quic_source *source = quic_source_new(a, 0, 1, 3u << 20, 10000, true);
+    quic_run_for(loop, 200);
+    cut_network(true);
+    quic_run_for(loop, 1500);
+    error_set(&cause, STATUS_NODE_LOST, "enough");
+    net_disconnect(b->net, 0, &cause);
+    quic_run_for(loop, 10);
+    assert_int_equal(b->down_calls[0], 1);
+    assert_int_equal(a->down_calls[0], 0);
+    cut_network(false);
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    assert_int_equal(a->down_calls[0], 1);
+    assert_true(quic_source_done(source));
+    quic_source_free(source);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(outages_end_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(outages_in_a_row_end_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(new_addresses_end_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_narrower_path_ends_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(streams_change_in_an_outage, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(held_bytes_come_once, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(patience_ends, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(one_side_gives_up, setup_loop, teardown),
+    };
+    log_set_level(LOG_LEVEL_ERROR);
+    return cmocka_run_group_tests_name("quic_sessions", tests, setup_files, teardown_files);
+}

@@ -19,19 +19,21 @@
 struct quic_options configuration_quic(const struct configuration *configuration)
 {
     const struct conf *conf = configuration->conf;
-    return (struct quic_options){.node_name = conf->node_name,
-                                 .bind_address = conf->listen,
-                                 .certificate_path = conf->certificate,
-                                 .key_path = conf->key,
-                                 .key_is_credential = conf_is_credential(conf->key),
-                                 .authority_path = conf->authority,
-                                 .revocation_path =
-                                     conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
-                                 .certificates = configuration->certificates,
-                                 .datagram_max_bytes = (uint32_t)conf->datagram_bytes,
-                                 .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
-                                 .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
-                                 .idle_timeout_ns = 30 * TIME_S};
+    return (struct quic_options){
+        .node_name = conf->node_name,
+        .bind_address = conf->listen,
+        .certificate_path = conf->certificate,
+        .key_path = conf->key,
+        .key_is_credential = conf_is_credential(conf->key),
+        .authority_path = conf->authority,
+        .revocation_path = conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
+        .certificates = configuration->certificates,
+        .datagram_max_bytes = (uint32_t)conf->datagram_bytes,
+        .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
+        .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
+        .idle_timeout_ns = 30 * TIME_S,
+        /* The mesh decides first. */
+        .patience_ns = (conf->heartbeat_timeout_ms + conf->heartbeat_interval_ms) * TIME_MS};
 }
 
 /* --- Texts --- */

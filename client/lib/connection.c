@@ -340,7 +340,8 @@ static void await_change(struct comm_client *client, uint64_t deadline_ns)
     (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
 }
 
-/* After the connection is lost, operations that another thread stages end soon. It needs the lock for that. */
+/* After the connection is lost, operations that another thread stages end soon. It needs the lock for that.
+ */
 static void await_staged(struct comm_client *client, uint64_t deadline_ns)
 {
     uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);

@@ -77,7 +77,7 @@ static const struct setting schema[] = {
     TEXT(metrics, SETTING_METRICS, "", false),
     TEXT(log_level, SETTING_LEVEL, "info", true),
     NUMBER(heartbeat_interval_ms, 500, 10, 60000, false),
-    NUMBER(heartbeat_timeout_ms, 2500, 50, 600000, false),
+    NUMBER(heartbeat_timeout_ms, 4000, 50, 600000, false),
     NUMBER(suspect_timeout_ms, 600, 20, 600000, false),
     NUMBER(reconnect_min_ms, 100, 10, 60000, false),
     NUMBER(reconnect_max_ms, 5000, 10, 600000, false),

@@ -15,7 +15,8 @@
  * proto/frame.h). A node is up once both sides have said Hello (same cluster, same protocol version, the
  * certificate's name). It is down when its connection is lost or when no heartbeat was answered in time.
  * Heartbeats travel end to end, from mesh to mesh. The node with the lower name (strcmp) dials. Lost
- * connections are dialled again with exponential back-off and jitter.
+ * connections are dialled again with exponential back-off and jitter. A connection that is lost within the
+ * patience is replaced by the net without a word to the mesh: see net.h.
  *
  * Single-threaded. Time is an argument.
  */
@@ -39,13 +40,13 @@ struct mesh_options {
     const char *version_text;       /* of this commd, shown to people */
     uint64_t instance;              /* random, never 0; a restarted daemon has another one */
     uint64_t heartbeat_interval_ns; /* default 500 ms */
-    uint64_t heartbeat_timeout_ns; /* default 2,500 ms: survives a 2 s blackhole, notices a silent host within
-                                      3 s */
-    uint64_t suspect_timeout_ns;   /* default 600 ms: used once the peer's host said that nobody listens */
-    uint64_t reconnect_min_ns;     /* default 100 ms */
-    uint64_t reconnect_max_ns;     /* default 5 s */
-    uint64_t probe_interval_ns;    /* between measurements of links; default 0: none */
-    uint64_t seed;                 /* for jitter */
+    uint64_t heartbeat_timeout_ns;  /* the patience, default 4 s: a pause of the path of 3 s ends nothing, and
+                                       a  silent host is noticed within 4.25 s */
+    uint64_t suspect_timeout_ns;    /* default 600 ms: used once the peer's host said that nobody listens */
+    uint64_t reconnect_min_ns;      /* default 100 ms */
+    uint64_t reconnect_max_ns;      /* default 5 s */
+    uint64_t probe_interval_ns;     /* between measurements of links; default 0: none */
+    uint64_t seed;                  /* for jitter */
     /* Settings that nodes tell each other: see mesh_node_info.differs. */
     uint64_t slice_bytes;   /* 0, the default: not told */
     const char *algorithms; /* default: "" */

@@ -18,6 +18,11 @@
  * peer. On a connection, streams carry ordered bytes one way, from the node that opened them. Each stream has
  * a kind, which decides which handler receives it.
  *
+ * A connection here outlives what it is made of: if the path fails for a while, or an address changes, the
+ * implementation may replace what lies below, and the streams go on, with every byte handed out once.
+ * peer_down means that this was not possible within its patience, that the peer gave a reason, or that it was
+ * restarted.
+ *
  * A node that is alone has no net: the pointer is null. Null is accepted by net_set_peer_handler,
  * net_set_stream_handler, net_free, net_add_peer (UNREACHABLE) and net_statistics (all 0). Without peers,
  * nothing else is called.
@@ -89,9 +94,10 @@ struct net_stream_handler {
 };
 
 /*
- * Reports the end of one send. STATUS_OK: the peer's transport has acknowledged every byte, so the payload
- * may change. Any other result: the stream or its connection is gone. Called exactly once per send, never
- * from within net_stream_send.
+ * Reports the end of one send. STATUS_OK: the peer's net has every byte, and has handed it out or keeps it,
+ * so the payload may change. This is the receiver's receipt: a connection that replaces this one never needs
+ * the bytes again. Any other result: the stream or its connection is gone. Called exactly once per send,
+ * never from within net_stream_send.
  */
 typedef void net_sent_function(void *context, enum status result, uint64_t now_ns);
 
@@ -106,6 +112,8 @@ struct net_peer_statistics {
     uint64_t lost_bytes;      /* in lost packets; their data is sent again */
     uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
+    uint64_t resumed_count;   /* how often the streams went on after a connection was lost */
+    bool waits;               /* up, but its connection is lost, and another one is dialled */
     bool unresolved;          /* its address has a name, which is not resolved: it cannot be dialled */
     bool closed_by_peer;      /* the peer ended the last closed connection and gave the cause */
     /* When the peer's certificate for its present or last connection expires, in seconds since 1970; 0: not
@@ -233,7 +241,8 @@ enum status net_move_peer(struct net *net, uint32_t peer, const char *address,
 /*
  * Starts one attempt to connect. Its outcome is peer_up or connect_failed, never from within this call. Does
  * nothing when connected or connecting. PERMISSION for a node that was removed. If the peer opens an
- * authenticated connection meanwhile, that one replaces ours; peer_down comes first if ours was up.
+ * authenticated connection meanwhile, that one replaces ours. If ours was up, its streams go on, or peer_down
+ * comes first.
  */
 enum status net_connect(struct net *net, uint32_t peer, struct error *error) COMM_MUST_USE;
 

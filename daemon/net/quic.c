@@ -456,6 +456,7 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
     const struct quic_peer *peer = endpoint->peers[index];
     *out = peer->past;
     out->up = peer->up != NULL && !peer->up->failed;
+    out->waits = out->up && peer->up->state == QUIC_STATE_SUSPENDED;
     out->connected_count = peer->connected_count;
     out->closed_by_peer = peer->closed_by_peer;
     out->unresolved = !peer->has_address;

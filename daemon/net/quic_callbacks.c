@@ -197,6 +197,21 @@ static int quic_on_stream_reset(ngtcp2_conn *transport, int64_t id, uint64_t siz
     return 0;
 }
 
+/* ngtcp2 resets the stream. Its end comes when the peer has acknowledged that. */
+static int quic_on_stop(ngtcp2_conn *transport, int64_t id, uint64_t code, void *context, void *stream)
+{
+    (void)transport;
+    (void)id;
+    (void)code;
+    (void)context;
+    struct quic_sender *sender = stream;
+    if (sender != NULL) {
+        sender->shut = true;
+        quic_sender_unready(sender);
+    }
+    return 0;
+}
+
 static int quic_on_stream_window(ngtcp2_conn *transport, int64_t id, uint64_t limit, void *context,
                                  void *stream)
 {
@@ -238,4 +253,5 @@ const ngtcp2_callbacks quic_callbacks = {
     .stream_close = quic_on_stream_close,
     .stream_reset = quic_on_stream_reset,
     .extend_max_stream_data = quic_on_stream_window,
+    .recv_stop_sending = quic_on_stop,
 };

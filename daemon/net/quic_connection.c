@@ -428,8 +428,8 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
 
 void quic_connection_arm(struct quic_connection *connection)
 {
-    connection->armed_ns = time_min(ngtcp2_conn_get_expiry2(connection->transport),
-                                    quic_session_deadline_ns(connection));
+    connection->armed_ns =
+        time_min(ngtcp2_conn_get_expiry2(connection->transport), quic_session_deadline_ns(connection));
     loop_timer_set(connection->timer, connection->armed_ns);
 }
 

@@ -24,8 +24,8 @@
 #include "daemon/net/quic_tls.h"
 #include "proto/types.h"
 
-#if NGTCP2_VERSION_NUM < 0x011700
-#error "ngtcp2 1.23 or later is needed"
+#if NGTCP2_VERSION_NUM < 0x011800
+#error "ngtcp2 1.24 or later is needed"
 #endif
 
 /*
@@ -40,7 +40,8 @@
  * - quic_peer.c: which connection is a peer's: up, replaced, refused, down.
  * - quic_write.c: outgoing packets: streams in turn, batches, pacing, path MTU.
  * - quic_session.c: what outlives a connection: it is lost, dialled again, and the streams go on.
- * - quic_greeting.c, quic_numbers.c: what two nodes tell each other about that; they do not use the files above.
+ * - quic_greeting.c, quic_numbers.c: what two nodes tell each other about that; they do not use the files
+ * above.
  * - quic_send.c, quic_receive.c: outgoing and incoming streams.
  * - quic_begin.c: the beginning of an incoming stream, which says which one it is.
  * - quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c: as named; they do not use the files above.
@@ -84,20 +85,21 @@
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 
 /*
- * A connection on which nothing came for QUIC_SILENT_NS, although something was sent that the peer must answer,
- * is given up: another one is dialled, and the streams go on there. The same holds if no byte of a stream was
- * acknowledged for QUIC_STUCK_NS, although packets came. The session ends, and with it the streams, when
- * the patience has passed without a connection.
+ * A connection on which nothing came for QUIC_SILENT_NS, although something was sent that the peer must
+ * answer, is given up: another one is dialled, and the streams go on there. The same holds if no byte of a
+ * stream was acknowledged for QUIC_STUCK_NS, although packets came. The session ends, and with it the
+ * streams, when the patience has passed without a connection.
  */
 #define QUIC_PATIENCE_NS (4 * TIME_S) /* when the options say 0 */
 #define QUIC_SILENT_NS (700 * TIME_MS)
 #define QUIC_STUCK_NS (1500 * TIME_MS)
-#define QUIC_STUCK_LOOK_NS (250 * TIME_MS)      /* between two looks at the streams */
-#define QUIC_LATE_NS (250 * TIME_MS)            /* our own loop was late: nothing counts as silence */
-#define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)     /* to dial again; then the attempt is replaced by another */
-#define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)        /* each one may take half as long again as the one before */
-#define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS)   /* after one that failed */
-#define QUIC_OTHER_SIDE_NS (1200 * TIME_MS)     /* after which the side with the higher name dials, too */
+#define QUIC_STUCK_LOOK_NS (250 * TIME_MS)    /* between two looks at the streams */
+#define QUIC_LATE_NS (250 * TIME_MS)          /* our own loop was late: nothing counts as silence */
+#define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)   /* to dial again; then the attempt is replaced by another */
+#define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)      /* each one may take half as long again as the one before */
+#define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS) /* after one that failed */
+#define QUIC_KEEP_ALIVE_NS (1 * TIME_S)
+#define QUIC_OTHER_SIDE_NS (1000 * TIME_MS) /* after which the side with the higher name dials, too */
 
 /*
  * The beginning of every stream: its kind and number. A stream that goes on after its connection was lost has
@@ -148,13 +150,13 @@ struct quic_sender {
     struct quic_sender *prev, *next;    /* in the connection's list, or the endpoint's lost_senders */
     struct quic_sender *ready_prev, *ready_next;
     struct quic_sender *work_prev, *work_next;
-    int64_t id;      /* ngtcp2's, on the present connection; -1: it has none */
-    uint64_t number; /* in the session; the greeting has none */
+    int64_t id;                                /* ngtcp2's, on the present connection; -1: it has none */
+    uint64_t number;                           /* in the session; the greeting has none */
     uint8_t resumption[QUIC_RESUMPTION_BYTES]; /* sent first, if the stream goes on on a new connection */
     uint8_t resumption_bytes;                  /* 0: it began on this connection */
     uint8_t resumption_sent;
-    uint64_t base;             /* offset from which it goes on */
-    uint64_t waits_since_ns;   /* for an acknowledgement of stream data */
+    uint64_t base;                 /* offset from which it goes on */
+    uint64_t waits_since_ns;       /* for an acknowledgement of stream data */
     struct quic_message *messages; /* not acknowledged yet, in order */
     struct quic_message *messages_last;
     struct quic_message *unsent; /* the first message not sent completely; null: none */
@@ -179,8 +181,8 @@ struct quic_receiver {
     struct quic_connection *connection;
     struct quic_receiver *prev, *next; /* of the connection's */
     struct quic_receiver *work_prev, *work_next;
-    int64_t id;      /* ngtcp2's, on the present connection; -1: it waits until the sender resumes it */
-    uint64_t number; /* in the session */
+    int64_t id;          /* ngtcp2's, on the present connection; -1: it waits until the sender resumes it */
+    uint64_t number;     /* in the session */
     uint64_t reset_code; /* with which the sender reset it */
     uint8_t beginning[QUIC_RESUMPTION_BYTES];
     uint8_t beginning_bytes;
@@ -226,20 +228,20 @@ _Static_assert(NGTCP2_MAX_CIDLEN >= NGTCP2_STATELESS_RESET_TOKENLEN, "both fit")
 
 enum quic_state {
     QUIC_STATE_HANDSHAKE,
-    QUIC_STATE_GREETING, /* authenticated; the peer's greeting has not come yet */
-    QUIC_STATE_UP,       /* in use for the peer, from just before peer_up */
+    QUIC_STATE_GREETING,  /* authenticated; the peer's greeting has not come yet */
+    QUIC_STATE_UP,        /* in use for the peer, from just before peer_up */
     QUIC_STATE_SUSPENDED, /* it was in use, and is lost: it keeps the streams for the next connection */
-    QUIC_STATE_CLOSED /* closing or draining (RFC 9000, 10.2): kept to handle packets that still arrive */
+    QUIC_STATE_CLOSED     /* closing or draining (RFC 9000, 10.2): kept to handle packets that still arrive */
 };
 
-/* What outlives a connection, beside its streams. It belongs to the connection that is in use, or suspended. */
+/* What outlives a connection, beside its streams. It belongs to the connection that is in use, or suspended.
+ */
 struct quic_session {
     uint64_t own_id;      /* chosen by us */
     uint64_t peer_id;     /* chosen by the peer */
     uint64_t next_number; /* of the next outgoing stream */
     struct quic_numbers seen;
     uint32_t sender_count;
-    uint32_t resumed_count;
     /* While it is suspended: */
     uint64_t suspended_ns;
     uint64_t heard_ns; /* when the peer was last known to answer */
@@ -292,10 +294,10 @@ struct quic_connection {
     struct quic_receiver *receivers;
     uint32_t unbegun; /* see QUIC_UNBEGUN_MAX */
 
-    struct quic_session session;       /* while it is in use or suspended */
-    uint64_t greeting_id;              /* the session that our greeting names */
-    struct quic_greeting greeting;     /* the peer's */
-    struct quic_unresumed *unresumed;  /* ascending by number */
+    struct quic_session session;      /* while it is in use or suspended */
+    uint64_t greeting_id;             /* the session that our greeting names */
+    struct quic_greeting greeting;    /* the peer's */
+    struct quic_unresumed *unresumed; /* ascending by number */
     uint32_t unresumed_count;
 
     struct error refusal; /* why TLS refused the peer's certificate */
@@ -303,8 +305,8 @@ struct quic_connection {
     ngtcp2_ccerr close; /* what is sent to the peer */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
-    uint64_t armed_ns;       /* what the timer is set to */
-    unsigned unflushed;      /* datagrams read since packets were written */
+    uint64_t armed_ns;  /* what the timer is set to */
+    unsigned unflushed; /* datagrams read since packets were written */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
     uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */
@@ -519,8 +521,8 @@ void quic_peer_unreachable(void *context, const struct quic_address *remote);
 
 /* Sends our greeting on a connection that is authenticated. */
 void quic_session_greet(struct quic_connection *connection);
-/* The peer's greeting has come: the connection takes over the streams of the suspended one. Returns false, with
- * the failure noted, if the peer lies or memory is short. */
+/* The peer's greeting has come: the connection takes over the streams of the suspended one. Returns false,
+ * with the failure noted, if the peer lies or memory is short. */
 bool quic_session_resume(struct quic_connection *connection, struct quic_connection *suspended);
 /* Whether both sides remember the same session. */
 bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended);
@@ -568,8 +570,8 @@ bool quic_sender_greet(struct quic_connection *connection, const uint8_t *bytes,
 void quic_sender_suspend(struct quic_sender *sender);
 /* The peer has everything that was sent. */
 void quic_sender_complete(struct quic_sender *sender);
-/* The stream goes on on this connection, from that offset, to which the peer has received it. Returns false when
- * out of memory. */
+/* The stream goes on on this connection, from that offset, to which the peer has received it. Returns false
+ * when out of memory. */
 bool quic_sender_resume(struct quic_sender *sender, struct quic_connection *connection, uint64_t offset);
 void quic_sender_reset(struct quic_sender *sender);
 /*
@@ -618,8 +620,8 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
 
 /*
  * Takes the next bytes of a stream's beginning, and returns how many they were, at most `size`. If the
- * beginning is complete, kind_known is set. If the stream goes on from another connection, *receiver becomes the
- * one that waits for it. Returns -1, with the failure noted, for a beginning that no correct peer sends.
+ * beginning is complete, kind_known is set. If the stream goes on from another connection, *receiver becomes
+ * the one that waits for it. Returns -1, with the failure noted, for a beginning that no correct peer sends.
  */
 ptrdiff_t quic_begin_take(struct quic_receiver **receiver, const uint8_t *bytes, size_t size);
 /* Takes the bytes of the peer's greeting. Returns false with the failure noted. */

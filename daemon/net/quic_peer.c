@@ -178,11 +178,12 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
     return info.pkt_recv > 0;
 }
 
-/* Sends three probes within the time that a peer waits, so that two may be lost. */
+/* Sends three probes within the time that a peer waits, so that two may be lost; and each second, so that a
+ * node to which the other side sends in vain notices that within its patience, and dials. */
 void quic_peer_keep_alive(const struct quic_peer *peer)
 {
     if (peer->up != NULL && peer->up->transport != NULL) {
-        uint64_t every_ns = peer->up->endpoint->idle_timeout_ns / 3;
+        uint64_t every_ns = time_min(peer->up->endpoint->idle_timeout_ns / 3, QUIC_KEEP_ALIVE_NS);
         ngtcp2_conn_set_keep_alive_timeout(peer->up->transport, peer->keep_alive ? every_ns : UINT64_MAX);
     }
 }
@@ -258,8 +259,8 @@ static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
         quic_connection_abort(suspended, STATUS_NODE_LOST, reason);
         quic_peer_down(suspended, now_ns);
     }
-    connection->session = (struct quic_session){.own_id = connection->greeting_id,
-                                                .peer_id = connection->greeting.own_id};
+    connection->session =
+        (struct quic_session){.own_id = connection->greeting_id, .peer_id = connection->greeting.own_id};
     peer->up = connection;
     peer->outcome_due = false;
     peer->connected_count++;

@@ -46,8 +46,8 @@ static void quic_receiver_grant(struct quic_receiver *receiver)
     struct quic_connection *connection = receiver->connection;
     uint64_t limit = net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
     uint64_t step = (limit - receiver->consumed_end) / 4;
-    if (receiver->id < 0 || receiver->transport_over || receiver->stopped || receiver->reset || receiver->ended ||
-        connection->transport == NULL || limit < receiver->granted_end + step ||
+    if (receiver->id < 0 || receiver->transport_over || receiver->stopped || receiver->reset ||
+        receiver->ended || connection->transport == NULL || limit < receiver->granted_end + step ||
         limit == receiver->granted_end) {
         return;
     }
@@ -187,7 +187,8 @@ static int quic_receiver_early(struct quic_receiver *receiver, const uint8_t *by
     receiver->early = true;
     receiver->early_end = receiver->early_end || end;
     if (size > 0 && !quic_receiver_keep(receiver, bytes, size)) {
-        quic_connection_abort(receiver->connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
+        quic_connection_abort(receiver->connection, STATUS_NO_MEMORY,
+                              "no memory for what a stream holds back");
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }
     return 0;
@@ -274,8 +275,8 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
     quic_connection_credit(connection, size);
     bool greets = receiver->greeting || (!receiver->early && size > 0 && receiver->beginning_bytes == 0 &&
                                          bytes[0] == QUIC_KIND_GREETING);
-    bool is_early = connection->state == QUIC_STATE_HANDSHAKE ||
-                    (connection->state == QUIC_STATE_GREETING && !greets);
+    bool is_early =
+        connection->state == QUIC_STATE_HANDSHAKE || (connection->state == QUIC_STATE_GREETING && !greets);
     return is_early ? quic_receiver_early(receiver, bytes, size, end)
                     : quic_receiver_route(receiver, bytes, size, end);
 }
@@ -363,8 +364,8 @@ static void quic_receiver_given_up(struct quic_receiver *receiver, uint64_t now_
     }
 }
 
-/* A stream was reset before its beginning had come. If it went on from another connection, its number is in the
- * code. */
+/* A stream was reset before its beginning had come. If it went on from another connection, its number is in
+ * the code. */
 static void quic_receiver_reset_unbegun(const struct quic_receiver *receiver)
 {
     struct quic_connection *connection = receiver->connection;

@@ -88,7 +88,8 @@ static struct quic_sender **quic_ready_list(struct quic_sender *sender)
 
 static bool quic_sender_has_more(const struct quic_sender *sender)
 {
-    return sender->resumption_sent < sender->resumption_bytes || sender->sent_end < sender->queued_end || (sender->finishing && !sender->fin_sent);
+    return sender->resumption_sent < sender->resumption_bytes || sender->sent_end < sender->queued_end ||
+           (sender->finishing && !sender->fin_sent);
 }
 
 static void quic_sender_line_up(struct quic_sender *sender)
@@ -377,8 +378,9 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     struct net_stream base = {.net = net, .peer = index, .kind = kind};
     uint8_t beginning[QUIC_BEGINNING_BYTES] = {(uint8_t)kind};
     put_u64_le(beginning + 1, session->next_number);
-    struct quic_sender *sender = quic_sender_new(connection, &base, session->next_number,
-                                                 quic_message_new(beginning, sizeof beginning, NULL, 0, false));
+    struct quic_sender *sender =
+        quic_sender_new(connection, &base, session->next_number,
+                        quic_message_new(beginning, sizeof beginning, NULL, 0, false));
     int failure = sender == NULL ? NGTCP2_ERR_NOMEM : 0;
     if (failure == 0 && connection->transport != NULL) {
         failure = ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender);

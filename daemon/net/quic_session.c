@@ -9,11 +9,11 @@
 #include "daemon/net/quic_internal.h"
 
 /*
- * A session is what two nodes have in common while they remember the same streams. It outlives the connection:
- * when that is lost, the streams wait (QUIC_STATE_SUSPENDED), and the next connection takes them over. Each
- * side first tells the other how much of each stream it has received; the sender goes on from there. So every
- * byte is handed out once. A sender frees memory when the peer's QUIC has acknowledged it, which is when the
- * peer has received it in order, and handed it out or kept it.
+ * A session is what two nodes have in common while they remember the same streams. It outlives the
+ * connection: when that is lost, the streams wait (QUIC_STATE_SUSPENDED), and the next connection takes them
+ * over. Each side first tells the other how much of each stream it has received; the sender goes on from
+ * there. So every byte is handed out once. A sender frees memory when the peer's QUIC has acknowledged it,
+ * which is when the peer has received it in order, and handed it out or kept it.
  *
  * Only the peer's new process, a failure that it tells, or the end of the patience ends a session. The old
  * connection is given up before the greeting of the next one is made, so nothing that comes late is counted.
@@ -236,7 +236,7 @@ bool quic_session_resume(struct quic_connection *connection, struct quic_connect
     connection->session = suspended->session;
     suspended->session.seen = (struct quic_numbers){0};
     connection->session.sender_count = 0;
-    connection->session.resumed_count++;
+    connection->peer->past.resumed_count++;
     DL_FOREACH_SAFE(suspended->senders, sender, next)
     {
         if (!connection->failed) {
@@ -254,11 +254,10 @@ static int compare_unresumed(const void *key, const void *entry)
 
 struct quic_receiver *quic_session_take_unresumed(struct quic_connection *connection, uint64_t number)
 {
-    struct quic_unresumed *found =
-        connection->unresumed_count == 0
-            ? NULL
-            : bsearch(&number, connection->unresumed, connection->unresumed_count,
-                      sizeof *connection->unresumed, compare_unresumed);
+    struct quic_unresumed *found = connection->unresumed_count == 0
+                                       ? NULL
+                                       : bsearch(&number, connection->unresumed, connection->unresumed_count,
+                                                 sizeof *connection->unresumed, compare_unresumed);
     struct quic_receiver *receiver = found != NULL ? found->receiver : NULL;
     if (found != NULL) {
         found->receiver = NULL;
@@ -411,8 +410,7 @@ static uint64_t greeting_deadline_ns(const struct quic_connection *connection)
 
 void quic_session_watch(struct quic_connection *connection, uint64_t now_ns)
 {
-    bool is_watched =
-        connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
+    bool is_watched = connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
     if (!is_watched || connection->failed) {
         return;
     }
@@ -432,10 +430,10 @@ void quic_session_watch(struct quic_connection *connection, uint64_t now_ns)
 
 uint64_t quic_session_deadline_ns(const struct quic_connection *connection)
 {
-    bool is_watched =
-        connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
-    uint64_t silent_ns = is_watched && connection->unanswered_ns != 0
-                             ? time_after(later(connection->unanswered_ns, connection->excused_ns), QUIC_SILENT_NS)
-                             : TIME_NEVER;
+    bool is_watched = connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
+    uint64_t silent_ns =
+        is_watched && connection->unanswered_ns != 0
+            ? time_after(later(connection->unanswered_ns, connection->excused_ns), QUIC_SILENT_NS)
+            : TIME_NEVER;
     return time_min(silent_ns, greeting_deadline_ns(connection));
 }

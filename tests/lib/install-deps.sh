@@ -15,7 +15,7 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 openssl_needed=3.5
-ngtcp2_needed=1.22.1
+ngtcp2_needed=1.24.0
 # Suites of Debian that have the sources, best first: ngtcp2 moves between them.
 openssl_suites=(trixie forky sid)
 ngtcp2_suites=(forky trixie-backports sid)

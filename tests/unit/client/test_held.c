@@ -235,7 +235,8 @@ static void *take_the_lock(void *argument)
     return NULL;
 }
 
-/* After commd has ended, a thread that waits for an operation which the feeder stages leaves the lock to the feeder. */
+/* After commd has ended, a thread that waits for an operation which the feeder stages leaves the lock to the
+ * feeder. */
 static void test_the_lock_after_the_end(void **state)
 {
     (void)state;

@@ -256,8 +256,8 @@ static void test_settings_that_contradict_each_other(void **state)
     (void)state;
     assert_refused(OWN "heartbeat_timeout_ms = 999;", 3,
                    "heartbeat_timeout_ms = 999: expected at least twice heartbeat_interval_ms = 500");
-    assert_refused(OWN "\nheartbeat_interval_ms = 1251;", 4,
-                   "heartbeat_timeout_ms = 2500: expected at least twice heartbeat_interval_ms = 1251");
+    assert_refused(OWN "\nheartbeat_interval_ms = 2001;", 4,
+                   "heartbeat_timeout_ms = 4000: expected at least twice heartbeat_interval_ms = 2001");
     assert_refused(OWN "reconnect_max_ms = 99;", 3,
                    "reconnect_max_ms = 99: expected at least reconnect_min_ms = 100");
     struct conf *conf = load_text(OWN "heartbeat_timeout_ms = 1000; reconnect_max_ms = 100;");

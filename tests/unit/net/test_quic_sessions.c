@@ -39,6 +39,8 @@ static void start_nodes(uint64_t seed, const struct network_conditions *conditio
 {
     make_nodes(seed, 0, 0);
     connect_nodes();
+    net_keep_alive(a->net, 0, true);
+    net_keep_alive(b->net, 0, true);
     set_network(conditions);
 }
 
@@ -216,6 +218,165 @@ static void held_bytes_come_once(void **state)
     quic_source_free(longer);
 }
 
+/* --- At random --- */
+
+enum { CALLS = 120, SOURCES_MAX = CALLS };
+
+/* A stream, and what has been done to it. */
+struct drawn {
+    struct quic_source *source;
+    struct quic_node *to;
+    bool open, was_reset;
+};
+
+static struct drawn drawn[SOURCES_MAX];
+static unsigned drawn_count;
+static const char *rebound; /* the node whose address changes */
+
+static struct quic_sink *sink_of(const struct drawn *stream)
+{
+    uint64_t seed = (uint64_t)(stream - drawn) + 1, its;
+    for (struct quic_sink *sink = stream->to->sinks; sink != NULL; sink = sink->next) {
+        memcpy(&its, sink->header, sizeof its);
+        if (its == seed && sink->received >= QUIC_NODE_HEADER_BYTES) {
+            return sink;
+        }
+    }
+    return NULL;
+}
+
+static void call_at_random(struct random *random)
+{
+    uint64_t dice = random_below(random, 100);
+    struct drawn *stream = &drawn[random_below(random, drawn_count + 1)];
+    if (dice < 40 || drawn_count == 0) {
+        bool forth = random_chance(random, 0.5);
+        size_t size = (size_t)random_below(random, random_chance(random, 0.2) ? 400000 : 3000);
+        stream = &drawn[drawn_count++];
+        stream->to = forth ? b : a;
+        stream->was_reset = false;
+        stream->open = random_chance(random, 0.5);
+        stream->source =
+            quic_source_new(forth ? a : b, 0, drawn_count, size + 1, 1 + size / 7, !stream->open);
+    } else if (dice < 60 && stream->open) {
+        stream->open = false;
+        net_stream_finish(stream->source->stream);
+    } else if (dice < 67 && stream->open) {
+        stream->open = false;
+        stream->was_reset = true;
+        net_stream_reset(stream->source->stream);
+    } else if (dice < 74 && stream < drawn + drawn_count && sink_of(stream) != NULL) {
+        stream->was_reset = true;
+        if (sink_of(stream)->stream != NULL) {
+            net_stream_reset(sink_of(stream)->stream);
+        }
+    } else if (dice < 84) {
+        network_cut(network, "a", "b", random_chance(random, 0.7));
+        network_cut(network, "b", "a", random_chance(random, 0.7));
+    } else if (dice < 87) {
+        network_rebind(network, rebound); /* were both, neither would know where the other is */
+    } else {
+        struct quic_node *node = random_chance(random, 0.5) ? a : b;
+        node->hold = random_chance(random, 0.3);
+        for (struct quic_sink *sink = node->sinks; sink != NULL && !node->hold; sink = sink->next) {
+            quic_sink_release(sink);
+        }
+    }
+}
+
+static bool all_sources_done(const void *context)
+{
+    (void)context;
+    for (unsigned i = 0; i < drawn_count; i++) {
+        if (!quic_source_done(drawn[i].source)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint64_t resumed_count(void)
+{
+    struct net_peer_statistics statistics;
+    net_peer_statistics(a->net, 0, &statistics);
+    return statistics.resumed_count;
+}
+
+static void check_drawn(uint64_t seed)
+{
+    for (unsigned i = 0; i < drawn_count; i++) {
+        const struct quic_sink *sink = sink_of(&drawn[i]);
+        if (!drawn[i].was_reset &&
+            (sink == NULL || !quic_sink_complete(sink) || drawn[i].source->failed > 0)) {
+            fail_msg("seed %llu: stream %u is not complete: %llu bytes of %zu came, %u sends failed",
+                     (unsigned long long)seed, i, sink != NULL ? (unsigned long long)sink->received : 0,
+                     drawn[i].source->size, drawn[i].source->failed);
+        }
+        if (sink != NULL && (!sink->closed || sink->wrong)) {
+            fail_msg("seed %llu: stream %u has a wrong byte, or no end", (unsigned long long)seed, i);
+        }
+        quic_source_free(drawn[i].source);
+    }
+}
+
+/* Whatever the nodes call and the network does within the patience: each byte arrives once, and nobody is
+ * lost. */
+static void calls_at_random(void **state)
+{
+    (void)state;
+    uint64_t resumed = 0, complete = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        struct random random;
+        uint64_t cut_since_ns = loop_now_ns();
+        random_seed(&random, seed);
+        rebound = seed % 3 == 0 ? "b" : "a";
+        drawn_count = 0;
+        memset(drawn, 0, sizeof drawn);
+        start_nodes(seed, seed % 2 == 0 ? &narrow : &lossy);
+        for (unsigned i = 0; i < CALLS; i++) {
+            call_at_random(&random);
+            quic_run_for(loop, random_below(&random, 60));
+            if (loop_now_ns() - cut_since_ns > 2 * TIME_S) { /* it ends within the patience */
+                cut_network(false);
+                quic_run_for(loop, 2500);
+                cut_since_ns = loop_now_ns();
+            }
+        }
+        cut_network(false);
+        a->hold = b->hold = false;
+        for (unsigned i = 0; i < drawn_count; i++) {
+            if (drawn[i].open) {
+                net_stream_finish(drawn[i].source->stream);
+            }
+        }
+        quic_run_for(loop, 2000); /* also those come that a stopped receiver has to see */
+        for (unsigned i = 0; i < drawn_count; i++) {
+            if (sink_of(&drawn[i]) != NULL) {
+                quic_sink_release(sink_of(&drawn[i]));
+            }
+        }
+        struct quic_node *const nodes[] = {a, b};
+        for (unsigned i = 0; i < 2; i++) {
+            for (struct quic_sink *sink = nodes[i]->sinks; sink != NULL; sink = sink->next) {
+                quic_sink_release(sink);
+            }
+        }
+        quic_run_until(loop, all_sources_done, NULL, 20000);
+        quic_run_for(loop, 1000);
+        if (a->down_calls[0] + b->down_calls[0] > 0) {
+            fail_msg("seed %llu: %s; %s", (unsigned long long)seed, a->down_cause.text, b->down_cause.text);
+        }
+        for (unsigned i = 0; i < drawn_count; i++) {
+            complete += !drawn[i].was_reset;
+        }
+        resumed += resumed_count();
+        check_drawn(seed);
+        free_network();
+    }
+    assert_true(resumed >= 100);
+    assert_true(complete >= 1000);
+}
+
 static void patience_ends(void **state)
 {
     (void)state;
@@ -272,6 +433,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_narrower_path_ends_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(streams_change_in_an_outage, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(held_bytes_come_once, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(calls_at_random, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(patience_ends, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(one_side_gives_up, setup_loop, teardown),
     };

@@ -25,7 +25,7 @@ static const struct sim_call small = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 3333, .in_place = true};
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 
-#define SILENT_HOST_BOUND_NS (3 * TIME_S)
+#define SILENT_HOST_BOUND_NS (4500 * TIME_MS)
 #define CRASH_BOUND_NS (1200 * TIME_MS)
 #define PARTITION_BOUND_NS (5 * TIME_S)
 

@@ -87,15 +87,15 @@ static void test_silent_host_is_noticed(void **state)
         run(&world, 2 * TIME_S + seed * 41 * TIME_MS);
         uint64_t killed_ns = world.now_ns;
         network_kill(world.network, "b");
-        run(&world, 4 * TIME_S);
+        run(&world, 5 * TIME_S);
         assert_int_equal(world.nodes[0].downs[0], 1);
         assert_int_equal(world.nodes[2].downs[1], 1);
         assert_int_equal(world.nodes[0].cause.status, STATUS_NODE_LOST);
-        assert_non_null(strstr(world.nodes[0].cause.text, "node b: no heartbeat answered for 2"));
+        assert_non_null(strstr(world.nodes[0].cause.text, "node b: no heartbeat answered for "));
         for (unsigned i = 0; i < 3; i += 2) {
             uint64_t took_ns = world.nodes[i].changed_ns[i == 0 ? 0 : 1] - killed_ns;
-            assert_true(took_ns > 2 * TIME_S);
-            assert_true(took_ns <= 2800 * TIME_MS);
+            assert_true(took_ns > 3500 * TIME_MS);
+            assert_true(took_ns <= 4300 * TIME_MS);
         }
         assert_true(is_up(&world, 0, 2));
         world_stop(&world);
@@ -111,11 +111,11 @@ static void test_one_way_cut_has_one_verdict(void **state)
         run(&world, 2 * TIME_S + seed * 77 * TIME_MS);
         network_cut(world.network, seed % 2 == 0 ? "a" : "b", seed % 2 == 0 ? "b" : "a", true);
         uint64_t cut_ns = world.now_ns;
-        run(&world, 4 * TIME_S);
+        run(&world, 5 * TIME_S);
         assert_int_equal(world.nodes[0].downs[0], 1);
         assert_int_equal(world.nodes[1].downs[0], 1);
-        assert_true(world.nodes[0].changed_ns[0] - cut_ns <= 2900 * TIME_MS);
-        assert_true(world.nodes[1].changed_ns[0] - cut_ns <= 2900 * TIME_MS);
+        assert_true(world.nodes[0].changed_ns[0] - cut_ns <= 4400 * TIME_MS);
+        assert_true(world.nodes[1].changed_ns[0] - cut_ns <= 4400 * TIME_MS);
         assert_true(is_up(&world, 0, 2));
         assert_true(is_up(&world, 1, 2));
         network_cut(world.network, seed % 2 == 0 ? "a" : "b", seed % 2 == 0 ? "b" : "a", false);

@@ -233,7 +233,7 @@ static void test_lies(void **state)
         {LIE_FINISH, STATUS_PROTOCOL, "closed its control stream", 50},
         {LIE_RESET, STATUS_PROTOCOL, "closed its control stream", 50},
         {LIE_SECOND_STREAM, STATUS_PROTOCOL, "second control stream", 50},
-        {LIE_SILENCE, STATUS_NODE_LOST, "no heartbeat answered", 3000},
+        {LIE_SILENCE, STATUS_NODE_LOST, "no heartbeat answered", 4500},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct world world;
@@ -276,7 +276,7 @@ static void test_no_greeting(void **state)
     struct world world;
     struct liar liar;
     liar_start(&world, &liar);
-    run(&world, 2600 * TIME_MS);
+    run(&world, 4100 * TIME_MS);
     assert_int_equal(liar.downs, 1);
     assert_non_null(strstr(liar.cause.text, "did not greet within 4000 ms"));
     assert_int_equal(world.nodes[0].ups[0], 0);

@@ -148,8 +148,11 @@ class Cluster:
             self.addresses[name] = f"10.97.0.{index + 1}:7400"
 
     def _start_relay(self, pair, loss, delay_ms, seed):
-        """The node whose name comes first opens the connection: its configuration has the relay's address in place of the other node's."""
-        dialler, other = sorted(pair)
+        """Either node may open the connection. So each node's configuration has a relay's address in place of the other node's."""
+        for dialler, other in (pair, pair[::-1]):
+            self._start_relay_to(dialler, other, loss, delay_ms, seed)
+
+    def _start_relay_to(self, dialler, other, loss, delay_ms, seed):
         port = Cluster.next_port
         Cluster.next_port += self.rails
         host, first = self.addresses[other].rsplit(":", 1)
@@ -164,7 +167,8 @@ class Cluster:
     def cut_rail(self, a, b, rail, cut=True):
         """With `cut`, nothing passes on that rail any more, and neither node is told. Without it, what has waited passes, and so does all that
         follows."""
-        self.relay_processes[(*sorted((a, b)), rail)].send_signal(signal.SIGSTOP if cut else signal.SIGCONT)
+        for dialler, other in ((a, b), (b, a)):
+            self.relay_processes[(dialler, other, rail)].send_signal(signal.SIGSTOP if cut else signal.SIGCONT)
 
     def config_path(self, name):
         return self.folder / f"{name}.conf"

@@ -3,7 +3,7 @@ import os
 import time
 import unittest
 
-HEARTBEAT_BOUND_S = 4.0
+HEARTBEAT_BOUND_S = 5.0
 
 
 def read_until(process, word):

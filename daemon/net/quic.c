@@ -320,6 +320,7 @@ static enum status quic_move_peer(struct net *net, uint32_t index, const char *a
         (void)quic_peer_index_address(endpoint, peer);
         return error_prefix(error, "peer %s", peer->name);
     }
+    peer->seen = (struct quic_address){0};
     error_set(&cause, STATUS_UNREACHABLE, "node %s has moved to %s", peer->name, address);
     quic_dial_call_off(endpoint, peer, &cause);
     return quic_peer_index_address(endpoint, peer)

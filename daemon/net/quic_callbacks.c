@@ -73,8 +73,7 @@ static int quic_on_stateless_reset(ngtcp2_conn *transport, const ngtcp2_pkt_stat
     struct quic_connection *connection = context;
     char text[QUIC_CONNECTION_TEXT_MAX_BYTES];
     char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
-    snprintf(reason, sizeof reason, "%s has lost the connection: it was restarted",
-             quic_connection_text(connection, text));
+    snprintf(reason, sizeof reason, "%s has lost the connection", quic_connection_text(connection, text));
     quic_connection_abort(connection, STATUS_NODE_LOST, reason);
     connection->silent = true;
     connection->resumable = true; /* if it was not restarted, but only gave the connection up */

@@ -254,15 +254,16 @@ static bool quic_connection_secure(struct quic_connection *connection, SSL *tls)
     return true;
 }
 
-enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, struct error *error)
+enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_peer *peer,
+                                 const struct quic_address *address, struct error *error)
 {
     struct quic_address local;
     char text[QUIC_ADDRESS_TEXT_MAX_BYTES];
-    if (!quic_socket_local_address(&endpoint->socket, &peer->address, &local)) {
+    if (!quic_socket_local_address(&endpoint->socket, address, &local)) {
         return error_set(error, STATUS_UNREACHABLE, "node %s: no route to %s", peer->name,
-                         quic_address_text(&peer->address, text));
+                         quic_address_text(address, text));
     }
-    struct quic_connection *connection = quic_connection_new(endpoint, &peer->address);
+    struct quic_connection *connection = quic_connection_new(endpoint, address);
     if (connection == NULL) {
         goto no_memory;
     }
@@ -273,8 +274,8 @@ enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_pee
     uint16_t probes[3];
     ngtcp2_cid destination = {.datalen = QUIC_INITIAL_DCID_BYTES};
     ngtcp2_cid source;
-    quic_path(&path, &local, &peer->address);
-    quic_settings(endpoint, &peer->address, probes, &settings, &parameters);
+    quic_path(&path, &local, address);
+    quic_settings(endpoint, address, probes, &settings, &parameters);
     if (RAND_bytes(destination.data, QUIC_INITIAL_DCID_BYTES) != 1 ||
         !quic_cid_new(connection, &source, QUIC_CID_BYTES) ||
         ngtcp2_conn_client_new(&connection->transport, &destination, &source, &path, NGTCP2_PROTO_VER_V1,

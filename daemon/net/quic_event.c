@@ -134,7 +134,8 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
         }
         return;
     }
-    if (quic_connection_dial(endpoint, peer, &error) == STATUS_OK) {
+    const struct quic_address *address = is_suspended ? quic_session_address(peer->up) : &peer->address;
+    if (quic_connection_dial(endpoint, peer, address, &error) == STATUS_OK) {
         return;
     }
     if (is_suspended) {

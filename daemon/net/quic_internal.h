@@ -248,6 +248,7 @@ struct quic_session {
     uint64_t give_up_ns;
     uint64_t attempt_ns; /* when the next attempt is due */
     uint64_t attempt_length_ns;
+    unsigned attempts; /* in turn at the address where the peer was last, and at the configured one */
 };
 
 /* A receiver that waits until its sender resumes it. */
@@ -327,8 +328,9 @@ struct quic_peer {
     bool has_address; /* otherwise the next two are empty: the host is a name that is not resolved yet */
     struct quic_address address;
     struct quic_address_key key;
-    uint32_t slots;        /* of incoming handshakes from this address and port */
-    struct quic_line line; /* datagrams from this address and port that wait */
+    struct quic_address seen; /* where it was when its connection was lost; size 0: unknown */
+    uint32_t slots;           /* of incoming handshakes from this address and port */
+    struct quic_line line;    /* datagrams from this address and port that wait */
     struct quic_connection *up;
     struct quic_connection *dial;     /* our attempt, until it is up */
     struct quic_connection *greeting; /* the peer's attempt, authenticated, until it is up */
@@ -445,9 +447,9 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
 
 /* --- quic_connection.c --- */
 
-/* Starts a handshake with the peer; the connection becomes peer->dial. */
+/* Starts a handshake with the peer at that address; the connection becomes peer->dial. */
 enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_peer *peer,
-                                 struct error *error) COMM_MUST_USE;
+                                 const struct quic_address *address, struct error *error) COMM_MUST_USE;
 /*
  * Makes a connection for a first Initial. original is the destination connection ID from before a Retry, null
  * without one. Returns null when it cannot be made; the datagram is dropped then.
@@ -528,6 +530,8 @@ bool quic_session_resume(struct quic_connection *connection, struct quic_connect
 bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended);
 /* The connection in use is lost. Its streams wait. */
 void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns);
+/* Where to dial the peer of a suspended connection now. */
+const struct quic_address *quic_session_address(const struct quic_connection *suspended);
 /* The suspended connection's peer could not be dialled: it is tried again soon. */
 void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns);
 /* Dials again, or ends the session, when it is time. */

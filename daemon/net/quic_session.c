@@ -311,6 +311,8 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     bool dials = strcmp(endpoint->node_name, connection->peer->name) < 0;
     log_info("network: %s; its streams wait for another connection",
              connection->failed ? connection->cause.text : connection->peer->name);
+    const ngtcp2_path *path = ngtcp2_conn_get_path2(connection->transport);
+    (void)quic_address_set(&connection->peer->seen, path->remote.addr, path->remote.addrlen);
     suspend_streams(connection, now_ns);
     quic_connection_account(connection);
     quic_work_forget_connection(connection);
@@ -332,7 +334,15 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     session->give_up_ns = time_after(session->heard_ns, endpoint->patience_ns);
     session->attempt_ns = dials ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
     session->attempt_length_ns = QUIC_ATTEMPT_MIN_NS;
+    session->attempts = 0;
     arm_suspended(connection);
+}
+
+const struct quic_address *quic_session_address(const struct quic_connection *suspended)
+{
+    const struct quic_peer *peer = suspended->peer;
+    bool last_seen = peer->seen.size > 0 && suspended->session.attempts % 2 == 1;
+    return last_seen || !peer->has_address ? &peer->seen : &peer->address;
 }
 
 void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns)
@@ -354,7 +364,8 @@ void quic_session_tick(struct quic_connection *connection, uint64_t now_ns)
         return;
     }
     if (now_ns >= session->attempt_ns) {
-        if (peer->greeting == NULL && peer->has_address && !peer->removed) {
+        if (peer->greeting == NULL && !peer->removed) {
+            session->attempts++;
             quic_peer_drop_attempt(&peer->dial, "it takes too long", now_ns);
             quic_work_dial(connection->endpoint, peer);
         }

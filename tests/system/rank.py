@@ -10,7 +10,7 @@ Prints FORMED, READY after the first right result, then, at its end, "CODE text"
   kind=broadcast posts a broadcast where the others post an all-reduce
   fork=SECONDS  forks before READY a child that does nothing for so long, with all that it inherits but the standard streams
 Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces),
-memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
+together (all ranks stop after the same step), slowest (prints the time of the slowest operation and their number at the end), memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
 """
 import ctypes
 import os
@@ -90,6 +90,14 @@ class Messages:
         return result, right
 
 
+def is_over(library, comm, wish):
+    """All ranks stop after the same step: when the first one wishes to."""
+    word = (ctypes.c_int64 * 1)(wish)
+    result = library.comm_all_reduce(comm, word, word, 1, library.DTYPES["i64"], 0, None)
+    result = result or library.comm_sync(comm, 0)
+    return result, word[0] > 0
+
+
 def in_stream(library, comm, buffer):
     """Returns the result code of the wait for the all-reduce."""
     result = library.comm_all_reduce(comm, buffer.at, buffer.at, buffer.count, library.DTYPES["i64"], 0, None)
@@ -143,8 +151,9 @@ def main():
         return end(in_stream(library, comm, reduced))
     started = time.monotonic()
     steps = int(options.get("steps", 1 << 60))
-    step = 0
-    while result == 0 and (step == 0 or mode in ("loop", "messages") and step < steps and time.monotonic() - started < seconds):
+    step, slowest = 0, 0.0
+    while result == 0 and (step == 0 or mode in ("loop", "messages") and step < steps and ("together" in options or time.monotonic() - started < seconds)):
+        began = time.monotonic()
         if messages:
             result, right = messages.step(comm, step)
             if not right:
@@ -166,11 +175,18 @@ def main():
             if result == 0 and reduced.read() != [total * (i + step) for i in range(count)]:
                 print("WRONG", flush=True)
                 return 1
+        slowest = max(slowest, time.monotonic() - began)
+        if "together" in options and result == 0:
+            result, over = is_over(library, comm, time.monotonic() - started >= seconds)
+            steps = step if over else steps
         if step == 0 and result == 0:
+            slowest = 0.0
             if "fork" in options:
                 fork_worker(float(options["fork"]))
             print("READY", flush=True)
         step += 1
+    if "slowest" in options:
+        print(f"SLOWEST {slowest:.3f} of {step}", flush=True)
     code = end(result)
     library.comm_destroy(comm)
     library.comm_client_close(client)

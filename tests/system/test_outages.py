@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Links that fail for less than the patience: no operation of a light or a heavy job fails, and no byte is wrong."""
+import re
+import time
+import unittest
+
+from cluster import Cluster, namespaces_work, run
+from failure_case import FailureCase, read_until
+
+OUTAGE_S = 2.0
+STALL_BOUND_S = OUTAGE_S + 3.0  # a machine that runs other tests is slow; by itself it is 1 s more than the outage
+WORK_S = 9
+SETTINGS = 'listen = "0.0.0.0:7400"; rails = 2; slice_bytes = 65536;'
+
+
+@unittest.skipUnless(namespaces_work(), "network namespaces cannot be made here")
+class Outages(FailureCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster("abc", SETTINGS, start=False)
+        cls.addClassCleanup(cls.cluster.close)
+        for index, name in enumerate("abc"):
+            cls.link(name, "set", "veth0", "mtu", "9000")
+            cls.link("*hub", "set", f"port{index}", "mtu", "9000")
+        for name in "abc":
+            cls.cluster.start(name)
+        cls.cluster.wait_ready()
+
+    @classmethod
+    def link(cls, name, *command):
+        run("ip", "-n", cls.cluster.namespaces[name], "link", *command)
+
+    def address(self, name, verb, address):
+        run("ip", "-n", self.cluster.namespaces[name], "addr", verb, f"{address}/24", "dev", "veth0")
+
+    def port(self, index, state):
+        """A port of the bridge that passes nothing tells nobody: state 0; 3 is as usual."""
+        run("ip", "netns", "exec", self.cluster.namespaces["*hub"], "bridge", "link", "set", "dev", f"port{index}", "state", str(state))
+
+    def at_work(self, name, fault, heal=None):
+        """A light and a heavy job, and the fault in the middle of both."""
+        jobs = [(f"{name}-{kind}", count) for kind, count in (("light", 100), ("heavy", 400000))]
+        options = [f"seconds={WORK_S}", "together=1", "slowest=1", "op_timeout_ms=20000"]
+        ranks = [process for job, count in jobs for process in self.ranks(self.cluster, "abc", job, "loop", f"count={count}", *options)]
+        for process in ranks:
+            read_until(process, "READY")
+        time.sleep(1)
+        fault()
+        if heal:
+            time.sleep(OUTAGE_S)
+            heal()
+        for process in ranks:
+            lines = process.communicate(timeout=60)[0].splitlines()
+            self.assertTrue(lines[-1].startswith("OK"), f"{lines[-1]}\n{self.cluster.log('a')[-2000:]}\n{self.cluster.log('c')[-2000:]}")
+            slowest, steps = re.match(r"SLOWEST ([0-9.]+) of ([0-9]+)", lines[-2]).groups()
+            self.assertGreater(int(steps), 3)
+            self.assertLess(float(slowest), STALL_BOUND_S)
+        for node in "abc":
+            for row in self.cluster.json(node, "nodes")["nodes"]:
+                self.assertEqual(row["state"] if row["name"] != node else "up", "up")
+            self.assertNotIn("is down", self.cluster.log(node))
+
+    def test_a_black_hole(self):
+        self.at_work("hole", lambda: self.port(2, 0), lambda: self.port(2, 3))
+
+    def test_a_link_that_is_down(self):
+        self.at_work("down", lambda: self.link("b", "set", "veth0", "down"), lambda: self.link("b", "set", "veth0", "up"))
+
+    def test_a_path_that_gets_narrower(self):
+        self.addCleanup(self.link, "*hub", "set", "port0", "mtu", "9000")
+        self.at_work("narrow", lambda: self.link("*hub", "set", "port0", "mtu", "1500"))
+
+    def test_new_addresses(self):
+        """Of the node that dials all others, and of the one that all others dial."""
+        for name, old, new in (("a", "10.97.0.1", "10.97.0.11"), ("c", "10.97.0.3", "10.97.0.13")):
+            def move():
+                self.address(name, "del", old)
+                self.address(name, "add", new)
+            self.at_work(f"move-{name}", move)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -234,6 +234,7 @@ enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
         {"sent_bytes", "SENT", COLUMN_BYTES},
         {"received_bytes", "RECEIVED", COLUMN_BYTES},
         {"lost_packets", "LOST", COLUMN_NUMBER},
+        {"resumed_count", "RESUMED", COLUMN_NUMBER},
         {"datagram_bytes", "DATAGRAM", COLUMN_NUMBER},
         {"version_text", "VERSION", COLUMN_TEXT},
         {"certificate_ends_s", "CERTIFICATE UNTIL", COLUMN_DATE},

@@ -159,6 +159,7 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->lost_packets = info.net.lost_packets + traffic->lost_packets;
     row->datagram_bytes = info.net.datagram_bytes;
     row->connected_count = info.net.connected_count;
+    row->resumed_count = info.net.resumed_count + traffic->resumed_count;
     row->certificate_ends_s = info.net.certificate_ends_s;
     row->rails_needed = 1 + traffic->needed;
     row->rails_connected = info.net.up + traffic->connected;

@@ -44,6 +44,7 @@ static void add_link(struct net_peer_statistics *sum, const struct net_peer_stat
     sum->lost_packets += link->lost_packets;
     sum->lost_bytes += link->lost_bytes;
     sum->connected_count += link->connected_count;
+    sum->resumed_count += link->resumed_count;
 }
 
 /* The row of a node's rail. Nodes come in order, and the rails of each. */
@@ -100,6 +101,9 @@ static const struct {
     {{"commd_link_retransmitted_bytes", "bytes", "Bytes of lost packets, whose data were sent again.",
       METRICS_COUNTER},
      offsetof(struct net_peer_statistics, lost_bytes)},
+    {{"commd_link_resumptions", "",
+      "How often operations went on over another connection after one was lost.", METRICS_COUNTER},
+     offsetof(struct net_peer_statistics, resumed_count)},
 };
 static const struct metrics_family round_trip = {"commd_link_round_trip_seconds", "seconds",
                                                  "Smoothed round trip of the connection that is up.",

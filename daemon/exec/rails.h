@@ -61,7 +61,7 @@ bool rails_address(const char *address, uint32_t rail, char *out, size_t size);
 struct rails_traffic {
     uint32_t needed;    /* how many of these rails a communicator uses to that node */
     uint32_t connected; /* of the needed ones */
-    uint64_t sent_bytes, received_bytes, lost_packets;
+    uint64_t sent_bytes, received_bytes, lost_packets, resumed_count;
     char missing[ERROR_TEXT_MAX_BYTES]; /* a needed rail that is not connected, and the reason; "" if none */
 };
 /* All zero for an unknown peer. */

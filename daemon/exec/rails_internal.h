@@ -11,7 +11,7 @@
 struct rails_link {
     /* Set by the rail periodically: */
     _Atomic uint64_t sent_bytes, received_bytes, sent_packets, received_packets, lost_packets, lost_bytes;
-    _Atomic uint64_t round_trip_ns;
+    _Atomic uint64_t resumed_count, round_trip_ns;
     uint32_t wanted; /* by this many communicators */
     bool up;
     bool dialling;

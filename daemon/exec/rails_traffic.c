@@ -17,6 +17,7 @@ static bool publish(struct rails_link *link, const struct net_peer_statistics *s
     atomic_store_explicit(&link->received_packets, seen->received_packets, memory_order_relaxed);
     atomic_store_explicit(&link->lost_packets, seen->lost_packets, memory_order_relaxed);
     atomic_store_explicit(&link->lost_bytes, seen->lost_bytes, memory_order_relaxed);
+    atomic_store_explicit(&link->resumed_count, seen->resumed_count, memory_order_relaxed);
     atomic_store_explicit(&link->round_trip_ns, seen->round_trip_ns, memory_order_relaxed);
     return is_new;
 }
@@ -48,6 +49,7 @@ void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffi
         out->sent_bytes += atomic_load_explicit(&link->sent_bytes, memory_order_relaxed);
         out->received_bytes += atomic_load_explicit(&link->received_bytes, memory_order_relaxed);
         out->lost_packets += atomic_load_explicit(&link->lost_packets, memory_order_relaxed);
+        out->resumed_count += atomic_load_explicit(&link->resumed_count, memory_order_relaxed);
         if (link->wanted == 0) {
             continue;
         }
@@ -75,6 +77,7 @@ void rails_link_statistics(const struct rails *rails, uint32_t peer, uint32_t ra
     out->received_packets = atomic_load_explicit(&link->received_packets, memory_order_relaxed);
     out->lost_packets = atomic_load_explicit(&link->lost_packets, memory_order_relaxed);
     out->lost_bytes = atomic_load_explicit(&link->lost_bytes, memory_order_relaxed);
+    out->resumed_count = atomic_load_explicit(&link->resumed_count, memory_order_relaxed);
     out->round_trip_ns = atomic_load_explicit(&link->round_trip_ns, memory_order_relaxed);
 }
 

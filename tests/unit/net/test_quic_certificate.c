@@ -293,7 +293,7 @@ static SSL *begin_dial(void)
     struct quic_endpoint *endpoint = (struct quic_endpoint *)a->net;
     struct quic_peer *peer = endpoint->peers[0];
     struct error error;
-    assert_int_equal(quic_connection_dial(endpoint, peer, &error), STATUS_OK);
+    assert_int_equal(quic_connection_dial(endpoint, peer, &peer->address, &error), STATUS_OK);
     return peer->dial->tls;
 }
 

@@ -158,10 +158,18 @@ static ngtcp2_conn *quic_transport_of(ngtcp2_crypto_conn_ref *reference)
     return connection->transport;
 }
 
+static bool quic_connection_waits(const struct quic_connection *connection, uint64_t limit_ns,
+                                  uint64_t now_ns)
+{
+    uint64_t unanswered_ns = connection->unanswered_ns, waits_ns = connection->waits_since_ns;
+    return (unanswered_ns != 0 && now_ns - unanswered_ns >= limit_ns) ||
+           (waits_ns != 0 && now_ns - waits_ns >= limit_ns);
+}
+
 /*
  * ngtcp2 does not notice when a path carries less than before: a link's MTU was lowered, or the route
- * changed. If packets stay unanswered, datagrams are kept small for a while. If the path is dead instead,
- * this does no harm.
+ * changed. If packets stay unanswered, or no byte of a stream is acknowledged although small packets come,
+ * datagrams are kept small for a while. If the path is dead instead, this does no harm.
  */
 static void quic_connection_suspect_mtu(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -169,9 +177,8 @@ static void quic_connection_suspect_mtu(struct quic_connection *connection, uint
     size_t bytes = ngtcp2_conn_get_path_max_tx_udp_payload_size2(connection->transport);
     uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
     limit_ns = limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
-    if (connection->state != QUIC_STATE_UP || connection->unanswered_ns == 0 ||
-        bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE || now_ns < connection->small_until_ns ||
-        now_ns - connection->unanswered_ns < limit_ns) {
+    if (connection->state != QUIC_STATE_UP || bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE ||
+        now_ns < connection->small_until_ns || !quic_connection_waits(connection, limit_ns, now_ns)) {
         return;
     }
     ngtcp2_conn_get_conn_info2(connection->transport, &info);

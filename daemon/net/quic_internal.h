@@ -91,15 +91,15 @@
  * streams, when the patience has passed without a connection.
  */
 #define QUIC_PATIENCE_NS (4 * TIME_S) /* when the options say 0 */
-#define QUIC_SILENT_NS (700 * TIME_MS)
+#define QUIC_SILENT_NS (600 * TIME_MS)
 #define QUIC_STUCK_NS (1500 * TIME_MS)
-#define QUIC_STUCK_LOOK_NS (250 * TIME_MS)    /* between two looks at the streams */
+#define QUIC_STUCK_LOOK_NS (100 * TIME_MS)    /* between two looks at the streams */
 #define QUIC_LATE_NS (250 * TIME_MS)          /* our own loop was late: nothing counts as silence */
 #define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)   /* to dial again; then the attempt is replaced by another */
 #define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)      /* each one may take half as long again as the one before */
 #define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS) /* after one that failed */
-#define QUIC_KEEP_ALIVE_NS (1 * TIME_S)
-#define QUIC_OTHER_SIDE_NS (1000 * TIME_MS) /* after which the side with the higher name dials, too */
+#define QUIC_KEEP_ALIVE_NS (500 * TIME_MS)
+#define QUIC_OTHER_SIDE_NS (250 * TIME_MS) /* after which the side with the higher name dials, too */
 
 /*
  * The beginning of every stream: its kind and number. A stream that goes on after its connection was lost has
@@ -311,6 +311,7 @@ struct quic_connection {
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
     uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */
+    uint64_t waits_since_ns; /* then: since when one of them waits for an acknowledgement; 0: none does */
     uint64_t excused_ns;     /* our own loop was late then: the peer's silence counts from there */
     uint64_t small_until_ns; /* datagrams are kept at 1200 bytes until then */
     uint64_t small_hold_ns;

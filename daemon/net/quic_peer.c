@@ -178,8 +178,8 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
     return info.pkt_recv > 0;
 }
 
-/* Sends three probes within the time that a peer waits, so that two may be lost; and each second, so that a
- * node to which the other side sends in vain notices that within its patience, and dials. */
+/* Sends three probes within the time that a peer waits, so that two may be lost; and twice a second, so that
+ * a node to which the other side sends in vain notices that within its patience, and dials. */
 void quic_peer_keep_alive(const struct quic_peer *peer)
 {
     if (peer->up != NULL && peer->up->transport != NULL) {

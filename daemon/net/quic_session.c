@@ -398,17 +398,20 @@ static uint64_t later(uint64_t left_ns, uint64_t right_ns)
 static void watch_streams(struct quic_connection *connection, uint64_t now_ns)
 {
     const struct quic_sender *sender;
+    uint64_t since_ns = TIME_NEVER;
     if (now_ns - connection->looked_ns < QUIC_STUCK_LOOK_NS) {
         return;
     }
-    connection->looked_ns = now_ns;
     DL_FOREACH(connection->senders, sender)
     {
-        uint64_t since_ns = later(sender->waits_since_ns, connection->excused_ns);
-        if (sender->sent_end > sender->acknowledged_end && now_ns - since_ns >= QUIC_STUCK_NS) {
-            lose(connection, "has acknowledged nothing of a stream", since_ns, now_ns);
-            return;
+        if (sender->sent_end > sender->acknowledged_end) {
+            since_ns = time_min(since_ns, later(sender->waits_since_ns, connection->excused_ns));
         }
+    }
+    connection->looked_ns = now_ns;
+    connection->waits_since_ns = since_ns == TIME_NEVER ? 0 : since_ns;
+    if (since_ns != TIME_NEVER && now_ns - since_ns >= QUIC_STUCK_NS) {
+        lose(connection, "has acknowledged nothing of a stream", since_ns, now_ns);
     }
 }
 

@@ -141,7 +141,9 @@ static void floods_of_handshakes_are_bounded(void **state)
     const struct quic_endpoint *endpoint = (const struct quic_endpoint *)b->net;
     for (unsigned i = 0; i < 300; i++) {
         struct error error;
-        assert_int_equal(quic_connection_dial(attacker, attacker->peers[0], &error), STATUS_OK);
+        assert_int_equal(
+            quic_connection_dial(attacker, attacker->peers[0], &attacker->peers[0]->address, &error),
+            STATUS_OK);
         if (i % 10 == 0) {
             quic_run_for(loop, 1);
         }

@@ -1,0 +1,237 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/chance.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/sim_comm.h"
+
+/*
+ * Outages that are shorter than the patience, on real QUIC: a black hole, in one direction or both, of one
+ * node or of one link; a path that carries only small packets from then on; a new address of a node. On fresh
+ * and warm links, under light and heavy load, with and without loss. No operation fails, and each result is
+ * right. COMMD_CASES=100 draws so many of each kind.
+ */
+
+#define CASES_DEFAULT 8
+#define OUTAGE_MAX_MS 2000
+#define STALL_BOUND_NS (1 * TIME_S)  /* beside the outage, and the time that the operation takes */
+#define CHANGE_BOUND_NS (2 * TIME_S) /* the same for a path that stays changed: nothing ends by itself */
+
+enum fault { FAULT_HOLE, FAULT_ONE_WAY, FAULT_NODE, FAULT_NARROW, FAULT_ADDRESS, FAULT_COUNT };
+
+static const char *const fault_names[] = {"black hole of a link", "one way of a link", "black hole of a node",
+                                          "narrower path", "new address"};
+
+struct drawn {
+    struct random random;
+    struct network_conditions conditions;
+    uint32_t nodes, rails;
+    uint64_t outage_ns;
+    enum fault fault;
+    uint32_t node, other; /* where it happens */
+    bool heavy, warm;
+};
+
+static bool stays_changed(enum fault fault)
+{
+    return fault == FAULT_NARROW || fault == FAULT_ADDRESS;
+}
+
+static void draw(struct drawn *drawn, enum fault fault, uint64_t seed)
+{
+    struct random *random = &drawn->random;
+    random_seed(random, seed * FAULT_COUNT + fault);
+    drawn->fault = fault;
+    drawn->nodes = 2 + (uint32_t)random_below(random, 3);
+    drawn->rails = 1 + (uint32_t)random_below(random, 3);
+    drawn->node = (uint32_t)random_below(random, drawn->nodes);
+    drawn->other = (drawn->node + 1 + (uint32_t)random_below(random, drawn->nodes - 1)) % drawn->nodes;
+    drawn->heavy = random_chance(random, 0.5);
+    drawn->warm = random_chance(random, 0.5);
+    drawn->outage_ns = (100 + random_below(random, OUTAGE_MAX_MS - 100)) * TIME_MS;
+    static const double losses[] = {0, 0.01, 0.1};
+    drawn->conditions = (struct network_conditions){.loss = losses[random_below(random, 3)],
+                                                    .delay_ns = 100 * TIME_US,
+                                                    .jitter_ns = 50 * TIME_US,
+                                                    .bandwidth_bytes_s = 50000000};
+}
+
+/* What is said of all rails. */
+static struct network *network_of(struct cluster *cluster, uint32_t rail)
+{
+    return rail == 0 ? cluster->network : cluster->rail_networks[rail];
+}
+
+static void narrow(struct cluster *cluster, const struct drawn *drawn)
+{
+    struct network_conditions small = drawn->conditions;
+    small.packet_bytes = 1472;
+    for (uint32_t rail = 0; rail < drawn->rails; rail++) {
+        for (uint32_t i = 0; i < drawn->nodes; i++) {
+            const char *from = cluster->nodes[drawn->node].name, *to = cluster->nodes[i].name;
+            if (i != drawn->node) {
+                network_set_link(network_of(cluster, rail), from, to, &small);
+                network_set_link(network_of(cluster, rail), to, from, &small);
+            }
+        }
+    }
+}
+
+static void cut(struct cluster *cluster, const struct drawn *drawn, bool is_cut)
+{
+    for (uint32_t i = 0; i < drawn->nodes; i++) {
+        bool there = i != drawn->node && (drawn->fault == FAULT_NODE || i == drawn->other);
+        if (there) {
+            cluster_cut(cluster, drawn->node, i, is_cut);
+        }
+        if (there && drawn->fault != FAULT_ONE_WAY) {
+            cluster_cut(cluster, i, drawn->node, is_cut);
+        }
+    }
+}
+
+static void begin_fault(struct cluster *cluster, const struct drawn *drawn)
+{
+    switch (drawn->fault) {
+    case FAULT_HOLE:
+    case FAULT_ONE_WAY:
+    case FAULT_NODE:
+        cut(cluster, drawn, true);
+        break;
+    case FAULT_NARROW:
+        narrow(cluster, drawn);
+        break;
+    case FAULT_ADDRESS:
+        for (uint32_t rail = 0; rail < drawn->rails; rail++) {
+            network_rebind(network_of(cluster, rail), cluster->nodes[drawn->node].name);
+        }
+        break;
+    case FAULT_COUNT:
+        break;
+    }
+}
+
+static uint64_t span_of(const struct sim_op *op)
+{
+    uint64_t last_ns = op->posted_ns;
+    for (uint32_t i = 0; i < op->comm->size; i++) {
+        last_ns = op->parts[i].done_ns > last_ns ? op->parts[i].done_ns : last_ns;
+    }
+    return last_ns - op->posted_ns;
+}
+
+static uint64_t run_timed(struct sim_comm *comm, const struct sim_call *call)
+{
+    struct sim_op *op = sim_comm_post_all(comm, call);
+    sim_op_finish(op, 30 * TIME_S);
+    uint64_t span_ns = span_of(op);
+    sim_op_free(op);
+    return span_ns;
+}
+
+/* Returns by how much the slowest operation took longer than the outage and itself. */
+static uint64_t run_case(enum fault fault, uint64_t seed)
+{
+    static const uint32_t node_of_rank[] = {0, 1, 2, 3};
+    struct drawn drawn;
+    draw(&drawn, fault, seed);
+    struct cluster *cluster =
+        cluster_new(&(struct cluster_options){.seed = cluster_seed(300 + (uint32_t)seed),
+                                              .node_count = drawn.nodes,
+                                              .conditions = drawn.conditions,
+                                              .slice_bytes = 65536,
+                                              .rail_count = drawn.rails,
+                                              .datagrams = true});
+    cluster_connect(cluster);
+    struct sim_comm *comm = sim_comm_new(cluster, "outage", drawn.nodes, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
+    struct sim_call call = {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM};
+    call.count = drawn.heavy ? 600000 : 500;
+    uint64_t usual_ns = 0;
+    for (unsigned i = 0; i < (drawn.warm ? 5 : 1); i++) {
+        uint64_t span_ns = run_timed(comm, &call);
+        usual_ns = span_ns > usual_ns ? span_ns : usual_ns;
+    }
+    bool passes = stays_changed(drawn.fault);
+    struct sim_op *under_way = sim_comm_post_all(comm, &call);
+    cluster_run(cluster, random_below(&drawn.random, usual_ns + 1));
+    begin_fault(cluster, &drawn);
+    struct sim_op *next = sim_comm_post_all(comm, &call);
+    cluster_run(cluster, drawn.outage_ns);
+    if (!passes) {
+        cut(cluster, &drawn, false);
+    }
+    sim_op_finish(under_way, 30 * TIME_S);
+    sim_op_finish(next, 30 * TIME_S);
+    uint64_t span_ns = span_of(next), allowed_ns = (passes ? 0 : drawn.outage_ns) + 8 * usual_ns;
+    sim_op_free(under_way);
+    sim_op_free(next);
+    (void)run_timed(comm, &call);
+    assert_true(cluster_connected(cluster));
+    sim_comm_free(comm);
+    cluster_free(cluster);
+    return span_ns > allowed_ns ? span_ns - allowed_ns : 0;
+}
+
+static void run_cases(enum fault fault)
+{
+    const char *wish = getenv("COMMD_CASES");
+    uint64_t cases = wish != NULL ? strtoull(wish, NULL, 10) : CASES_DEFAULT;
+    uint64_t most_ns = 0;
+    for (uint64_t seed = 1; seed <= cases && seed <= 1000; seed++) {
+        uint64_t late_ns = run_case(fault, seed);
+        most_ns = late_ns > most_ns ? late_ns : most_ns;
+        if (late_ns > (stays_changed(fault) ? CHANGE_BOUND_NS : STALL_BOUND_NS)) {
+            fail_msg("%s, case %llu: %llu ms late", fault_names[fault], (unsigned long long)seed,
+                     (unsigned long long)(late_ns / TIME_MS));
+        }
+    }
+    print_message("# %s: at most %llu ms after its end\n", fault_names[fault],
+                  (unsigned long long)(most_ns / TIME_MS));
+}
+
+static void test_a_black_hole_of_a_link(void **state)
+{
+    (void)state;
+    run_cases(FAULT_HOLE);
+}
+
+static void test_one_way_of_a_link(void **state)
+{
+    (void)state;
+    run_cases(FAULT_ONE_WAY);
+}
+
+static void test_a_black_hole_of_a_node(void **state)
+{
+    (void)state;
+    run_cases(FAULT_NODE);
+}
+
+static void test_a_narrower_path(void **state)
+{
+    (void)state;
+    run_cases(FAULT_NARROW);
+}
+
+static void test_a_new_address(void **state)
+{
+    (void)state;
+    run_cases(FAULT_ADDRESS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_black_hole_of_a_link), cmocka_unit_test(test_one_way_of_a_link),
+        cmocka_unit_test(test_a_black_hole_of_a_node), cmocka_unit_test(test_a_narrower_path),
+        cmocka_unit_test(test_a_new_address),
+    };
+    return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
+}

@@ -213,7 +213,7 @@ static void quic_connection_timer(void *context, uint64_t now_ns)
         quic_settle(endpoint, now_ns);
         return;
     }
-    quic_session_watch(connection, now_ns);
+    quic_watch(connection, now_ns);
     quic_connection_suspect_mtu(connection, now_ns);
     int failure = ngtcp2_conn_handle_expiry(connection->transport, now_ns);
     if (failure != 0) {
@@ -437,7 +437,7 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
 void quic_connection_arm(struct quic_connection *connection)
 {
     connection->armed_ns =
-        time_min(ngtcp2_conn_get_expiry2(connection->transport), quic_session_deadline_ns(connection));
+        time_min(ngtcp2_conn_get_expiry2(connection->transport), quic_watch_deadline_ns(connection));
     loop_timer_set(connection->timer, connection->armed_ns);
 }
 

@@ -1,0 +1,95 @@
+#ifndef DAEMON_NET_QUIC_SESSION_H
+#define DAEMON_NET_QUIC_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/time.h"
+#include "daemon/net/quic_address.h"
+#include "daemon/net/quic_numbers.h"
+
+/* What outlives a connection, and how its end is noticed. Used only in daemon/net/quic*. */
+
+/*
+ * A connection on which nothing came for QUIC_SILENT_NS, although something was sent that the peer must
+ * answer, is given up: another one is dialled, and the streams go on there. The same holds if no byte of a
+ * stream was acknowledged for QUIC_STUCK_NS, although packets came. The session ends, and with it the
+ * streams, when the patience has passed without a connection.
+ */
+#define QUIC_PATIENCE_NS (4 * TIME_S) /* when the options say 0 */
+#define QUIC_SILENT_NS (600 * TIME_MS)
+#define QUIC_STUCK_NS (1500 * TIME_MS)
+#define QUIC_STUCK_LOOK_NS (100 * TIME_MS)    /* between two looks at the streams */
+#define QUIC_LATE_NS (250 * TIME_MS)          /* our own loop was late: nothing counts as silence */
+#define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)   /* to dial again; then the attempt is replaced by another */
+#define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)      /* each one may take half as long again as the one before */
+#define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS) /* after one that failed */
+#define QUIC_KEEP_ALIVE_NS (500 * TIME_MS)
+#define QUIC_OTHER_SIDE_NS (250 * TIME_MS) /* after which the side with the higher name dials, too */
+
+/*
+ * The beginning of every stream: its kind and number. A stream that goes on after its connection was lost has
+ * QUIC_KIND_RESUMED added to its kind, and the offset from which it goes on.
+ */
+#define QUIC_KIND_GREETING 0x40u /* of the stream that has the greeting; it has no number */
+#define QUIC_KIND_RESUMED 0x80u
+#define QUIC_BEGINNING_BYTES 9u
+#define QUIC_RESUMPTION_BYTES 17u
+/* Added to the number of a resumed stream: the code with which it is reset. Its beginning may be lost. */
+#define QUIC_RESET_NUMBERED (1ull << 32)
+#define QUIC_NO_NUMBER UINT64_MAX /* of our greeting's sender */
+
+struct quic_connection;
+struct quic_receiver;
+
+/* What outlives a connection, beside its streams. It belongs to the connection that is in use, or suspended.
+ */
+struct quic_session {
+    uint64_t own_id;      /* chosen by us */
+    uint64_t peer_id;     /* chosen by the peer */
+    uint64_t next_number; /* of the next outgoing stream */
+    struct quic_numbers seen;
+    uint32_t sender_count;
+    /* While it is suspended: */
+    uint64_t suspended_ns;
+    uint64_t heard_ns; /* when the peer was last known to answer */
+    uint64_t give_up_ns;
+    uint64_t attempt_ns; /* when the next attempt is due */
+    uint64_t attempt_length_ns;
+    unsigned attempts; /* in turn at the address where the peer was last, and at the configured one */
+};
+
+/* A receiver that waits until its sender resumes it. */
+struct quic_unresumed {
+    uint64_t number;
+    struct quic_receiver *receiver; /* null: it was resumed, or is over */
+};
+
+/* Sends our greeting on a connection that is authenticated. */
+void quic_session_greet(struct quic_connection *connection);
+/* The peer's greeting has come: the connection takes over the streams of the suspended one. Returns false,
+ * with the failure noted, if the peer lies or memory is short. */
+bool quic_session_resume(struct quic_connection *connection, struct quic_connection *suspended);
+/* Whether both sides remember the same session. */
+bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended);
+/* The connection in use is lost. Its streams wait. */
+void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns);
+/* Where to dial the peer of a suspended connection now. */
+const struct quic_address *quic_session_address(const struct quic_connection *suspended);
+/* The suspended connection's peer could not be dialled: it is tried again soon. */
+void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns);
+/* Dials again, or ends the session, when it is time. */
+void quic_session_tick(struct quic_connection *connection, uint64_t now_ns);
+/* Returns the receiver of that number that waits to be resumed, and forgets it. Null: there is none. */
+struct quic_receiver *quic_session_take_unresumed(struct quic_connection *connection, uint64_t number);
+/* Frees what the session has, its streams excepted. */
+void quic_session_clear(struct quic_connection *connection);
+
+/* --- quic_watch.c --- */
+
+/* Notes that the connection is lost if the peer is silent, or acknowledges nothing. */
+void quic_watch(struct quic_connection *connection, uint64_t now_ns);
+/* When quic_watch has to be called next. */
+uint64_t quic_watch_deadline_ns(const struct quic_connection *connection);
+
+#endif

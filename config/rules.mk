@@ -1,8 +1,8 @@
 MAN_SOURCES += $(wildcard config/*.scd)
 
 vpath %.scd daemon client/lib client/nccl client/commctl client/examples config
-$(BUILD)/man/%: %.scd
-	$(Q)mkdir -p $(@D) && echo "  SCDOC   $<" && scdoc < $< > $@
+$(BUILD)/man/%: %.scd config/man.awk
+	$(Q)mkdir -p $(@D) && echo "  SCDOC   $<" && scdoc < $< > $@.scdoc && awk -f config/man.awk $@.scdoc > $@ && rm $@.scdoc
 
 # After the folders that add to MAN_SOURCES.
 MAN_PAGES := $(patsubst %.scd,$(BUILD)/man/%,$(notdir $(MAN_SOURCES)))

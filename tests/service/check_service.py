@@ -135,7 +135,8 @@ class Service:
 
     def owners(self):
         expected = {"/run/commd": "commd:commd 755", "/run/commd/commd.sock": "commd:commd 666", "/run/commd-admin/admin.sock": "commd:commd 600",
-                    "/etc/commd/commd.conf": "root:root 644"}
+                    "/etc/commd/commd.conf": "root:root 644", "/usr/share/commd/commd-alerts.yml": "root:root 644",
+                    "/usr/share/commd/commd-dashboard.json": "root:root 644"}
         for path, owner in expected.items():
             found = self.container.run("stat", "-c", "%U:%G %a", path).stdout.strip()
             assert found == owner, f"{path}: {found}, expected {owner}"

@@ -242,7 +242,7 @@ def check_two_nodes(release, debs):
         nodes = TwoNodes((first, second), lines[0], readme_lines)
         jobs = slurm.Slurm(nodes.nodes, NODES, readme_program())
         try:
-            for name, each in (("two nodes", nodes.run), ("slurm", jobs.run)):
+            for name, each in (("two nodes", nodes.run), ("slurm", jobs.run), ("lost node", nodes.lost_node)):
                 fine = report(release, name, each) and fine
         finally:
             nodes.close()

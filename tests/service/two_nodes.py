@@ -10,6 +10,7 @@ from container import Container
 COMMANDS_MAX = 10  # for each node; the list of nodes is the only file that a person edits
 NODES = {"alpha": "10.98.0.1", "beta": "10.98.0.2"}
 CODE_TIMEOUT_S = 30
+LOST_TIMEOUT_S = 30
 
 
 class Person:
@@ -96,26 +97,62 @@ class TwoNodes:
             for line in self.install_lines:
                 self.type(name, line, timeout_s=120)
         self.type(first, self.line(r"^commctl pki init"))
-        self.admit = Person(self.nodes[first], self.line(r"^commctl pki admit"))
-        self.typed[first] += 1
-        try:
-            self.admit.until(r"(waiting for nodes)")
-            for name in NODES:
-                self.join(name)
-        finally:
-            self.admit.close()
-        rows = ", ".join(f'{{ name = "{name}"; address = "{address}:7400"; }}' for name, address in NODES.items())
-        for name, container in self.nodes.items():
-            container.path("/etc/commd/commd.conf").write_text(f"nodes = ( {rows} );\n")
+        self.certify(NODES)
+        for name in NODES:
+            self.configure(name, NODES)
             for pattern in (r"^runuser -u commd", r"^systemctl restart commd"):
                 self.type(name, self.line(pattern))
-        for name in NODES:
-            said = self.type(name, self.line(r"^commctl wait nodes"), check=False)
-            assert said.returncode == 0, said.stdout + said.stderr + self.nodes[name].shell("journalctl -u commd -n 20 --no-pager -o cat").stdout
+        self.wait_nodes()
         self.sum()
         for name, count in self.typed.items():
             assert count <= COMMANDS_MAX, f"{name}: {count} commands"
         return f"commands: {', '.join(f'{name} {count}' for name, count in self.typed.items())} (bar: {COMMANDS_MAX})"
+
+    def certify(self, names):
+        """`admit` on the first node, until all of these have joined."""
+        first = next(iter(NODES))
+        self.admit = Person(self.nodes[first], self.line(r"^commctl pki admit"))
+        self.typed[first] += 1
+        try:
+            self.admit.until(r"(waiting for nodes)")
+            for name in names:
+                self.join(name)
+        finally:
+            self.admit.close()
+
+    def configure(self, name, listed):
+        rows = ", ".join(f'{{ name = "{each}"; address = "{NODES[each]}:7400"; }}' for each in listed)
+        self.nodes[name].path("/etc/commd/commd.conf").write_text(f"nodes = ( {rows} );\n")
+
+    def wait_nodes(self):
+        for name in NODES:
+            said = self.type(name, self.line(r"^commctl wait nodes"), check=False)
+            assert said.returncode == 0, said.stdout + said.stderr + self.nodes[name].shell("journalctl -u commd -n 20 --no-pager -o cat").stdout
+
+    def lost_node(self):
+        """The second node is lost, taken out, rebuilt, and joins again; the first goes on meanwhile."""
+        (first, here), (lost, there) = self.nodes.items()
+        reload_line = self.line(r"^systemctl reload commd")
+        pid = here.run("systemctl", "show", "-P", "MainPID", "commd").stdout
+        there.run("ip", "link", "set", "node0", "down")
+        deadline = time.monotonic() + LOST_TIMEOUT_S
+        while not re.search(rf"^{lost} +(down|connecting)", (said := here.shell("commctl nodes", check=False).stdout), re.MULTILINE):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+        here.shell(self.line(r"^commctl pki revoke beta") + " && cp pki/ca.crl /etc/commd/pki/")
+        self.configure(first, [first])
+        here.shell(reload_line)
+        assert lost not in here.shell("commctl status && commctl nodes").stdout, "it is still there"
+        there.shell("systemctl stop commd.socket commd && rm -r /etc/commd/pki && ip link set node0 up")
+        self.certify([lost])
+        for name in NODES:
+            self.configure(name, NODES)
+        here.shell(reload_line)
+        there.shell(self.line(r"^systemctl restart commd"))
+        self.wait_nodes()
+        self.sum()
+        assert re.search(rf"{lost} +revoked", here.shell(self.line(r"^commctl pki show")).stdout), "the certificate of the lost one is not revoked"
+        assert here.run("systemctl", "show", "-P", "MainPID", "commd").stdout == pid, "the first node's commd was started anew"
 
     def sum(self):
         """A rank on each node, of commctl itself: every element is checked."""

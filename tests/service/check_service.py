@@ -12,6 +12,7 @@ import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -28,6 +29,8 @@ TOP = packages.TOP
 INSTALL_TO_SUM_S = 60
 INSTALL_TO_SUM_COMMANDS = 3
 EXPOSURE_MAX = 2.0
+UPGRADE_TIMEOUT_S = 60
+GAP_MAX_S = 3.0
 DOWNLOAD_TIMEOUT_S = 300
 FOLDERS = ("/etc", "/run", "/var", "/usr", "/opt", "/srv", "/home", "/tmp")
 # What apt, dpkg, ld.so, systemd and the journal write for themselves.
@@ -38,6 +41,30 @@ project(hello C)
 find_package(commclient REQUIRED)
 add_executable(hello hello.c)
 target_link_libraries(hello commclient::commclient)
+"""
+
+# A rank that forms its communicator again after a failure, until a file appears. All ranks end at the same step.
+REFORMING = """import os, sys, time
+import commd, numpy
+right_at, comm, reason = time.monotonic(), None, None
+while True:
+    try:
+        comm = comm or commd.init(daemon_wait=20, timeout=20, op_timeout=20)
+        ended, *found = comm.all_reduce(numpy.array([os.path.exists(sys.argv[1]), *range(10000)], dtype="i8")).tolist()
+    except commd.Error as fault:
+        reason = reason or fault
+        if comm:
+            comm.close()
+        comm = None
+        continue
+    if found != [comm.size * i for i in range(10000)]:
+        sys.exit("WRONG")
+    now = time.monotonic()
+    if reason:
+        print(f"GAP {now - right_at:.2f} {reason}", flush=True)
+    reason, right_at = None, now
+    if ended:
+        break
 """
 
 
@@ -87,7 +114,7 @@ class Service:
     def run(self):
         self.before = self.files()
         for each in (self.install_and_sum, self.status, self.owners, self.exposure, self.cmake, self.examples, self.reload, self.restart, self.reinstall, self.remove,
-                     self.purge, self.alone, self.python):
+                     self.purge, self.alone, self.python, self.upgrade, self.purge_python):
             self.results.append(report(self.release, each.__name__.replace("_", " "), each))
         return all(self.results)
 
@@ -227,6 +254,32 @@ class Service:
         assert answer in said, said
         said = self.container.shell("python3 -c \"from importlib import metadata; print(metadata.entry_points(group='torch.backends'))\"").stdout
         assert "commd.torch" in said, said
+
+    def upgrade(self):
+        """Every package is installed anew under a job that re-forms."""
+        self.container.path("/home/alice/reforming.py").write_text(REFORMING)
+        job = subprocess.Popen(self.container.entered("commctl", "run", "-n", "2", "--", "python3", "/home/alice/reforming.py", "/home/alice/enough", user="alice"),
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            deadline = time.monotonic() + UPGRADE_TIMEOUT_S
+            while '"comms_formed": 1' not in self.container.run("commctl", "-f", "json", "status").stdout:
+                assert time.monotonic() < deadline, "the job does not form"
+                time.sleep(0.1)
+            before = self.show("MainPID")
+            self.container.shell("apt-get install --reinstall ./build/deb/*.deb", timeout_s=UPGRADE_TIMEOUT_S)
+            assert self.show("MainPID") not in ("0", before), "commd was not restarted"
+            time.sleep(GAP_MAX_S)  # in which it has a result again
+            self.container.path("/home/alice/enough").touch()
+            said = job.communicate(timeout=UPGRADE_TIMEOUT_S)[0]
+        finally:
+            job.kill()
+        gaps = re.findall(r"GAP ([0-9.]+) (.*)", said)
+        assert job.returncode == 0 and len(gaps) >= 2 and all("commd is restarting" in reason for _, reason in gaps), said
+        longest = max(float(gap) for gap, _ in gaps)
+        assert longest <= GAP_MAX_S, said
+        return f"longest gap {longest:.2f} s (bar: {GAP_MAX_S} s)"
+
+    def purge_python(self):
         self.container.shell("apt-get purge 'commd*' python3-commd 'libcommclient*'")
         left = {path for path in self.files() - self.before if "commd" in path and not re.match("/root/|/home/|/var/(cache|log)", path)}
         assert not left, f"left: {' '.join(sorted(left))}"

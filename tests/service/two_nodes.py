@@ -18,9 +18,7 @@ class Person:
 
     def __init__(self, container, line):
         self.said = ""
-        self.process = subprocess.Popen(["nsenter", "-t", str(container.init), "-m", "-p", "-u", "-i", "-n", "-C", "env", "-i",
-                                         "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "sh", "-c", f"cd /root && exec {line} 2>&1"],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        self.process = subprocess.Popen(container.entered("sh", "-c", f"cd /root && exec {line} 2>&1"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
                                         start_new_session=True)
 
     def until(self, pattern):
@@ -156,8 +154,8 @@ class TwoNodes:
 
     def sum(self):
         """A rank on each node, of commctl itself: every element is checked."""
-        benches = [subprocess.Popen(["nsenter", "-t", str(container.init), "-m", "-p", "-u", "-i", "-n", "-C", "commctl", "bench", "--ranks", "1", "--size", "2",
-                                     "--first-rank", str(rank), "--max-bytes", "1m", "--seconds-per-size", "0.02", "--communicator", "two-nodes"],
+        benches = [subprocess.Popen(container.entered("commctl", "bench", "--ranks", "1", "--size", "2", "--first-rank", rank, "--max-bytes", "1m",
+                                                      "--seconds-per-size", "0.02", "--communicator", "two-nodes"),
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                    for rank, container in enumerate(self.nodes.values())]
         said = "".join(bench.communicate(timeout=60)[0] for bench in benches)  # the node of rank 0 prints the table

@@ -107,13 +107,15 @@ class Booted:
     def log(self):
         return (self.folder / "boot.log").read_text(errors="replace")[-4000:]
 
-    def run(self, *command, check=True, user=None, groups=(), timeout_s=60):
-        """Runs a command as root, or as one of USERS."""
+    def entered(self, *command, user=None, groups=()):
+        """Returns the command line that runs a command inside as root, or as one of USERS."""
         uid = USERS.get(user)
         become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", *([f"--groups={','.join(map(str, groups))}"] if groups else ["--clear-groups"])] if user else []
-        done = subprocess.run(["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "env", "-i",
-                               "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", *become, *map(str, command)],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
+        return ["nsenter", "-t", str(self.init), "-m", "-p", "-u", "-i", "-n", "-C", "env", "-i",
+                "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", *become, *map(str, command)]
+
+    def run(self, *command, check=True, user=None, groups=(), timeout_s=60):
+        done = subprocess.run(self.entered(*command, user=user, groups=groups), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
         assert done.returncode == 0 or not check, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -75,7 +75,8 @@ void output_object(const struct commctl *commctl, json_t *object, void (*text)(c
 {
     if (commctl->json || text == NULL) {
         json_object_set_new(object, "schema_version", json_integer(COMMCTL_SCHEMA_VERSION));
-        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+        size_t layout = commctl->watch_s > 0 ? JSON_COMPACT : JSON_INDENT(2);
+        json_dumpf(object, stdout, layout | JSON_SORT_KEYS);
         putchar('\n');
     } else {
         text(object);

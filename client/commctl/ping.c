@@ -7,13 +7,8 @@
 
 #define PINGS_MAX 1000000
 
-static void print_ping(const json_t *object)
-{
-    printf("%s: %.3f ms\n", json_string_value(json_object_get(object, "node")),
-           (double)json_integer_value(json_object_get(object, "round_trip_ns")) / 1e6);
-}
-
-static enum exit_code ping_once(struct commctl *commctl, const char *node)
+/* As JSON all of them are one document, at the end. */
+static enum exit_code ping_once(struct commctl *commctl, const char *node, json_t *round_trips_ns)
 {
     Commd__Client__Ping ping = COMMD__CLIENT__PING__INIT;
     ping.node = (char *)node;
@@ -24,10 +19,12 @@ static enum exit_code ping_once(struct commctl *commctl, const char *node)
     Commd__Client__Event *event;
     enum exit_code code = connection_request(commctl, &request, &event);
     if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_PING) {
-        json_t *object = json_of_message(&event->reply->ping->base);
-        json_object_set_new(object, "node", json_string(node));
-        output_object(commctl, object, print_ping);
-        fflush(stdout);
+        uint64_t round_trip_ns = event->reply->ping->round_trip_ns;
+        json_array_append_new(round_trips_ns, json_integer((json_int_t)round_trip_ns));
+        if (!commctl->json) {
+            printf("%s: %.3f ms\n", node, (double)round_trip_ns / 1e6);
+            fflush(stdout);
+        }
     }
     commd__client__event__free_unpacked(event, NULL);
     return code;
@@ -58,11 +55,19 @@ enum exit_code verb_ping(struct commctl *commctl, int argc, char **argv)
     long count = 3;
     const char *node = NULL;
     enum exit_code code = parse(argc, argv, &count, &node);
+    json_t *round_trips_ns = json_array();
     for (long i = 0; i < count && code == EXIT_CODE_OK; i++) {
         if (i > 0) {
             nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
         }
-        code = ping_once(commctl, node);
+        code = ping_once(commctl, node, round_trips_ns);
     }
+    if (commctl->json && json_array_size(round_trips_ns) > 0) {
+        json_t *object = json_object();
+        json_object_set_new(object, "node", json_string(node));
+        json_object_set(object, "round_trips_ns", round_trips_ns);
+        output_object(commctl, object, NULL);
+    }
+    json_decref(round_trips_ns);
     return code;
 }

@@ -210,12 +210,18 @@ class Nodes(ProgramCase):
     def test_commctl(self):
         with Cluster("ab") as cluster:
             for arguments in ([], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["config", "show"], ["version"], ["help"], ["algorithms"],
-                              ["algorithms", "-s", "1m", "all_reduce"], ["ping", "-n", "1", "b"]):
+                              ["algorithms", "-s", "1m", "all_reduce"], ["ping", "-n", "3", "b"]):
                 text = cluster.commctl("a", *arguments)
                 self.assertEqual(text.returncode, 0, f"{arguments}: {text.stderr}")
                 self.assertTrue(text.stdout.strip(), arguments)
                 if arguments and arguments[0] != "help":
                     self.assertIn("schema_version", cluster.json("a", *arguments), arguments)
+            pings = cluster.json("a", "ping", "-n", "3", "b")
+            self.assertEqual((pings["node"], len(pings["round_trips_ns"])), ("b", 3))
+            self.assertGreater(min(pings["round_trips_ns"]), 0)
+            watched = cluster.client("a", BUILD / "commctl", "-f", "json", "--watch=0.1", "status")
+            self.assertEqual([json.loads(watched.stdout.readline())["node_name"] for _ in range(3)], ["a"] * 3)
+            watched.kill()
             nodes = {row["name"]: row for row in cluster.json("a", "nodes")["nodes"]}
             self.assertEqual(nodes["b"]["state"], "up")
             for arguments, code in ((["frobnicate"], 2), (["nodes", "x"], 2), (["ping"], 2), (["ping", "-n", "1", "nowhere"], 4), (["algorithms", "-s", "huge"], 2),

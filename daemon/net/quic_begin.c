@@ -160,6 +160,16 @@ ptrdiff_t quic_begin_take(struct quic_receiver **receiver, const uint8_t *bytes,
     return (ptrdiff_t)taken;
 }
 
+bool quic_begin_early(struct quic_connection *connection, size_t size)
+{
+    connection->early_bytes += size;
+    if (connection->early_bytes <= QUIC_EARLY_MAX_BYTES) {
+        return true;
+    }
+    offend(connection, "streams, but no greeting");
+    return false;
+}
+
 /* --- The greeting --- */
 
 /* The whole greeting is in the stream's buffer. */

@@ -246,6 +246,7 @@ struct quic_connection {
     uint32_t unbegun; /* see QUIC_UNBEGUN_MAX */
 
     struct quic_session session;      /* while it is in use or suspended */
+    uint64_t early_bytes;             /* see QUIC_EARLY_MAX_BYTES */
     uint64_t greeting_id;             /* the session that our greeting names */
     struct quic_greeting greeting;    /* the peer's */
     struct quic_unresumed *unresumed; /* ascending by number */
@@ -553,6 +554,9 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
  * the one that waits for it. Returns -1, with the failure noted, for a beginning that no correct peer sends.
  */
 ptrdiff_t quic_begin_take(struct quic_receiver **receiver, const uint8_t *bytes, size_t size);
+/* Counts bytes that come before the connection is in use. Returns false, with the failure noted, for too
+ * many. */
+bool quic_begin_early(struct quic_connection *connection, size_t size);
 /* Takes the bytes of the peer's greeting. Returns false with the failure noted. */
 bool quic_begin_greeting(struct quic_receiver *receiver, const uint8_t *bytes, size_t size);
 

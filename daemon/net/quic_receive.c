@@ -186,6 +186,9 @@ static int quic_receiver_early(struct quic_receiver *receiver, const uint8_t *by
 {
     receiver->early = true;
     receiver->early_end = receiver->early_end || end;
+    if (!quic_begin_early(receiver->connection, size)) {
+        return NGTCP2_ERR_CALLBACK_FAILURE;
+    }
     if (size > 0 && !quic_receiver_keep(receiver, bytes, size)) {
         quic_connection_abort(receiver->connection, STATUS_NO_MEMORY,
                               "no memory for what a stream holds back");

@@ -25,6 +25,9 @@
 #define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)      /* each one may take half as long again as the one before */
 #define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS) /* after one that failed */
 #define QUIC_KEEP_ALIVE_NS (500 * TIME_MS)
+/* Bytes of streams that may come before the peer's greeting: as much as is under way while a lost one is sent
+ * again. */
+#define QUIC_EARLY_MAX_BYTES (4u << 20)
 #define QUIC_OTHER_SIDE_NS (250 * TIME_MS) /* after which the side with the higher name dials, too */
 
 /*

@@ -557,9 +557,44 @@ static void numbers_that_lie_end_the_session(void **state)
     }
 }
 
+static struct quic_connection *greeting_of_b(void)
+{
+    return ((struct quic_endpoint *)b->net)->peers[0]->greeting;
+}
+
+static bool b_awaits_the_greeting(const void *context)
+{
+    (void)context;
+    return greeting_of_b() != NULL && greeting_of_b()->state == QUIC_STATE_GREETING;
+}
+
+/* A peer whose greeting does not come cannot fill the memory with streams. */
+static void streams_before_the_greeting_are_bounded(void **state)
+{
+    (void)state;
+    static const uint8_t bytes[NET_STREAM_FIRST_WINDOW_BYTES] = {NET_STREAM_DATA};
+    make_nodes(220, 0, 0);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, b_awaits_the_greeting, NULL, 1000));
+    struct quic_connection *connection = greeting_of_b();
+    uint64_t taken = 0;
+    for (int64_t i = 0; !connection->failed; i++) {
+        int result = quic_receiver_bytes(connection, NULL, 4 * (10000 + i) + 2, bytes, sizeof bytes, false);
+        assert_true(connection->failed == (result != 0));
+        taken += sizeof bytes;
+        assert_true(taken <= QUIC_EARLY_MAX_BYTES + sizeof bytes);
+    }
+    assert_int_equal(connection->cause.status, STATUS_PROTOCOL);
+    assert_text(connection->cause.text, "sent streams, but no greeting");
+    quic_run_for(loop, 100);
+    assert_null(greeting_of_b());
+    assert_int_equal(b->up_calls[0], 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(streams_before_the_greeting_are_bounded, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(lies_end_the_session, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(numbers_that_lie_end_the_session, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(outages_end_nothing, setup_loop, teardown),

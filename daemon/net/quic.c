@@ -96,6 +96,7 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     endpoint->connection_window_bytes = QUIC_CONNECTION_WINDOW_BYTES;
     endpoint->refusal_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
     endpoint->garbage_limit = (struct log_limit){.burst = 1, .interval_ns = 60 * TIME_S};
+    endpoint->loss_limit = (struct log_limit){.burst = 64, .interval_ns = 1 * TIME_S};
     endpoint->reset_limit = (struct log_limit){.burst = 64, .interval_ns = 10 * TIME_MS};
     enum status status = quic_options_copy(endpoint, options, error);
     if (status == STATUS_OK && options->certificates != NULL) {

@@ -352,6 +352,7 @@ struct quic_endpoint {
     struct log_limit refusal_limit;
     struct log_limit garbage_limit;
     struct log_limit reset_limit; /* of stateless resets sent */
+    struct log_limit loss_limit;  /* of connections that are lost and resumed */
     struct net_statistics statistics;
 };
 

@@ -229,6 +229,15 @@ static void quic_peer_take_early(struct quic_connection *connection)
     quic_work_flush(connection);
 }
 
+static void quic_peer_log_resumed(const struct quic_connection *connection, uint64_t span_ns, uint64_t now_ns)
+{
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    if (log_limit_pass(&connection->endpoint->loss_limit, now_ns, NULL)) {
+        log_info("network: %s: the streams go on after %llu ms", quic_connection_text(connection, who),
+                 (unsigned long long)(span_ns / TIME_MS));
+    }
+}
+
 /* The connection takes over the streams of the suspended one. */
 static void quic_peer_go_on(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -240,9 +249,7 @@ static void quic_peer_go_on(struct quic_connection *connection, uint64_t now_ns)
         cause = connection->cause; /* the session ends */
         quic_peer_lose_streams(suspended, &cause, false, now_ns);
     } else {
-        char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
-        log_info("network: %s: the streams go on after %llu ms", quic_connection_text(connection, who),
-                 (unsigned long long)((now_ns - suspended->session.suspended_ns) / TIME_MS));
+        quic_peer_log_resumed(connection, now_ns - suspended->session.suspended_ns, now_ns);
         quic_peer_take_early(connection);
     }
     quic_connection_free(suspended);

@@ -309,8 +309,10 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     struct quic_numbers seen = session->seen;
     struct quic_receiver *receiver;
     bool dials = strcmp(endpoint->node_name, connection->peer->name) < 0;
-    log_info("network: %s; its streams wait for another connection",
-             connection->failed ? connection->cause.text : connection->peer->name);
+    if (log_limit_pass(&connection->endpoint->loss_limit, now_ns, NULL)) {
+        log_info("network: %s; its streams wait for another connection",
+                 connection->failed ? connection->cause.text : connection->peer->name);
+    }
     const ngtcp2_path *path = ngtcp2_conn_get_path2(connection->transport);
     (void)quic_address_set(&connection->peer->seen, path->remote.addr, path->remote.addrlen);
     suspend_streams(connection, now_ns);

@@ -18,6 +18,8 @@
  */
 #define QUIC_PATIENCE_NS (4 * TIME_S) /* when the options say 0 */
 #define QUIC_SILENT_NS (600 * TIME_MS)
+#define QUIC_SILENT_ROUND_TRIPS 8u      /* or this many smoothed round trips, if that is longer, */
+#define QUIC_SILENT_MAX_NS (2 * TIME_S) /* and at most this long */
 #define QUIC_STUCK_NS (1500 * TIME_MS)
 #define QUIC_STUCK_LOOK_NS (100 * TIME_MS)    /* between two looks at the streams */
 #define QUIC_LATE_NS (250 * TIME_MS)          /* our own loop was late: nothing counts as silence */

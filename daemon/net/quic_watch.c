@@ -46,28 +46,87 @@ static void watch_streams(struct quic_connection *connection, uint64_t now_ns)
     }
 }
 
+/* By when the nodes must have greeted each other. The handshake has its own deadline, but only until its last
+ * packet but one: the dialling side then waits to be told that it was accepted. */
 static uint64_t greeting_deadline_ns(const struct quic_connection *connection)
 {
-    return connection->state == QUIC_STATE_GREETING
-               ? time_after(connection->authenticated_ns, connection->endpoint->handshake_timeout_ns)
-               : TIME_NEVER;
+    uint64_t most_ns = connection->endpoint->handshake_timeout_ns;
+    switch (connection->state) {
+    case QUIC_STATE_HANDSHAKE:
+        return time_after(connection->created_ns, most_ns + most_ns / 2);
+    case QUIC_STATE_GREETING:
+        return time_after(connection->authenticated_ns, most_ns);
+    case QUIC_STATE_UP:
+    case QUIC_STATE_SUSPENDED:
+    case QUIC_STATE_CLOSED:
+        break;
+    }
+    return TIME_NEVER;
+}
+
+/* The peer is told, so that it tries again at once. */
+static void greeting_fails(struct quic_connection *connection, uint64_t now_ns)
+{
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
+    snprintf(reason, sizeof reason, "%s: no connection within %llu ms", quic_connection_text(connection, who),
+             (unsigned long long)((now_ns - connection->created_ns) / TIME_MS));
+    quic_connection_abort(connection, STATUS_TIMED_OUT, reason);
+}
+
+/*
+ * How long the peer may be silent. A peer that answers slowly, because its machine has too much work, gets
+ * more time, and still more while the nodes connect for the first time: another handshake would make it even
+ * slower. A peer that has not answered at all has until the handshake's deadline.
+ */
+static uint64_t silence_ns(const struct quic_connection *connection)
+{
+    bool is_first = connection->state == QUIC_STATE_GREETING && connection->peer->up == NULL;
+    ngtcp2_conn_info info;
+    switch (connection->state) {
+    case QUIC_STATE_HANDSHAKE:
+    case QUIC_STATE_GREETING:
+    case QUIC_STATE_UP:
+        ngtcp2_conn_get_conn_info2(connection->transport, &info);
+        if (info.pkt_recv == 0) {
+            return TIME_NEVER;
+        }
+        return is_first || connection->state == QUIC_STATE_HANDSHAKE
+                   ? QUIC_SILENT_MAX_NS
+                   : later(time_min(QUIC_SILENT_ROUND_TRIPS * info.smoothed_rtt, QUIC_SILENT_MAX_NS),
+                           QUIC_SILENT_NS);
+    case QUIC_STATE_SUSPENDED:
+    case QUIC_STATE_CLOSED:
+        break;
+    }
+    return TIME_NEVER;
+}
+
+/* When the peer has been silent for too long. */
+static uint64_t silence_deadline_ns(const struct quic_connection *connection)
+{
+    if (connection->unanswered_ns == 0) {
+        return TIME_NEVER;
+    }
+    return time_after(later(connection->unanswered_ns, connection->excused_ns), silence_ns(connection));
 }
 
 void quic_watch(struct quic_connection *connection, uint64_t now_ns)
 {
-    bool is_watched = connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
-    if (!is_watched || connection->failed) {
+    if (connection->failed) {
         return;
     }
     if (connection->armed_ns != 0 && now_ns > connection->armed_ns &&
         now_ns - connection->armed_ns > QUIC_LATE_NS) {
         connection->excused_ns = now_ns;
     }
-    uint64_t since_ns = later(connection->unanswered_ns, connection->excused_ns);
-    if (connection->unanswered_ns != 0 && now_ns - since_ns >= QUIC_SILENT_NS) {
-        lose(connection, "is silent", since_ns, now_ns);
-    } else if (connection->state == QUIC_STATE_GREETING && now_ns >= greeting_deadline_ns(connection)) {
-        lose(connection, "sends no greeting", connection->authenticated_ns, now_ns);
+    bool is_first = connection->peer == NULL || connection->peer->up == NULL;
+    if (now_ns >= silence_deadline_ns(connection) && is_first) {
+        greeting_fails(connection, now_ns);
+    } else if (now_ns >= silence_deadline_ns(connection)) {
+        lose(connection, "is silent", later(connection->unanswered_ns, connection->excused_ns), now_ns);
+    } else if (now_ns >= greeting_deadline_ns(connection)) {
+        greeting_fails(connection, now_ns);
     } else if (connection->state == QUIC_STATE_UP) {
         watch_streams(connection, now_ns);
     }
@@ -75,10 +134,5 @@ void quic_watch(struct quic_connection *connection, uint64_t now_ns)
 
 uint64_t quic_watch_deadline_ns(const struct quic_connection *connection)
 {
-    bool is_watched = connection->state == QUIC_STATE_GREETING || connection->state == QUIC_STATE_UP;
-    uint64_t silent_ns =
-        is_watched && connection->unanswered_ns != 0
-            ? time_after(later(connection->unanswered_ns, connection->excused_ns), QUIC_SILENT_NS)
-            : TIME_NEVER;
-    return time_min(silent_ns, greeting_deadline_ns(connection));
+    return time_min(silence_deadline_ns(connection), greeting_deadline_ns(connection));
 }

@@ -16,21 +16,37 @@
  * stream was acknowledged for QUIC_STUCK_NS, although packets came. The session ends, and with it the
  * streams, when the patience has passed without a connection.
  */
-#define QUIC_PATIENCE_NS (4 * TIME_S) /* when the options say 0 */
+/* When the options say 0. */
+#define QUIC_PATIENCE_NS (4 * TIME_S)
+
+/* The longer of a time and a number of smoothed round trips, which has a limit. */
 #define QUIC_SILENT_NS (600 * TIME_MS)
-#define QUIC_SILENT_ROUND_TRIPS 8u      /* or this many smoothed round trips, if that is longer, */
-#define QUIC_SILENT_MAX_NS (2 * TIME_S) /* and at most this long */
+#define QUIC_SILENT_ROUND_TRIPS 8u
+#define QUIC_SILENT_MAX_NS (2 * TIME_S)
+
+/* The streams are looked at once in QUIC_STUCK_LOOK_NS. */
 #define QUIC_STUCK_NS (1500 * TIME_MS)
-#define QUIC_STUCK_LOOK_NS (100 * TIME_MS)    /* between two looks at the streams */
-#define QUIC_LATE_NS (250 * TIME_MS)          /* our own loop was late: nothing counts as silence */
-#define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)   /* to dial again; then the attempt is replaced by another */
-#define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)      /* each one may take half as long again as the one before */
-#define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS) /* after one that failed */
+#define QUIC_STUCK_LOOK_NS (100 * TIME_MS)
+
+/* If our own loop was late by this, nothing before counts as silence. */
+#define QUIC_LATE_NS (250 * TIME_MS)
+
+/* An attempt to dial again is replaced by another after this time. Each may take half as long again as the
+ * last. */
+#define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)
+#define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)
+
+/* An attempt that failed is followed by another after this time. */
+#define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS)
+
+/* The side with the higher name dials, too, after this time. */
+#define QUIC_OTHER_SIDE_NS (250 * TIME_MS)
+
 #define QUIC_KEEP_ALIVE_NS (500 * TIME_MS)
-/* Bytes of streams that may come before the peer's greeting: as much as is under way while a lost one is sent
- * again. */
+
+/* Bytes of streams that may come before the peer's greeting. So much may be under way while a lost one is
+ * sent again. */
 #define QUIC_EARLY_MAX_BYTES (4u << 20)
-#define QUIC_OTHER_SIDE_NS (250 * TIME_MS) /* after which the side with the higher name dials, too */
 
 /*
  * The beginning of every stream: its kind and number. A stream that goes on after its connection was lost has

@@ -1,0 +1,19 @@
+#ifndef TESTS_UNIT_NET_SESSION_NODES_H
+#define TESTS_UNIT_NET_SESSION_NODES_H
+
+#include "tests/unit/net/datagram_nodes.h"
+
+/* Two nodes in use, on a link so slow that an outage falls into a transfer. */
+
+static const struct network_conditions narrow = {.delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 4000000};
+
+static inline void start_nodes(uint64_t seed, const struct network_conditions *conditions)
+{
+    make_nodes(seed, 0, 0);
+    connect_nodes();
+    net_keep_alive(a->net, 0, true);
+    net_keep_alive(b->net, 0, true);
+    set_network(conditions);
+}
+
+#endif

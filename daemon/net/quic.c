@@ -469,12 +469,7 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
         ngtcp2_conn_info info;
         ngtcp2_conn_get_conn_info2(peer->up->transport, &info);
         out->round_trip_ns = info.smoothed_rtt;
-        out->sent_bytes += info.bytes_sent;
-        out->received_bytes += info.bytes_recv;
-        out->sent_packets += info.pkt_sent;
-        out->received_packets += info.pkt_recv;
-        out->lost_packets += info.pkt_lost;
-        out->lost_bytes += info.bytes_lost;
+        quic_connection_account(peer->up, out);
         out->datagram_bytes =
             quic_write_small(peer->up)
                 ? (uint32_t)NGTCP2_MAX_UDP_PAYLOAD_SIZE

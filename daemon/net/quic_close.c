@@ -239,17 +239,16 @@ static void quic_connection_tell(struct quic_connection *connection, uint64_t no
     }
 }
 
-void quic_connection_account(const struct quic_connection *connection)
+void quic_connection_account(const struct quic_connection *connection, struct net_peer_statistics *sum)
 {
-    struct net_peer_statistics *past = &connection->peer->past;
     ngtcp2_conn_info info;
     ngtcp2_conn_get_conn_info2(connection->transport, &info);
-    past->sent_bytes += info.bytes_sent;
-    past->received_bytes += info.bytes_recv;
-    past->sent_packets += info.pkt_sent;
-    past->received_packets += info.pkt_recv;
-    past->lost_packets += info.pkt_lost;
-    past->lost_bytes += info.bytes_lost;
+    sum->sent_bytes += info.bytes_sent;
+    sum->received_bytes += info.bytes_recv;
+    sum->sent_packets += info.pkt_sent;
+    sum->received_packets += info.pkt_recv;
+    sum->lost_packets += info.pkt_lost;
+    sum->lost_bytes += info.bytes_lost;
 }
 
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
@@ -259,7 +258,7 @@ void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
         quic_connection_tell(connection, now_ns);
     }
     if (connection->peer != NULL) {
-        quic_connection_account(connection);
+        quic_connection_account(connection, &connection->peer->past);
     }
     uint64_t linger_ns = connection->forgotten ? 0 : 3 * ngtcp2_conn_get_pto2(connection->transport);
     quic_work_forget_connection(connection);

@@ -441,8 +441,8 @@ void quic_cid_drop(struct quic_connection *connection, struct quic_cid *cid);
 void quic_connection_fail(struct quic_connection *connection, int failure);
 /* The same for a reason of our own. The peer is sent the status and the text. */
 void quic_connection_abort(struct quic_connection *connection, enum status status, const char *text);
-/* Adds the connection's statistics to those of the peer's past ones. */
-void quic_connection_account(const struct quic_connection *connection);
+/* Adds what the connection has sent, received and lost. */
+void quic_connection_account(const struct quic_connection *connection, struct net_peer_statistics *sum);
 /* Tells the peer, unless silent, and frees everything except what closing needs. Its streams must be over. */
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns);
 

@@ -316,7 +316,7 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     const ngtcp2_path *path = ngtcp2_conn_get_path2(connection->transport);
     (void)quic_address_set(&connection->peer->seen, path->remote.addr, path->remote.addrlen);
     suspend_streams(connection, now_ns);
-    quic_connection_account(connection);
+    quic_connection_account(connection, &connection->peer->past);
     quic_work_forget_connection(connection);
     quic_connection_dissolve(connection);
     while (connection->cids != NULL) {

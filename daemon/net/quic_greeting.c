@@ -6,7 +6,7 @@
 
 #define FORMAT 1u
 #define HEAD_BYTES 40u
-#define PAIR_BYTES 16u
+#define PAIR_BYTES ((size_t)16)
 #define NUMBER_BYTES 8u
 
 size_t quic_greeting_size(const struct quic_greeting *greeting)

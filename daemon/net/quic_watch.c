@@ -121,11 +121,10 @@ void quic_watch(struct quic_connection *connection, uint64_t now_ns)
         connection->excused_ns = now_ns;
     }
     bool is_first = connection->peer == NULL || connection->peer->up == NULL;
-    if (now_ns >= silence_deadline_ns(connection) && is_first) {
-        greeting_fails(connection, now_ns);
-    } else if (now_ns >= silence_deadline_ns(connection)) {
+    bool is_silent = now_ns >= silence_deadline_ns(connection);
+    if (is_silent && !is_first) {
         lose(connection, "is silent", later(connection->unanswered_ns, connection->excused_ns), now_ns);
-    } else if (now_ns >= greeting_deadline_ns(connection)) {
+    } else if (is_silent || now_ns >= greeting_deadline_ns(connection)) {
         greeting_fails(connection, now_ns);
     } else if (connection->state == QUIC_STATE_UP) {
         watch_streams(connection, now_ns);

@@ -148,7 +148,6 @@ void communicator_free(struct communicator *comm)
     struct comms *comms = comm->comms;
     communicator_unname(comm);
     comms_loss_leave(comm);
-    fair_remove(&comms->queue, &comm->turn);
     comms_op_free_all(comm);
     comms_p2p_free_all(comm);
     p2p_comm_free(comm->p2p);
@@ -158,6 +157,7 @@ void communicator_free(struct communicator *comm)
     comms_formation_free(comm);
     comms_cells_free(comm);
     free(comm->detail);
+    fair_remove(&comms->queue, &comm->turn); /* what was freed above may have queued it */
     timer_heap_remove(&comms->timers, &comm->timer);
     DL_DELETE(comms->comms, comm);
     comms->comm_count--;

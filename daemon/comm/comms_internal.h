@@ -592,6 +592,8 @@ struct comms_text {
 /* comms_text_add appends. Once a part does not fit, the text ends with "…" and takes no more. size is at
  * least 8. */
 void comms_text_begin(struct comms_text *text, char *out, size_t size);
+/* Goes on with a text that was written in this way before. If it was cut, it takes no more. */
+void comms_text_continue(struct comms_text *text, char *out, size_t size);
 void comms_text_add(struct comms_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Appends the numbers below size whose bit equals `set`: "3, 5-7". */
 void comms_text_add_ranks(struct comms_text *text, const uint8_t *bits, uint32_t size, bool set);

@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "daemon/comm/comms_internal.h"
 
 /*
@@ -76,8 +74,8 @@ static void add(struct communicator *comm, const struct comms_missing *more)
     uint32_t count = more->count;
     const char *said = more->text;
     struct comms_missing *known = &comm->missing;
-    struct comms_text text = {.out = known->text, .size = sizeof known->text};
-    text.length = strlen(known->text);
+    struct comms_text text;
+    comms_text_continue(&text, known->text, sizeof known->text);
     if (count > 0 && count <= comm->terms.size - known->count) {
         comms_text_add(&text, "%s%s", known->count > 0 ? ", " : "", said);
         known->count += count;

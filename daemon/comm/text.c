@@ -44,9 +44,21 @@ void comms_text_begin(struct comms_text *text, char *out, size_t size)
     out[0] = '\0';
 }
 
+void comms_text_continue(struct comms_text *text, char *out, size_t size)
+{
+    size_t length = strnlen(out, size - 1);
+    size_t mark = sizeof TEXT_ELLIPSIS - 1;
+    *text = (struct comms_text){.out = out, .size = size, .length = length};
+    text->cut = length >= mark && memcmp(out + length - mark, TEXT_ELLIPSIS, mark) == 0;
+}
+
 void comms_text_add(struct comms_text *text, const char *format, ...)
 {
     if (text->cut) {
+        return;
+    }
+    if (text->length + sizeof TEXT_ELLIPSIS > text->size) {
+        text->cut = true; /* it is full, with an ellipsis at its end */
         return;
     }
     /* Room for the ellipsis is kept. */

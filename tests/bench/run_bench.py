@@ -3,7 +3,7 @@
 
 usage: run_bench.py [--quick] [--only TOPOLOGY,...] [--repeats N] [--out FOLDER]
 
-Needs root (or user namespaces) for nodes of their own. Writes bench.json and bench.svg. $COMMD_BUILD says where commd is built.
+Only root can measure several nodes. Writes bench.json and bench.svg. $COMMD_BUILD names the folder of the build.
 """
 import argparse
 import json

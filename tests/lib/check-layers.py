@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the #include lines. Every file may include only what stands below it (daemon/README.md, Rooms). A library's headers may appear only where
-that library is wrapped. Prints file:line and the rule that was broken.
+"""Checks the #include lines. Every file may include only files of the layers below it (daemon/README.md, Rooms). Only the files that
+wrap a library may include that library's headers. Prints file:line and the rule that was broken.
 
 usage: check-layers.py [FOLDER]    the top folder of a tree, by default the current one
 """

@@ -10,9 +10,9 @@
 /*
  * The client's side of commd, in a thread of the test. It behaves as its script says. There are no other
  * ranks: an operation is done when it arrives. all_reduce sets every output byte to fake_daemon_byte() of its
- * input byte. broadcast fills the output of all but the root with fake_daemon_fill(). All that commd would
- * refuse, and all other kinds, are refused. It waits for words and sets words as commd does, for one
- * operation or record after the other. It takes note of memory on a GPU, but does not touch it.
+ * input byte. broadcast fills the output of all but the root with fake_daemon_fill(). It refuses all other
+ * kinds, and whatever commd would refuse. It waits for words and sets words as commd does, for one operation
+ * or record after the other. It records what a client says of GPU memory, but does not touch that memory.
  */
 struct fake_daemon;
 
@@ -55,7 +55,7 @@ enum fake_action {
     FAKE_SLICES,        /* slices of an operation that has no window */
     FAKE_OVERSIZE,      /* a packet beyond the limit */
     FAKE_OTHER_TICKET,  /* Complete of a ticket that is not in flight */
-    FAKE_OTHER_HANDLE,  /* Complete of a communicator that never was */
+    FAKE_OTHER_HANDLE,  /* Complete of an unknown communicator */
     FAKE_OTHER_REQUEST, /* a Reply to a request that nobody made */
     FAKE_SESSION_ERROR, /* an Error that answers no request, then closed */
     FAKE_STOP_READING,  /* reads and answers nothing until fake_daemon_go_on */
@@ -122,7 +122,7 @@ struct fake_counts {
     unsigned char device_uuid[16];
     /* About memory on GPUs: */
     uint64_t handles;      /* registered by legacy IPC handle */
-    uint64_t virtuals;     /* registered as virtual memory */
+    uint64_t virtuals;     /* registrations of virtual memory */
     uint64_t maps;         /* MemMaps, with a descriptor each */
     uint64_t unmapped;     /* submits whose ranges begin in virtual memory that no MemMap has filled */
     uint64_t withdrawn;    /* memories of any kind that were withdrawn */

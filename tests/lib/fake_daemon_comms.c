@@ -120,7 +120,7 @@ void fake_handle_destroy(struct fake_daemon *daemon, struct fake_session *sessio
     for (uint64_t i = session->delayed_head; i < session->delayed_tail; i++) {
         struct fake_delayed *delayed = &session->delayed[i % FAKE_DELAYED_MAX];
         if (delayed->handle == handle && delayed->init_request_id == 0) {
-            delayed->ticket = 0; /* nobody is to be told any more */
+            delayed->ticket = 0; /* its completions have no receiver any more */
             delayed->due_ns = 0;
         }
     }

@@ -2,7 +2,8 @@
 
 #include <stdlib.h>
 
-/* What is sent later, first in, first out: each item when its time has come and its words are reached. */
+/* Items that are sent later, first in, first out. Each is sent when its time has come and its words have
+ * reached their values. */
 
 void fake_delay(struct fake_session *session, const struct fake_delayed *what)
 {
@@ -10,7 +11,7 @@ void fake_delay(struct fake_session *session, const struct fake_delayed *what)
     session->delayed[session->delayed_tail++ % FAKE_DELAYED_MAX] = *what;
 }
 
-/* Whether the item can be sent now. If nobody waits for it any more, it need not wait for its words; its
+/* Whether the item can be sent now. If its receiver has gone, the item does not wait for its words, but its
  * own word is still set. */
 static bool is_due(struct fake_session *session, const struct fake_delayed *delayed)
 {

@@ -39,8 +39,8 @@ static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memo
     fake_unlock(daemon);
 }
 
-/* Whether to refuse. The client first asks for room, and after a refusal for what it needs, so every other
- * registration is refused. */
+/* Whether to refuse this registration. A client first asks for room to grow. After a refusal it asks only for
+ * what it needs. So every second registration is accepted. */
 static bool wants_room(struct fake_daemon *daemon)
 {
     pthread_mutex_lock(&daemon->lock);

@@ -12,8 +12,8 @@
 #include "tests/sim/sim_comm.h"
 #include "tests/sim/sim_text.h"
 
-/* Whole clusters at work: right results, deadlines, many communicators. test_formation.c tests formation,
- * test_faults.c faults. */
+/* Whole clusters run operations: right results, deadlines, many communicators. test_formation.c tests
+ * formation, and test_faults.c tests faults. */
 
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 

@@ -9,7 +9,7 @@
 #include "tests/sim/sim_comm.h"
 #include "tests/sim/sim_text.h"
 
-/* How communicators form in whole clusters, and how ranks are refused that do not fit. */
+/* How communicators form in whole clusters, and how nodes refuse ranks that do not fit. */
 
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 

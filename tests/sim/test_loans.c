@@ -93,7 +93,7 @@ static void test_nothing_is_lent_while_a_user_is_alone(void **state)
         .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100000};
     struct sim_comm *comm = start(330, 2, 2, 1 << 20);
     comm->cluster->users_are_alone = true;
-    cluster_run(comm->cluster, 2 * EXEC_SHARED_NS); /* by now, the last turns of other users are long ago */
+    cluster_run(comm->cluster, 2 * EXEC_SHARED_NS); /* by now, other users have had no turn for long */
     sim_comm_run(comm, &call);
     assert_int_equal(lent(comm), 0);
     stop(comm);

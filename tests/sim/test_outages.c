@@ -12,15 +12,17 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Outages that are shorter than the patience, on real QUIC: a black hole, in one direction or both, of one
- * node or of one link; a path that carries only small packets from then on; a new address of a node. On fresh
- * and warm links, under light and heavy load, with and without loss. No operation fails, and each result is
- * right. COMMD_CASES=100 draws so many of each kind.
+ * Outages that are shorter than the patience, on real QUIC. They are:
+ *   - a black hole of one node or one link, in one direction or both;
+ *   - a path that from then on carries only small packets;
+ *   - a new address of a node.
+ * Links are fresh or warm, the load is light or heavy, and packets are lost or not. No operation may fail,
+ * and each result must be right. COMMD_CASES=100 draws 100 cases of each kind.
  */
 
 #define CASES_DEFAULT 8
 #define OUTAGE_MAX_MS 2000
-#define STALL_BOUND_NS (1 * TIME_S)  /* beside the outage, and the time that the operation takes */
+#define STALL_BOUND_NS (1 * TIME_S)  /* added to the outage and to the operation's usual time */
 #define CHANGE_BOUND_NS (2 * TIME_S) /* the same for a path that stays changed: nothing ends by itself */
 
 enum fault { FAULT_HOLE, FAULT_ONE_WAY, FAULT_NODE, FAULT_NARROW, FAULT_ADDRESS, FAULT_COUNT };
@@ -62,7 +64,7 @@ static void draw(struct drawn *drawn, enum fault fault, uint64_t seed)
                                                     .bandwidth_bytes_s = 50000000};
 }
 
-/* What is said of all rails. */
+/* Returns the network of a rail. */
 static struct network *network_of(struct cluster *cluster, uint32_t rail)
 {
     return rail == 0 ? cluster->network : cluster->rail_networks[rail];
@@ -135,7 +137,7 @@ static uint64_t run_timed(struct sim_comm *comm, const struct sim_call *call)
     return span_ns;
 }
 
-/* Returns by how much the slowest operation took longer than the outage and itself. */
+/* Returns how much longer the slowest operation took than the outage and the operation's usual time. */
 static uint64_t run_case(enum fault fault, uint64_t seed)
 {
     static const uint32_t node_of_rank[] = {0, 1, 2, 3};

@@ -242,7 +242,7 @@ static void test_a_connection_breaks_under_way(void **state)
     assert_true(broken > 20);
 }
 
-/* A rail is silent for less time than that. The operation waits, and goes on. */
+/* A rail is silent for less time than the patience. The operation waits, and goes on. */
 static void test_a_rail_is_silent_for_a_while(void **state)
 {
     (void)state;

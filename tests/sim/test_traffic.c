@@ -12,8 +12,9 @@
 
 /*
  * Everything at once, on a few nodes: collectives, some of them grouped, messages, and deadlines that pass.
- * One rank may leave, die, lose its node, or post nothing more. What must hold: every call ends; what ended
- * well is right; calls that no deadline and no departure affected end well; memory and budgets come back.
+ * One rank may leave, die, lose its node, or post nothing more. What must hold: every call ends; a call that
+ * ended well has the right result; calls that no deadline and no departure affected end well; all memory and
+ * budgets are given back.
  */
 #define CASES_DEFAULT 300
 #define TIMEOUT_MS UINT64_C(8000) /* long enough to notice a node that died silently */

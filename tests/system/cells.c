@@ -1,15 +1,16 @@
 /*
- * One rank of checks of small operations on one node:
+ * One rank of a check of small operations on one node.
  *
- *   cells NAME RANK SIZE random SEED STEPS     random operations of all kinds, types and sizes; prints a
- * digest cells NAME RANK SIZE mismatch              every third operation contradicts; the others are right
- *   cells NAME RANK SIZE counts FILE           operations whose numbers the test knows; goes on once the file
- *                                              is there
- *   cells NAME RANK SIZE refused               calls that one rank alone is refused, between right ones
- *   cells NAME RANK SIZE late ROUNDS           in each round a rank is late for one operation; 200 more are
- *                                              right
+ *   cells NAME RANK SIZE MODE ...
  *
- * It prints its result as the last line, or what is wrong, and exits with 1.
+ * MODE is one of:
+ *   - random SEED STEPS: operations of all kinds, types and sizes; prints a digest
+ *   - mismatch: in every third operation the ranks contradict each other; the others are right
+ *   - counts FILE: a number of operations that the test knows; goes on when the file exists
+ *   - refused: between right calls, one rank makes calls that are refused
+ *   - late ROUNDS: in each round, one rank is late for one operation; 200 more operations are right
+ *
+ * It prints its result as the last line. Or it prints what is wrong, and exits with 1.
  */
 #include <commclient.h>
 
@@ -44,7 +45,7 @@ static const size_t element_bytes[] = {8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1,
 #define KINDS 16u
 #define RANKS_MAX 40u
 
-/* What all ranks draw alike. */
+/* What all ranks draw in the same way. */
 struct draw {
     unsigned kind;
     comm_dtype_t dtype;
@@ -296,7 +297,7 @@ static void run_random(uint64_t seed, uint64_t steps)
 
 /* --- Contradictions --- */
 
-/* The rank's part of an operation, which it contradicts by an operator or a count. */
+/* The rank's part of an operation. The rank contradicts the others by another operator or count. */
 static comm_result_t post_odd(unsigned form, bool contradicts, unsigned char *in, unsigned char *out)
 {
     size_t own = rank + 1u + (contradicts ? 1 : 0), counts[RANKS_MAX] = {0};
@@ -380,7 +381,7 @@ static void add_and_check(uint64_t number)
     }
 }
 
-/* One rank's call is refused, and takes no operation's number from the others. */
+/* One rank's call is refused. It uses up no number, so the ranks' later operations still match. */
 static void run_refused(void)
 {
     static float residual[3];
@@ -403,7 +404,7 @@ static void run_refused(void)
     puts("checked");
 }
 
-/* All ranks learn of the same operation that it was late, and go on. */
+/* All ranks learn that the same operation timed out, and go on. */
 static void run_late(uint64_t rounds)
 {
     for (uint64_t round = 0; round < rounds; round++) {

@@ -1,12 +1,15 @@
 /*
- * One rank of checks of small operations on one node, until one fails:
+ * One rank of a check of small operations on one node. It runs all-reduces until one fails, and prints how
+ * many ended well, and the failure.
  *
- *   cells_faults NAME RANK SIZE until [TIMEOUT_MS]    all-reduces; prints how many ended well, and the
- * failure cells_faults NAME RANK SIZE scribble SEED         the same; rank 0 also writes anywhere into the
- * cells cells_faults NAME RANK SIZE step STEP SIGNAL      the same; rank 0 gets the signal at a step of a
- * cell's life
+ *   cells_faults NAME RANK SIZE MODE ...
  *
- * What is wrong it prints on standard error, and exits with 1.
+ * MODE is one of:
+ *   - until [TIMEOUT_MS]: nothing else happens
+ *   - scribble SEED: rank 0 also writes anywhere into the cells
+ *   - step STEP SIGNAL: rank 0 gets the signal at a step of a cell's life
+ *
+ * If something is wrong, it prints that on standard error, and exits with 1.
  */
 #include <commclient.h>
 
@@ -21,7 +24,7 @@
 #include "proto/cells.h"
 #include "tests/system/cells_rank.h"
 
-#define SCRIBBLED_MAX 20000u /* operations: where the cells are no longer used, all end well */
+#define SCRIBBLED_MAX 20000u /* operations; if the ranks no longer use the cells, all of them end well */
 #define TIMEOUT_MS 20000u
 #define RANKS_MAX 3u
 #define TIMEOUT_SCRIBBLED_MS 1000u
@@ -51,8 +54,8 @@ static unsigned char *find_cells(size_t *bytes)
     return from;
 }
 
-/* Writes words anywhere, mostly where the ranks say how far they have come: what they could be, and what they
- * could not. */
+/* Writes words anywhere, mostly where the ranks say how far they have come. Some values are possible there,
+ * others are not. */
 static void scribble(uint64_t *state, uint64_t seq)
 {
     size_t bytes, control_bytes = cells_control_bytes(size);
@@ -69,14 +72,14 @@ static void scribble(uint64_t *state, uint64_t seq)
 
 /* Steps of a cell's life at which rank 0 stops or dies. */
 enum step_of_life {
-    STEP_BEFORE,     /* of its next operation */
+    STEP_BEFORE,     /* before its next operation */
     STEP_WRITING,    /* the cell is half written */
     STEP_WRITTEN,    /* the number is not there yet */
     STEP_NUMBERED,   /* the number is there, but nobody was rung */
-    STEP_PUBLISHED,  /* nothing was taken */
-    STEP_ASLEEP,     /* the same, at its bell */
-    STEP_LAIN_DOWN,  /* at its bell, before it has published */
-    STEP_HANDED_OVER /* commd does not have the operation, but the others were told so */
+    STEP_PUBLISHED,  /* published; the rank has taken no result */
+    STEP_ASLEEP,     /* the same; the rank sleeps at its bell */
+    STEP_LAIN_DOWN,  /* the rank sleeps at its bell, and has not published */
+    STEP_HANDED_OVER /* the others were told that commd has the operation, but it does not */
 };
 
 static void write_cell(struct cells_shared *shared, uint64_t seq, int64_t value)

@@ -1,5 +1,5 @@
-"""Runs real daemons and clients for the system tests. Each node is in a network namespace of its own where the user is root and may make them;
-elsewhere all nodes are on loopback. close() removes everything that a Cluster has made: processes, namespaces and files.
+"""Runs real daemons and clients for the system tests. If the user is root and may make network namespaces, each node has its own. Otherwise all
+nodes are on loopback. close() removes everything that a Cluster has made: processes, namespaces and files.
 """
 import ctypes
 import json
@@ -60,15 +60,15 @@ class Cluster:
     """`names` are the names of the nodes. All certificates are issued by one authority unless `issue` says otherwise."""
 
     next_port = 17400 + os.getpid() % 997 * 32
-    # For checks on a machine with a GPU: all clusters of the process then share the machine's GPUs, and use loopback. A test that needs a double is
+    # For checks on a machine with a GPU. Then all clusters of the process share the machine's GPUs, and use loopback. A test that needs a double is
     # skipped.
     real_gpus = False
     daemon_command = []  # words put in front of commd's command line
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
                  daemon_environment=None, build=BUILD):
-        """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay, on loopback; there is
-        one relay for each of `rails`.
+        """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay, on loopback. There
+        is one relay for each of `rails`.
 
         gpus: how many doubles of GPUs (tests/cuda_double) each node has.
 
@@ -165,8 +165,8 @@ class Cluster:
         self.write_config(dialler)
 
     def cut_rail(self, a, b, rail, cut=True):
-        """With `cut`, nothing passes on that rail any more, and neither node is told. Without it, what has waited passes, and so does all that
-        follows."""
+        """With `cut`, that rail carries nothing any more, and neither node is told. Without it, the rail delivers what waited, and carries
+        traffic again."""
         for dialler, other in ((a, b), (b, a)):
             self.relay_processes[(dialler, other, rail)].send_signal(signal.SIGSTOP if cut else signal.SIGCONT)
 
@@ -271,7 +271,7 @@ class Cluster:
 
 
 class StandaloneTest(unittest.TestCase):
-    """One daemon for all tests of a class: each test must find it at work, whatever the earlier ones have done."""
+    """One daemon for all tests of a class. Each test must find it running, whatever the earlier tests did."""
 
     gpus = 0  # the number of doubles of GPUs
 

@@ -1,4 +1,4 @@
-"""What the tests of failures share: ranks at work, some of which are then lost."""
+"""What the tests of failures share: ranks that run operations, some of which are then lost."""
 import os
 import time
 import unittest
@@ -7,7 +7,7 @@ HEARTBEAT_BOUND_S = 5.0
 
 
 def read_until(process, word):
-    """Reads one line, and not a byte more: communicate() would miss what Python had read ahead into its own buffer."""
+    """Reads one line, and not a byte more. If Python read ahead into its buffer, communicate() would miss these bytes."""
     line = b""
     while byte := os.read(process.stdout.fileno(), 1):
         line += byte

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A file system with one file, "file", which a process of its own serves from /dev/fuse. It stops answering when it is told to."""
+"""A file system with one file, "file". A separate process serves it from /dev/fuse, and stops answering when it is told to."""
 import ctypes
 import os
 import struct
@@ -28,7 +28,7 @@ def own_namespace():
 
 
 class FileSystem:
-    """The file system is mounted in the caller's namespace until close(), which also ends every wait for it."""
+    """The file system is mounted in the caller's namespace until close(). close() also ends every wait for it."""
 
     def __init__(self, writeback=False):
         self.folder = tempfile.mkdtemp(prefix="commd-test-fuse-")
@@ -55,7 +55,7 @@ class FileSystem:
         return self.server.stdout.readline().split()
 
     def hold(self):
-        """From now on everybody who closes the file or writes to it waits."""
+        """From now on, every process that closes the file or writes to it waits."""
         self._tell(b"h")
 
     def waiting(self):

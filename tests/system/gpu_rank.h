@@ -9,8 +9,8 @@
 
 #include "proto/cuda_driver.h"
 
-/* Shared by the test programs that are one rank on a GPU and also call CUDA themselves. The first call
- * that fails is printed and ends the process. */
+/* For test programs that are one rank on a GPU and also call CUDA themselves. The first call that fails is
+ * printed, and ends the process. */
 
 static const struct cuda_driver *driver;
 static uint32_t rank, size;

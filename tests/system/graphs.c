@@ -1,19 +1,20 @@
 /*
- * One rank of a program whose operations are in CUDA graphs. Each replay of a graph has other data, and every
- * element of the results is checked.
+ * One rank of a program whose operations are in CUDA graphs. Each replay of a graph has other data. The
+ * program checks every element of the results.
  *
  *   graphs NAME RANK SIZE MODE NUMBER DEVICE
  *
- * MODE, and what NUMBER is:
- *   - replays: of two graphs with operations of all kinds, with operations of the program in between
- *   - pair: of replays of a graph with one all-reduce
- *   - forks: of replays of a graph whose operations are on two branches
- *   - dies: of a rank that ends itself in the middle of replays; the others learn that, and none hangs
- *   - waits: ignored; replays until commd or another rank is gone, then some more, and prints "lost: RESULT"
- *   - many: of graphs that are captured, replayed and destroyed, one after the other
- *   - full: of operations, the most that a graph holds; one more is refused
- *   - refused: ignored; what cannot be captured, and captures that are valid after it
- *   - twice: ignored; two executables of one graph run at once, which ends the communicator
+ * MODE is one of:
+ *   - replays: replays two graphs with operations of all kinds NUMBER times, with other operations in between
+ *   - pair: replays a graph with one all-reduce NUMBER times
+ *   - forks: replays a graph whose operations are on two branches NUMBER times
+ *   - dies: rank NUMBER ends itself in the middle of replays; the others learn that, and none hangs
+ *   - waits: replays until commd or another rank is gone, then some more, and prints "lost: RESULT"
+ *   - many: captures, replays and destroys NUMBER graphs, one after the other
+ *   - full: captures NUMBER operations, the most that a graph holds; one more is refused
+ *   - refused: captures what cannot be captured, and captures that are valid after it
+ *   - twice: runs two executables of one graph at once, which ends the communicator
+ * The other modes ignore NUMBER.
  *
  * If something is wrong, it prints that and exits with 1.
  */
@@ -170,7 +171,7 @@ static void replay_both(const struct step *steps, const struct captured *all, co
     check_results(steps, STEP_KINDS, number);
 }
 
-/* An operation of the program, beside the graphs. */
+/* An operation that is not in a graph. */
 static void run_eagerly(const struct step *step, uint32_t number)
 {
     fill(step, 1, number);
@@ -224,7 +225,7 @@ static void mode_pair(uint32_t replays)
     release(&captured);
 }
 
-/* Two branches, on which the ranks' operations could come in any order. */
+/* A graph with two branches, so the ranks' operations could come in any order. */
 static void mode_forks(uint32_t replays)
 {
     struct step steps[3];
@@ -268,7 +269,7 @@ static void mode_many(uint32_t count)
 
 /* --- Failures --- */
 
-/* The rest of a replay runs, whatever it brings. */
+/* Lets the rest of a replay run, whatever its results are. */
 static void replay_unchecked(const struct captured *captured)
 {
     check(graphs.launch(captured->exec, stream), "cuGraphLaunch");
@@ -320,7 +321,7 @@ static comm_result_t reduce_with(void *send, void *receive, const comm_call_opti
     return comm_all_reduce(comm, send, receive, SMALL, COMM_U32, COMM_SUM, options);
 }
 
-/* Each call is refused by the library, and the capture goes on. */
+/* The library refuses each of these calls, and the capture goes on. */
 static void refuse_all(const struct step *step)
 {
     static uint32_t plain[SMALL];
@@ -362,7 +363,7 @@ static void mode_refused(void)
     step_make(&step, STEP_ALL_REDUCE, client, device);
     check(graphs.begin(stream, CUDA_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
     refuse_all(&step);
-    /* Streams of one group: all of one graph, or none. */
+    /* Either all streams of a group belong to one graph, or none is captured. */
     expect_ok(comm_group_begin(), "comm_group_begin");
     expect_ok(step_run(&step, comm, stream), "all_reduce");
     options.stream = other;

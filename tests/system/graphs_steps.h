@@ -5,8 +5,8 @@
 
 #include "tests/system/gpu_rank.h"
 
-/* What a CUDA graph of graphs.c holds: operations of every kind, with data that differ for each rank, replay,
- * kind and element. */
+/* The operations in the CUDA graphs of graphs.c, of every kind. Their data differ for each rank, replay, kind
+ * and element. */
 
 enum step_kind {
     STEP_ALL_REDUCE,
@@ -52,7 +52,8 @@ comm_result_t step_run(const struct step *step, comm_t *comm, cuda_stream stream
 void step_fill(const struct step *step, uint32_t replay, cuda_stream stream);
 /* Puts on the stream the copy of the results to the host. */
 void step_fetch(const struct step *step, cuda_stream stream);
-/* Checks every element of the results; the stream has got there. A wrong one ends the process. */
+/* Checks every element of the results. The stream must have finished this step. A wrong element ends the
+ * process. */
 void step_check(const struct step *step, uint32_t replay);
 /* Adds the bits of results that are the same on all ranks. */
 uint64_t step_digest(const struct step *step, uint64_t digest);

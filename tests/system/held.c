@@ -1,6 +1,7 @@
 /*
- * One rank of two. Rank 0 submits all its collectives, and only then the message that rank 1 needs before it
- * submits any. However many and large the collectives are, they must not keep the message back.
+ * One rank of two. Rank 0 submits all its collectives, and then a message. Rank 1 waits for that message
+ * before it submits any collective. However many and large the collectives are, they must not hold back the
+ * message.
  *
  *   held NAME RANK SIZE COUNT BYTES HOW FILE
  *
@@ -9,10 +10,10 @@
  *   - shared: in memory of comm_mem_alloc
  *   - plain: in memory of malloc
  *   - group: as plain, in a group
- *   - events: with a record behind each collective, and a receive that is posted before what releases its
- *     send
+ *   - events: with an event record after each collective; a receive is posted before the operation that
+ *     releases its send
  *   - away: as plain, but rank 0 does not call the library again until rank 1, at its end, has created FILE
- *   - left: rank 0 leaves while they wait, and rank 1 is told
+ *   - left: rank 0 leaves while the collectives wait, and rank 1 is told
  */
 #include <commclient.h>
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A client that passes commd files of a server that does not answer.
+"""A client that passes files to commd whose file system does not answer.
 
 Usage: hostile_files.py SOCKET FILE USER MODE UUID. MODE is one of:
 
   - all: passes the files with requests of every kind, on one connection after another
-  - unread: sends them into connections whose other end does not read yet, and keeps no descriptor itself
+  - unread: sends them on connections that commd does not read yet, and keeps no descriptor itself
 
-In both modes it prints "connected", later "ready", and waits after each for a line on standard input. Then it goes on until it is killed.
+In both modes it prints "connected", later "ready", and waits for a line on standard input after each. Then it goes on until it is killed.
 """
 import array
 import os
@@ -80,7 +80,7 @@ def greeted(path):
 
 
 def unread(connections, name):
-    """Leaves commd as the last process that has these files open: their pages are written when commd closes them."""
+    """Makes commd the last process that has these files open. When commd closes them, their pages are written."""
     for number, connection in enumerate(connections):
         file = os.open(name, os.O_RDWR)
         try:

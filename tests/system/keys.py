@@ -5,7 +5,7 @@ from cluster import Library
 
 
 class Failed(Exception):
-    """A call of the library failed: code is the result's name, text the library's long message."""
+    """A call of the library failed. code: the result's name. text: the library's long message."""
 
     def __init__(self, code, text):
         super().__init__(f"{code} {text}")

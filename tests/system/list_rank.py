@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """One rank that checks collectives on lists of buffers: list_rank.py NAME RANK SIZE [DEVICE]
 
-Each buffer is of one kind of memory: plain memory, a registered memfd, or a pool. Each list is tried with all blocks of one kind, which lie near each
-other or in several chunks, and with blocks of all kinds. All memory is filled first, and checked as a whole afterwards: nothing beyond the blocks may
-change. Prints "checked N" at its end. With a device, the rank is on a GPU, and the memory is of a pool on the GPU or plain.
+Each buffer is in one kind of memory: plain memory, a registered memfd, or a pool. Each list is tried with all blocks in one kind of memory, near
+each other or in several chunks, and with blocks in all kinds. The rank fills all memory first, and checks all of it afterwards: nothing beyond the
+blocks may change. Prints "checked N" at its end. With a device, the rank is on a GPU, and the memory is plain or from a pool on the GPU.
 """
 import ctypes
 import itertools
@@ -204,7 +204,7 @@ class Rank:
             assert receive.get() == total("q", self.size, 0, 300)
 
     def waiting(self):
-        """A handle, a persistent one, and a group, with arrays that are gone when the operations begin."""
+        """An operation with a handle, a persistent one, and a group. Their arrays are gone when the operations begin."""
         counts, request = [100 + each for each in range(self.size)], ctypes.c_void_p()
         options = Library.CallOptions(ctypes.sizeof(Library.CallOptions), 0, 1.0, None, ctypes.addressof(request), 1)
         receives, send = self.blocks("mixed", counts, 8), self.allocate("pool", 0, counts[self.rank] * 8)

@@ -1,6 +1,6 @@
-"""Boots a small machine for tests: systemd as process 1 in namespaces of its own, with the host's /usr read-only and everything else in memory. It
-needs root, and systemd on the host; unavailable() says what is missing. The whole machine ends with the process that booted it, which close()
-kills.
+"""Boots a small machine for tests: systemd as process 1 in its own namespaces, with the host's /usr read-only and everything else in memory. It
+needs root, and systemd on the host; unavailable() says what is missing. close() kills the process that booted the machine, and with it the whole
+machine.
 """
 import os
 import pathlib
@@ -72,7 +72,7 @@ class NoBoot(Exception):
 
 
 class Booted:
-    """systemd as process 1 of a process that start() is given, in a control group of its own. Subclasses know what it boots."""
+    """systemd as process 1, started by the command that start() gets, in its own control group. Subclasses know what it boots."""
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-machine-"))

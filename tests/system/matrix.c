@@ -1,8 +1,8 @@
 /*
- * One rank of a check against real daemons: every type and operator, broadcasts from every root, and
- * barriers, with counts around every boundary, in place and out of place, in registered and in ordinary
- * memory. Results are compared with a reference of higher precision, and must have identical bits on all
- * ranks.
+ * One rank of a check against real daemons. It runs every type and operator, broadcasts from every root, and
+ * barriers. Counts are around every boundary. Operations are in place and out of place, in registered and in
+ * ordinary memory. It compares the results with a reference of higher precision. They must have identical
+ * bits on all ranks.
  *
  *   matrix NAME RANK SIZE [DEVICE]
  *

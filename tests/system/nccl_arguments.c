@@ -4,7 +4,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* Arguments that are refused at once. The communicator works afterwards. */
+/* Arguments that the library refuses at once. The communicator works afterwards. */
 
 static void refuse_operation(const char *what, const void *send, void *receive, size_t count, int type,
                              int op)
@@ -43,7 +43,7 @@ static void refuse_operations(void)
     expect(ncclRecv(NULL, 0, ncclFloat32, 0, local->comm, STREAM(local)), ncclSuccess, "no elements");
 }
 
-/* What only the driver's own allocators give. */
+/* Memory from an allocator of the driver's own, which the library refuses. */
 static void refuse_memory(const char *symbol, const char *word)
 {
     const char *path = getenv("COMMD_CUDA_LIBRARY");
@@ -118,7 +118,7 @@ static void refuse_rest(void)
     expect_text("simulate");
 }
 
-/* An error inside a group is also the group's, and nothing of the group runs. */
+/* If a call inside a group fails, the group fails with the same error, and none of its calls runs. */
 static void refuse_groups(void)
 {
     struct local *local = &locals[0];
@@ -141,7 +141,8 @@ static void refuse_groups(void)
     expect_true(made == NULL, "a group that failed gives no handle");
 }
 
-/* A program error that must not end the process: the calls go with their communicator. */
+/* A program destroys a communicator inside a group. This error must not end the process: the group's calls
+ * are dropped. */
 static void destroy_within_group(void)
 {
     struct local *local = &locals[0];

@@ -3,7 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* Calls whose peers are all well: kinds, groups, messages, splits, memory, configs, operators, life. */
+/* Calls that succeed: kinds, groups, messages, splits, memory, configs, operators, communicators' lives. */
 
 #define COUNT_MAX 4099
 #define RANKS_MAX 8
@@ -339,7 +339,7 @@ void case_memory(void)
 
 /* --- Configs, operators, life --- */
 
-/* The configs of programs built for each version of NCCL. What is behind them is garbage. */
+/* The configs of programs that were built for each version of NCCL. The bytes behind them are garbage. */
 void case_configs(void)
 {
     static const struct {
@@ -413,7 +413,7 @@ void case_operators(void)
            ncclSuccess, "ncclRedOpCreatePreMulSum");
     expect(ncclRedOpCreatePreMulSum(&device_op, AT(scalar), ncclFloat32, ncclScalarDevice, local->comm),
            ncclSuccess, "ncclRedOpCreatePreMulSum");
-    factor = 7; /* it was read */
+    factor = 7; /* the factor was read already */
     expect_true(scale_once(local, op) == 0.75F * (float)size, "a factor of the host");
     expect(ncclAllReduce(AT(local->send), AT(local->receive), 1, ncclFloat32, elsewhere, local->comm,
                          STREAM(local)),
@@ -421,7 +421,7 @@ void case_operators(void)
     expect(ncclAllReduce(AT(local->send), AT(local->receive), 1, ncclFloat64, op, local->comm, STREAM(local)),
            ncclInvalidArgument, "an operator of another type");
     poison(local);
-    write_gpu(local, scalar, &changed, sizeof changed); /* it is read by the operation */
+    write_gpu(local, scalar, &changed, sizeof changed); /* the operation reads it */
     write_gpu(local, local->send, &factor, sizeof factor);
     expect(ncclAllReduce(AT(local->send), AT(local->receive), 1, ncclFloat32, device_op, local->comm,
                          STREAM(local)),

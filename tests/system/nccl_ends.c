@@ -21,7 +21,7 @@ static void hang(const struct local *local, ncclComm_t comm)
            ncclSuccess, "an operation that hangs");
 }
 
-/* All that may be called on a communicator that has failed. */
+/* Makes all calls that are allowed on a communicator that has failed. */
 static void check_failed(const struct local *local, ncclResult_t wanted)
 {
     int number;
@@ -48,7 +48,8 @@ static void begin_again(void)
     destroy_all();
 }
 
-/* Rank 0 aborts two communicators on which an operation hangs, in turn; the others see it. */
+/* An operation hangs on two communicators. Rank 0 aborts them one after the other, and the other ranks see
+ * it. */
 void case_abort(void)
 {
     struct local *local = &locals[0];
@@ -151,7 +152,7 @@ static void init_without_waiting(struct local *local, int ranks, ncclUniqueId id
     expect_true(result == ncclInProgress || result == ncclSuccess, "an init that does not wait");
 }
 
-/* A call on a communicator that is being made or split. */
+/* Checks that calls on a communicator are refused while it is made or split. */
 static void check_busy(const struct local *local, ncclComm_t comm)
 {
     ncclResult_t state = ncclSuccess;
@@ -223,7 +224,7 @@ void case_non_blocking_group(void)
     destroy_all();
 }
 
-/* Rank 0 leaves an init and a split that nobody else joins. */
+/* Rank 0 aborts an init and a split that no other rank joins. */
 void case_abandon(void)
 {
     struct local *local = &locals[0];

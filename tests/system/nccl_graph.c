@@ -45,7 +45,7 @@ static void *part(cuda_pointer at, int index)
     return AT(at + (cuda_pointer)((size_t)index * COUNT * sizeof(float)));
 }
 
-/* A sum, the block of the rank before, and a broadcast whose root has two buffers. */
+/* A sum, a message with the block of the rank before, and a broadcast whose root has two buffers. */
 static void operations(const struct local *local)
 {
     int next = (local->rank + 1) % size, before = (local->rank + size - 1) % size;
@@ -83,7 +83,8 @@ static void check_replay(const struct local *local, int replay)
     }
 }
 
-/* A factor in the GPU's memory would have to be read during the capture: refused, and the capture goes on. */
+/* A factor in GPU memory would have to be read during the capture. So the call is refused, and the capture
+ * goes on. */
 static void refuse_factor(const struct local *local)
 {
     ncclRedOp_t op;

@@ -2,9 +2,8 @@
 #define TESTS_SYSTEM_NCCL_HEADER_H
 
 /*
- * NCCL's own header where a toolkit has it, so that the tests are programs written for NCCL. Elsewhere the
- * same names stand for the project's declarations, which tests/gpu/check_nccl_api.cc compares with NCCL's
- * header.
+ * If a toolkit has NCCL's own header, the tests use it, as programs written for NCCL do. Otherwise the same
+ * names stand for the project's declarations. tests/gpu/check_nccl_api.cc compares these with NCCL's header.
  */
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>) && !defined(COMMD_NCCL_HEADER)
 #include <nccl.h>

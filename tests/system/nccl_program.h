@@ -9,7 +9,7 @@
 #include "proto/cuda_driver.h"
 #include "tests/system/nccl_header.h"
 
-/* What the cases of nccl_cases.c share. A case ends the process if something is not as it must be. */
+/* What the cases of nccl_cases.c share. If something is wrong, the case ends the process. */
 
 #define LOCAL_MAX 8
 #define BUFFER_BYTES ((size_t)1 << 18)
@@ -34,11 +34,12 @@ extern ncclUniqueId program_id;
 /* Ends the process if the result is another one. Returns it. */
 ncclResult_t expect(ncclResult_t result, ncclResult_t wanted, const char *what);
 void expect_true(bool holds, const char *what);
-/* The text of this thread's last error holds the word. */
+/* Ends the process if the text of this thread's last error lacks the word. */
 void expect_text(const char *word);
 void cuda(cuda_result result, const char *what);
 
-/* Ranks first..., one for each device; the process of rank 0 makes the id and leaves it in the file. */
+/* The process's ranks begin at `first`, one for each device. The process of rank 0 makes the id, and writes
+ * it to the file. */
 void program_open(const char *id_file, int first, int device_count, char **devices);
 /* Makes this rank's GPU current. */
 void enter(const struct local *local);
@@ -48,7 +49,7 @@ void destroy_all(void);
 
 void write_gpu(const struct local *local, cuda_pointer to, const void *from, size_t bytes);
 void read_gpu(const struct local *local, cuda_pointer from, void *to, size_t bytes);
-/* Both buffers of the rank: garbage. */
+/* Fills both buffers of the rank with garbage. */
 void poison(const struct local *local);
 /* Waits until the stream is done. */
 void wait_stream(const struct local *local);
@@ -58,7 +59,7 @@ ncclResult_t await_state(ncclComm_t comm);
 /* Polls until it is an error, for ten seconds. */
 ncclResult_t await_error(ncclComm_t comm);
 
-/* Says the word on standard output at once. */
+/* Prints the word on standard output at once. */
 void say(const char *word);
 /* Replaces program_id by another id of all processes. */
 void next_id(void);

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-/* A thread for each device of a process, without groups, and a thread that looks at the errors meanwhile. */
+/* One thread for each device of a process, without groups. Another thread asks for errors meanwhile. */
 
 #define ROUNDS 200
 

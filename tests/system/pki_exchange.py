@@ -1,4 +1,4 @@
-"""The two sides of `commctl pki admit` and `join` for the system tests: as real processes, and as a peer that can do what it likes."""
+"""The two sides of `commctl pki admit` and `join` for the system tests: as real processes, and as a peer that can send anything."""
 import contextlib
 import fcntl
 import hashlib
@@ -27,7 +27,7 @@ INSTALLED = ["alpha.crt", "alpha.key", "ca.crl", "ca.crt"]
 
 
 class Command:
-    """A commctl whose output is read as it comes. terminal: people sit before it; else its standard input is a pipe."""
+    """A commctl whose output is read as it comes. terminal: it runs on a terminal; otherwise its standard input is a pipe."""
 
     def __init__(self, *arguments, terminal=False, stdin=subprocess.PIPE, limit_file_bytes=None):
         command = [str(part) for part in (BUILD / "commctl", "pki", *arguments)]
@@ -104,7 +104,7 @@ class Command:
 
 
 class Peer:
-    """One side of the protocol, which can do what it likes."""
+    """One side of the protocol, which can send anything."""
 
     def __init__(self, port=None, connected=None):
         self.socket = connected or socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
@@ -212,12 +212,12 @@ class Exchange(unittest.TestCase):
         return [(row["name"], row["state"]) for row in json.loads(done.stdout)["certificates"]]
 
     def assert_nothing(self):
-        """No certificate was issued, and the node has its key alone."""
+        """No certificate was issued, and the node has only its key."""
         self.assertEqual(self.record(), [])
         self.assertIn(self.files(), ([], ["alpha.key"]))
 
     def both_say(self, admit, join):
-        """Two scripts: each hands the code that the other side shows to its own."""
+        """Does what two scripts do: passes the code that one side shows to the other side."""
         theirs, ours = join.code(), admit.code()
         self.assertEqual(theirs, ours)
         admit.say(theirs)
@@ -230,12 +230,12 @@ class Exchange(unittest.TestCase):
         return (folder / f"{name}.csr").read_text()
 
     def send_authority(self, peer, revocations=None):
-        """What admit sends, as somebody in its place does."""
+        """The messages of admit, sent by somebody in its place."""
         listed = hashlib.sha256((revocations or (self.ca / "ca.crl").read_text()).encode()).hexdigest()
         peer.send(kind="authority", authority=(self.ca / "ca.crt").read_text(), nonce="00" * 32, revocation_list_sha256=listed)
 
     def open_exchange(self, name="alpha", request=None):
-        """A join of the test's own, up to where admit shows the code. Returns the peer and the code."""
+        """Plays join up to the point where admit shows the code. Returns the peer and the code."""
         request = request or self.request(name)
         nonce = os.urandom(32)
         peer = self.peer(self.port)

@@ -1,5 +1,5 @@
 /*
- * One rank of two that first post all their receives, and then all their sends to each other. However many
+ * One rank of two. Each rank first posts all its receives, and then all its sends to the other. However many
  * and large the messages are, none may wait for another.
  *
  *   posted NAME RANK SIZE COUNT BYTES HOW

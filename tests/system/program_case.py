@@ -1,4 +1,4 @@
-"""What the tests share that run one process for each rank of a program which checks its own results."""
+"""For tests of programs that check their own results, with one process for each rank."""
 import unittest
 
 from cluster import BUILD

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One of two ranks on GPUs, whose operations end into a queue: queue_gpu.py SOCKET RANK DEVICE. Prints OK at its end."""
+"""One of two ranks on GPUs, with a completion queue for its operations: queue_gpu.py SOCKET RANK DEVICE. Prints OK at its end."""
 import ctypes
 import sys
 

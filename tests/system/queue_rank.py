@@ -1,4 +1,4 @@
-"""Ranks that end their operations into a queue, as objects of the test's own process: each has a client, a communicator and a queue."""
+"""Ranks with completion queues, as objects of the test's own process. Each has a client, a communicator and a queue."""
 import ctypes
 import threading
 

@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
 """One rank of a communicator, for tests: rank.py NAME RANK SIZE MODE [OPTION=VALUE...]
 
-Prints FORMED, READY after the first right result, then, at its end, "CODE text" of the last call.
-  once   one all-reduce, checked
-  loop   all-reduces until one fails or `seconds` passed (default 60), or `steps` are done
-  idle   forms, then only waits for `seconds`, then one all-reduce
-  stream one all-reduce in the GPU's legacy stream: POSTED once it is; ends when the stream is done
-  messages  one message of each of `sizes` (bytes, by commas) at once to the next rank, the same from the one before, again and again as in loop
-  kind=broadcast posts a broadcast where the others post an all-reduce
-  fork=SECONDS  forks before READY a child that does nothing for so long, with all that it inherits but the standard streams
-Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces),
-together (all ranks stop after the same step), slowest (prints the time of the slowest operation and their number at the end), memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
+Prints FORMED; READY after the first right result; and at its end the last call's "CODE text". Modes:
+  once      one all-reduce, checked
+  loop      all-reduces until one fails, or `seconds` have passed (default 60), or `steps` are done
+  idle      forms, waits for `seconds`, then runs one all-reduce
+  stream    one all-reduce in the GPU's legacy stream; prints POSTED after posting it; ends when the stream is done
+  messages  sends a message of each of `sizes` (bytes, separated by commas) to the next rank, all at once, and receives as many from the rank before;
+            repeats this as loop does
+Options:
+  timeout_ms, op_timeout_ms, count, seconds
+  kind      broadcast: posts a broadcast where the others post an all-reduce
+  fork      seconds: before READY, forks a child that does nothing for so long, and inherits all but the standard streams
+  pattern   a text that fills the payload
+  device    a GPU, for all-reduces
+  memory    on a GPU: cuda (from cuMemAlloc, the default) or comm (from comm_mem_alloc)
+  together  all ranks stop after the same step
+  slowest   prints the time of the slowest operation, and the number of operations, at the end
 """
 import ctypes
 import os
@@ -91,7 +97,7 @@ class Messages:
 
 
 def is_over(library, comm, wish):
-    """All ranks stop after the same step: when the first one wishes to."""
+    """All ranks stop after the same step: as soon as one of them has reached its end."""
     word = (ctypes.c_int64 * 1)(wish)
     result = library.comm_all_reduce(comm, word, word, 1, library.DTYPES["i64"], 0, None)
     result = result or library.comm_sync(comm, 0)

@@ -61,8 +61,8 @@ def parse(data):
 
 
 def record(kind, head, entries):
-    """Encodes a submission: its head, and {name: (memory, offset[, value])}, with None for an entry that is not given. For `waits` the value is a
-    list of these."""
+    """Encodes a submission: its head, and {name: (memory, offset[, value])}. None: the submission lacks that entry. For `waits`, the value is a
+    list of such tuples."""
     places = [(ENTRIES[name], place) for name, given in entries.items() for place in (given if name == "waits" else [given]) if place is not None]
     packed = b"".join(struct.pack("<B3xIQQ", what, *place, *[0] * (3 - len(place))) for what, place in sorted(places, key=lambda entry: entry[0]))
     return struct.pack("<4B", RECORD_MARK, RECORD_VERSION, kind, len(places)) + head + packed

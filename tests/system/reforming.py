@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""One rank of a job that re-forms, for tests: reforming.py NAME RANK SIZE SECONDS
+"""One rank of a job that forms its communicator again after failures, for tests: reforming.py NAME RANK SIZE SECONDS
 
-All-reduces, each checked. After any failure it opens commd again, waiting for it, joins the same name again, and the
-ranks agree where to go on. Prints "GAP seconds reason" for each failure, from the last right result to the next one,
-and "DONE steps" at the end; "WRONG" and exit code 1 if a result is.
+Runs all-reduces, and checks each. After any failure it waits for commd, opens it again, and joins the same name again. The
+ranks agree at which step to go on. Prints "GAP seconds reason" for each failure: the time from the last right result to the
+next one. Prints "DONE steps" at the end. If a result is wrong, prints "WRONG", and the exit code is 1.
 """
 import ctypes
 import sys

@@ -1,7 +1,7 @@
 /*
- * One rank of a program that keeps allocating and freeing memory on a GPU, so that addresses, and the handles
- * that belong to them, are used again. If commd still maps the memory that was there before, the results are
- * wrong, or memory changes that was given to no operation.
+ * One rank of a program that keeps allocating and freeing GPU memory. So addresses, and the handles that
+ * belong to them, are used again. If commd still maps the memory that was there before, results are wrong,
+ * or memory changes that no operation uses.
  *
  *   reuse NAME RANK SIZE TURNS DEVICE
  *
@@ -126,7 +126,7 @@ static void map(cuda_pointer at, size_t bytes)
     check(driver->allocation_release(allocation), "allocation_release");
 }
 
-/* Uses a segment that grows a chunk at a time, in operations that span its chunks; then replaces a chunk
+/* Uses a segment that grows by a chunk at a time, in operations that span its chunks. Then replaces a chunk
  * in the middle. */
 static void grow(void)
 {

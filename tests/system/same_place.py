@@ -3,8 +3,9 @@
 
 Usage: same_place.py NAME. It prints DONE, or what is wrong.
 
-First, both connections had used the old memory. Then the old memory is freed while an operation uses it that still waits for its other rank: an
-operation on the new memory has to wait until that one has ended, or to fail and say which one it waits for.
+In the first part, both connections have used the old memory. In the second part, an operation still uses the old memory, and waits for its other
+rank, when that memory is freed. An operation on the new memory must wait until the first operation has ended. Or it must fail, and say for which
+operation it waited.
 """
 import ctypes
 import sys

@@ -5,6 +5,7 @@
   set KEY VALUE    prints OK
   get KEY SECONDS  prints WAITS once the store is open, then the value
   hold             prints OPEN, and keeps the store open until it is killed
+
 After a failure it prints "CODE text".
 """
 import sys

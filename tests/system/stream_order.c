@@ -1,8 +1,8 @@
 /*
- * One rank of a program whose operations are ordered by CUDA streams alone. It puts into a stream, one behind
+ * One rank of a program whose operations are ordered by CUDA streams alone. It submits to a stream, one after
  * the other: the work that makes an input, the operation, the work that reads its output, and the work that
- * makes the next input in the same place. Nothing waits before the end. An operation that begins too early or
- * ends too late gives wrong results.
+ * makes the next input in the same place. The program waits only at its end. An operation that begins too
+ * early or ends too late gives wrong results.
  *
  *   stream_order NAME RANK SIZE DEVICE [ROUNDS]
  *
@@ -17,7 +17,7 @@
 #include "tests/system/gpu_rank.h"
 
 #define BYTES_MAX ((1u << 20) + 5)
-#define LATE_BYTES (8u << 20) /* copied before an input is made, so that the input is late */
+#define LATE_BYTES (8u << 20) /* size of a copy that comes before the input, so that the input is late */
 
 static comm_client_t *client;
 static comm_t *comm;

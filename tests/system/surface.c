@@ -1,7 +1,7 @@
 /*
- * One rank of a program that calls everything in the library: all collectives in all their forms, in
+ * One rank of a program that calls everything in the library. It runs all collectives in all their forms: in
  * registered and in ordinary memory, in place and with layouts, with handles, persistent, in groups, and on
- * communicators that were split off. It checks every result.
+ * communicators from comm_split. It checks every result.
  *
  *   surface NAME RANK SIZE [TURNS [DEVICE]]
  *
@@ -45,7 +45,7 @@ static void compressed(size_t count, enum comm_compression compression)
     (void)gpu_mirror_put(residuals, count * sizeof *send);
     (void)gpu_mirror_put(send, count * sizeof *send);
     for (int step = 0; step <= STEPS; step++) {
-        bool last = step == STEPS; /* one step more sums the residuals */
+        bool last = step == STEPS; /* one more step sums up the residuals */
         poison(count);
         expect_ok(comm_all_reduce(comm, last ? left : at(input), at(output), count, COMM_F32, COMM_SUM,
                                   last ? NULL : &options),
@@ -69,7 +69,7 @@ static void compressed(size_t count, enum comm_compression compression)
     }
 }
 
-/* --- Parts --- */
+/* --- Communicators from comm_split --- */
 
 static void parts(void)
 {

@@ -28,11 +28,11 @@ uint64_t mix(uint64_t a, uint64_t b);
 /* The value at `index` of the input of rank `of`. */
 int64_t value(uint32_t of, uint64_t index);
 int64_t sum_of(uint32_t first, uint32_t end, uint64_t index);
-/* The address that operations are given for a buffer of the host: the same, or its place on the GPU. */
+/* Returns the address that operations get for a host buffer: the same, or the buffer's place on the GPU. */
 void *at(const int64_t *host);
 void fill(size_t count);
 void poison(size_t count);
-/* Copies input into the output, from element `first` on: operations in place begin with it. */
+/* Copies the input into the output, from element `first` on. Operations in place start from this copy. */
 void copy_input(size_t first, size_t count);
 void get_output(void);
 void check_at(const char *what, size_t i, int64_t expected);
@@ -58,9 +58,9 @@ void persistent(size_t count);
 void groups(size_t count);
 
 /* surface_messages.c */
-/* Everybody sends to everybody and to itself: two messages for each tag, received in order, but the second
- * tag first; then from any source. Every other time this is in a group, so that no stream comes between
- * the messages. */
+/* Each rank sends two messages of each tag to every rank, itself included. Ranks receive the second tag
+ * first; the messages of one tag come in order. Then they receive from any source. Every second time this is
+ * in a group, so that no stream comes between the messages. */
 void messages(size_t count);
 
 #endif

@@ -14,8 +14,8 @@ static comm_request_t *post(bool sends, int64_t *buffer, size_t count, uint32_t 
     return request;
 }
 
-/* Both ranks send before they receive: a send of at most 16 KiB ends before anybody receives it, wherever
- * its receiver is. */
+/* Both ranks send before they receive. A send of at most 16 KiB ends before the receive is posted, wherever
+ * the receiver is. */
 static void send_then_receive(size_t count)
 {
     uint32_t right = (rank + 1) % size, left = (rank + size - 1) % size;
@@ -32,7 +32,7 @@ static void send_then_receive(size_t count)
     checked++;
 }
 
-/* A receive that no message comes for ends by its own deadline, and nothing else ends with it. */
+/* If no message comes for a receive, the receive ends at its deadline, and nothing else ends with it. */
 static void receive_in_vain(void)
 {
     comm_request_t *request = NULL;
@@ -46,9 +46,9 @@ static void receive_in_vain(void)
     checked++;
 }
 
-/* Everybody sends to everybody and to itself: two messages for each tag, received in order, but the second
- * tag first; then from any source. Every other time this is in a group, so that no stream comes between
- * the messages. */
+/* Each rank sends two messages of each tag to every rank, itself included. Ranks receive the second tag
+ * first; the messages of one tag come in order. Then they receive from any source. Every second time this is
+ * in a group, so that no stream comes between the messages. */
 void messages(size_t count)
 {
     comm_request_t *requests[SIZE_MAX_RANKS * 6];

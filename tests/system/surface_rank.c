@@ -54,7 +54,7 @@ int64_t sum_of(uint32_t first, uint32_t end, uint64_t index)
     return sum;
 }
 
-/* The address that operations are given for a buffer of the host: the same, or its place on the GPU. */
+/* Returns the address that operations get for a host buffer: the same, or the buffer's place on the GPU. */
 void *at(const int64_t *host)
 {
     return gpu_mirror_at(host);
@@ -75,7 +75,7 @@ void poison(size_t count)
     (void)gpu_mirror_put(output, poisoned * sizeof *output);
 }
 
-/* Copies input into the output, from element `first` on: operations in place begin with it. */
+/* Copies the input into the output, from element `first` on. Operations in place start from this copy. */
 void copy_input(size_t first, size_t count)
 {
     memcpy(output + first, input, count * sizeof *output);

@@ -1,6 +1,6 @@
 #include "tests/system/surface.h"
 
-/* Collectives by handles, persistent, and in groups. */
+/* Collectives with handles, persistent ones, and collectives in groups. */
 
 void handles(size_t count)
 {

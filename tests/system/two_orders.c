@@ -1,8 +1,8 @@
 /*
- * One rank of a program with two communicators, each used in a stream of its own. Every other rank uses them
- * in the opposite order. This needs streams that do not hold up each other: where the two share a connection
- * to the GPU (CUDA_DEVICE_MAX_CONNECTIONS), each operation waits for the other, until a deadline lets the
- * streams go on.
+ * One rank of a program with two communicators, each used in its own stream. Every second rank uses them in
+ * the opposite order. This works only if streams do not hold up each other. If the two streams share a
+ * connection to the GPU (CUDA_DEVICE_MAX_CONNECTIONS), each operation waits for the other, until a deadline
+ * lets the streams go on.
  *
  *   two_orders NAME RANK SIZE DEVICE [TIMEOUT_MS [ROUNDS]]
  *

@@ -6,10 +6,10 @@
  *
  * It prints the number of checked operations, or prints what is wrong and exits with 1. HOW is one of:
  *
- *   - kinds: every kind with a window, with counts around the boundaries, in place and not
+ *   - kinds: every kind with a window, with counts around the boundaries, in place and out of place
  *   - mixed: as kinds, with the buffers of some ranks in memory of comm_mem_alloc
  *   - away: rank 1 submits, and calls the library again only after the other ranks have their results
- *   - slow: rank 1 is late at every operation; a signal comes every millisecond; all fork in between
+ *   - slow: rank 1 is late for every operation; a signal comes every millisecond; all ranks fork in between
  *   - bursts: several operations are submitted before the rank waits, on two communicators
  *   - threads: a second thread of the process takes events of another communicator, and waits for its queue
  *   - killed: rank 1 is killed in the middle, and the others get COMM_RANK_LOST
@@ -344,7 +344,7 @@ static void send_bursts(comm_t *other)
     }
 }
 
-/* Waits for completions of small operations, and so often takes the events of the large ones. */
+/* Waits for completions of small operations. So it often takes the events of the large ones. */
 static void *take_events(void *argument)
 {
     comm_t *other = argument;
@@ -410,7 +410,7 @@ static void on_fault(int signal_number)
     _exit(EXIT_SUCCESS);
 }
 
-/* Nobody waits for the operation, so a thread of the library copies. */
+/* No thread of the program waits for the operation, so a thread of the library copies. */
 static void unmap_in_the_middle(const struct job *job)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

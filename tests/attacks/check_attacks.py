@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs each attack beside its control, and prints what the others noticed.
+"""Runs each attack and its control, and prints what the others noticed.
 
 usage: check_attacks.py [--only NAME,...] [--seconds S] [--build FOLDER] [--out FILE]
 
-In the control, the same pair works beside as many processes that only use processor time. The README has the bars; the exit code is 1 if an
+In the control, the same pair works while as many processes only use processor time. tests/README.md has the bars; the exit code is 1 if an
 attack misses one. Takes minutes. Needs root, for users and namespaces.
 """
 import argparse

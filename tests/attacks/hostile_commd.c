@@ -13,9 +13,9 @@
 #include "tests/attacks/hostile.h"
 
 /*
- * A commd that lies to other nodes. It is all of commd, with a valid certificate, but all that it sends
+ * A commd that lies to other nodes. It is a complete commd with a valid certificate, but all that it sends
  * passes through this file (the linker's --wrap). The file that $COMMD_HOSTILE names says how it lies: one
- * word, or nothing to be honest. It is read again at every message of the mesh.
+ * word, or nothing to be honest. This program reads that file again at every message of the mesh.
  */
 #define PEERS_MAX 16
 #define FLOOD_MESSAGES 2000
@@ -310,7 +310,7 @@ static void refuse_everywhere(const Commd__Mesh__Announce *announce)
     }
 }
 
-/* Sends floods and disorder before a message of any kind. */
+/* Before a message of any kind, sends a flood or messages that are out of order. */
 static void lie_before_message(struct net_stream *stream)
 {
     if (hostile_mode_is("control_garbage")) {

@@ -1,4 +1,4 @@
-"""Attacks on what belongs to other users: their names, their rows in lists, and their share when one user takes all that it may have."""
+"""Attacks on what belongs to other users: their names, their rows in lists, and their share of resources when one user takes all that it may have."""
 import ctypes
 import os
 import signal
@@ -13,7 +13,7 @@ from operations import HOST
 
 
 PIDFD_GETFD, PTRACE_ATTACH, PR_SET_DUMPABLE = 438, 16, 4
-TOLD_S = 8  # added to the attack's time; a rank whose partner is not seen to be dead gets no word for 25 s and more
+TOLD_S = 8  # added to the attack's time; if commd does not notice the partner's death, the rank gets no answer for 25 s and more
 
 
 def squatting(path, end_s, index):

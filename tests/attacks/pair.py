@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """One of two well-behaved ranks: pair.py SOCKET USER NAME RANK FILE
 
-The rank runs all-reduces of 64 KiB, one after the other, and checks each. It ends when standard input ends or one fails. Rank 0 writes to FILE
-when each began and how long it took (class Samples). Prints READY, and at its end OK, WRONG, or the failure's code and text.
+The rank runs all-reduces of 64 KiB, one after the other, and checks each. It ends when standard input ends, or when an all-reduce fails. Rank 0
+writes to FILE when each began and how long it took (class Samples). Prints READY, and at its end OK, WRONG, or the failure's code and text.
 """
 import ctypes
 import mmap

@@ -14,7 +14,7 @@ QUERIES = {9: {}, 10: {}, 11: {}, 12: {}, 13: {}, 15: {}, 17: {1: ""}, 20: {}}
 
 
 def without_hello(path, end_s, index):
-    """Takes every place for a session, and never says anything."""
+    """Opens as many connections as it can, and never sends anything."""
     held = []
     while until(end_s):
         held += tries(SESSIONS - len(held), lambda _: Wire(path, greets=False))
@@ -24,7 +24,7 @@ def without_hello(path, end_s, index):
 
 
 def with_hello(path, end_s, index):
-    """Takes every place for a session, and greets."""
+    """Opens as many connections as it can, and sends a Hello on each."""
     held = []
     while until(end_s):
         held += tries(SESSIONS - len(held), lambda _: Wire(path))
@@ -49,7 +49,7 @@ def unread(path, end_s, index):
 
 
 def queries(path, end_s, index):
-    """Asks what commctl asks, without a pause."""
+    """Sends the requests of commctl, without a pause."""
     wire = Wire(path)
     while until(end_s):
         for kind, body in QUERIES.items():

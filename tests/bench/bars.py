@@ -1,4 +1,4 @@
-"""The bars that commd must keep. Also the measurements beside the sweeps: idle cost, memory, processor time, packets."""
+"""The bars that commd must meet. Also the measurements that the sweeps do not make: idle cost, memory, processor time, packets."""
 import json
 import os
 import pathlib

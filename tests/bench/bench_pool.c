@@ -6,9 +6,9 @@
 #include <commclient.h>
 
 /*
- * Measures comm_pool_alloc with comm_pool_free, with the daemon at $COMMD_SOCKET, in one thread. Beside them
- * comm_mem_alloc with comm_mem_free. Prints one JSON object, in nanoseconds for one pair: the median of
- * rounds.
+ * Measures comm_pool_alloc with comm_pool_free, and for comparison comm_mem_alloc with comm_mem_free, in one
+ * thread, with the daemon at $COMMD_SOCKET. Prints one JSON object: medians over the rounds, in nanoseconds
+ * for one pair of calls.
  *
  *   same   the same size again and again
  *   mixed  sizes from 64 bytes to 256 KiB; each frees the oldest of 1,000 allocations

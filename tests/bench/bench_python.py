@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures the Python package commd beside the C library: an all_reduce of 8 bytes by numpy, and the time to import the package.
+"""Compares the Python package commd with the C library: an all_reduce of 8 bytes by numpy. Also measures the time to import the package.
 
-usage: bench_python.py [--rounds N] [--processes N]    by an interpreter with numpy. C and Python run in turn, with the same daemon. Prints the
-medians over the rounds, and exits with 1 if a bar is missed: 15 us more than C, and 50 ms for the import.
+usage: bench_python.py [--rounds N] [--processes N]    run by an interpreter that has numpy. C and Python run in turn, with the same daemon. Prints
+the medians over the rounds. Exits with 1 if a bar is missed: 15 us more than C, and 50 ms for the import.
 """
 import argparse
 import os

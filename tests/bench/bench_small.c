@@ -5,9 +5,12 @@
 #include <commclient.h>
 
 /*
- * Measures an all_reduce of 8 bytes of ordinary memory with a handle that is waited for: what a binding of
- * the library costs is the difference to this. usage: bench_small NAME RANK SIZE ROUNDS. Prints the median in
- * microseconds.
+ * Measures an all_reduce of 8 bytes of ordinary memory, which is started and then waited for. The time of the
+ * same in another language, less this time, is the cost of that language's binding.
+ *
+ *   bench_small NAME RANK SIZE ROUNDS
+ *
+ * Prints the median in microseconds.
  */
 
 static double now_us(void)

@@ -1,10 +1,11 @@
-"""Times the torch backend beside Gloo, in turn, in one run. Run by tests/torch/run_bench.py, on each rank, with RANK and WORLD_SIZE.
+"""Times the torch backend and Gloo, in turn, in one run. tests/torch/run_bench.py runs it on each rank, with RANK and WORLD_SIZE.
 
-Both have a group of the same processes; a measurement does a few steps of one, then of the other. It prints ratios of medians: commd's time by Gloo's.
+Both backends have a group of the same processes. A measurement does a few steps of one, then of the other. It prints ratios of medians:
+commd's time divided by Gloo's.
 
-The batch of the DDP step decides how long computing takes, and so what a faster all_reduce can gain. It is chosen so that computing alone, without any
-synchronisation, is about 0.65 of Gloo's step on two cores; the share is printed. "Without reducing" is a step whose hook returns the bucket as it is:
-DDP's own copies are in it, so no backend can be faster.
+The batch of the DDP step decides how long computing takes, and so what a faster all_reduce can gain. With this batch, computing alone, without any
+synchronisation, is about 0.65 of Gloo's step on two cores; the program prints the share. "Without reducing" is a step whose hook returns the bucket
+as it is. It includes DDP's own copies, so no backend can be faster.
 """
 import os
 import statistics
@@ -24,7 +25,7 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 
 
 def measure(steps, counts):
-    """steps: by name a function. Runs them in turn, and returns the median seconds of one step by name."""
+    """steps: {name: function}. Runs the functions in turn. Returns {name: median seconds of one step}."""
     taken = {name: [] for name in steps}
     for round_ in range(ROUNDS + 1):
         for name, step in steps.items():
@@ -61,7 +62,7 @@ def unreduced(_, bucket):
 
 
 def ddp_steps(ours, gloo):
-    """By name: the steps that are compared."""
+    """Returns {name: step} for the steps that are compared."""
     width = int((GRADIENTS / 4 / 4) ** 0.5)
     by_gloo, gloo_step = stepper(4, width, BATCH, process_group=gloo)
     copies, copies_step = stepper(4, width, BATCH, process_group=ours)
@@ -75,7 +76,7 @@ def ddp_steps(ours, gloo):
 
 
 def evenly(steps, count):
-    """As measure takes them, `count` steps at a time of each."""
+    """Returns the steps for measure(); each runs `count` times in a row."""
     return steps, dict.fromkeys(steps, count)
 
 

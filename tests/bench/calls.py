@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures calls that are no operations: calls.py NAME RANK SIZE REPEATS, one process for each rank. Rank 0 prints {"call": microseconds},
-medians.
+"""Measures calls that are not operations: calls.py NAME RANK SIZE REPEATS, one process for each rank. Rank 0 prints the medians:
+{"call": microseconds}.
 
 comm_init forms a communicator of all ranks, with a new name each time. An all-reduce comes before it, so that all ranks begin comm_init at
 once. Otherwise the first rank would also wait for ranks that still do earlier work. comm_mem_alloc makes memory that is shared with commd. Its

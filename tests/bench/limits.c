@@ -21,7 +21,11 @@
 /*
  * Measures what this machine can do, to compare with commd's figures: copies, two processes that spin on a
  * cache line, AES-128-GCM. Also measures, one way over loopback: TCP, TLS 1.3 over TCP, and UDP with
- * segmentation offload. limits [seconds each]: one JSON object a line.
+ * segmentation offload.
+ *
+ *   limits [SECONDS]
+ *
+ * SECONDS is the time for each measurement. Prints one JSON object a line.
  */
 
 #define COPY_BYTES ((size_t)64 << 20)

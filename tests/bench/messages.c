@@ -10,16 +10,18 @@
 #include <commclient.h>
 
 /*
- * Sends messages one way, from rank 0 to rank 1: alone, or beside broadcasts of another thread and
- * communicator.
+ * Sends COUNT messages of BYTES bytes from rank 0 to rank 1.
  *
  *   messages NAME RANK COUNT BYTES BESIDE
  *
- * COUNT messages of BYTES each go through buffers of WINDOW_BYTES together, at most WINDOW_MAX buffers. A
- * broadcast uses one buffer again and again, so it is fair that large messages use few buffers. BESIDE 1:
- * meanwhile the other thread broadcasts SIDE_BYTES again and again. BESIDE 2: no messages, but COUNT
- * broadcasts of BYTES. Each rank checks what it receives. It prints JSON: the seconds in all, and the longest
- * time between two receives.
+ * BESIDE is one of:
+ *   - 0: only the messages
+ *   - 1: meanwhile another thread broadcasts SIDE_BYTES bytes again and again, on another communicator
+ *   - 2: no messages, but COUNT broadcasts of BYTES bytes
+ *
+ * The messages use buffers of WINDOW_BYTES bytes together, at most WINDOW_MAX buffers. A broadcast uses one
+ * buffer again and again. So it is fair that large messages use few buffers. Each rank checks what it
+ * receives. It prints JSON: the seconds in all, and the longest time between two receives.
  */
 enum { WINDOW_MAX = 256, WINDOW_MIN = 2, WINDOW_BYTES = 4 << 20, SIDE_BYTES = 1 << 20 };
 

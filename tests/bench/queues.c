@@ -13,8 +13,8 @@
  *
  *   queues NAME RANK SIZE COUNT
  *
- * The ways take turns in ROUNDS rounds, so that they share what else happens on the machine. Rank 0 prints
- * the best round of each way, in microseconds for an operation.
+ * The ways take turns in ROUNDS rounds, so that other work on the machine affects all of them alike. Rank 0
+ * prints the best round of each way, in microseconds for one operation.
  */
 enum { ROUNDS = 15, WAYS = 4 };
 enum way { BY_WAIT, BY_NEXT, BY_DESCRIPTOR, BY_SYNC };

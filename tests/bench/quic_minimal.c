@@ -22,10 +22,11 @@
 #include "tests/lib/quic_node.h"
 
 /*
- * The yardstick for bench_quic: the least that ngtcp2 and OpenSSL need for one stream. It has the same
- * certificates, datagrams, windows, and segmentation offload both ways. It uses nothing of daemon/net but its
- * TLS contexts. It has one connection and one stream, no heap of timers, and no queues. quic_minimal [seconds
- * [datagram bytes...]].
+ * The program with which bench_quic is compared: it does the least that ngtcp2 and OpenSSL need for one
+ * stream. It has the same certificates, datagrams, windows, and segmentation offload both ways. It uses only
+ * the TLS contexts of daemon/net. It has one connection and one stream, no heap of timers, and no queues.
+ *
+ *   quic_minimal [SECONDS [DATAGRAM_BYTES...]]
  */
 
 #define BATCH_DATAGRAMS 64

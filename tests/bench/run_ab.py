@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures two builds of commd in turn, and the first also against itself. The question: is the current build no slower than the base?
+"""Measures two builds of commd in turn, and the first one twice. It answers the question: is the current build no slower than the base?
 
 usage: run_ab.py BASE_BUILD CURRENT_BUILD [--rounds N | --minutes M] [--quick] [--only TOPOLOGY,...] [--sizes CLASS,...] [--plain] [--seed N] [--out FILE]
 
 Each round runs base, current and control in a random order, for every place and size class. The control is the base a second time, with daemons
-of its own. Each ratio comes from one round alone, so other work on the machine affects all three alike. Needs root for nodes of their own.
+of its own. Each ratio comes from one round alone, so other work on the machine affects all three alike. Only root can measure several nodes.
 """
 import argparse
 import contextlib

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures messages from rank to rank against their bars: 100,000 of 16 KiB one way beside collectives, and 1 MiB against a broadcast of 1 MiB.
+"""Measures messages and compares them with their bars: 100,000 of 16 KiB one way during collectives, and 1 MiB against a broadcast of 1 MiB.
 
 usage: run_messages.py [--only TOPOLOGY,...] [--count N]
 
 The bars: each message comes at most 100 ms after the one before; messages of 1 MiB have at least half the bandwidth of broadcasts of 1 MiB. Each
-kind is measured in three rounds, in turn: the longest wait of all rounds counts, and the median of the bandwidths. Exit code 1: a bar is missed.
-Needs root for nodes of their own.
+kind is measured in three rounds, in turn. The longest wait of all rounds counts, and the median of the bandwidths. Exit code 1: a bar is missed.
+Only root can measure several nodes.
 """
 import argparse
 import json

@@ -26,8 +26,8 @@ struct coll_cost {
  *   - Every send has its receive, and every receive its send, with the same count and action. Both have the
  *     same place, except for all_to_all and scratch. Ranges lie in their spaces. They are empty only in
  *     barriers, and where the call keeps empty ones.
- *   - No wait is circular, even if the network buffers nothing: all nodes get to the end even if they leave a
- *     round only when its sends have been taken.
+ *   - No wait is circular, even if the network buffers nothing. All nodes get to the end, even if each leaves
+ *     a round only when its sends have been taken.
  *   - At the end every node holds what coll_call says: each contributor exactly once, each element in its
  *     place. All-reduces reduce in the same order on every node, so the bits are identical (a + b and b + a
  *     are different orders). Scans reduce in the order of the nodes, with any bracketing. No node passes a

@@ -19,7 +19,7 @@ bool coll_cuts_add(struct coll_cuts *cuts, uint64_t place) __attribute__((warn_u
 /* Sorts what was added; returns whether there were new ones. */
 bool coll_cuts_settle(struct coll_cuts *cuts);
 
-/* The index of the first settled cut at `place` or after it; cuts->settled if there is none. */
+/* Returns the index of the first settled cut at `place` or after it; cuts->settled if there is none. */
 size_t coll_cuts_at(const struct coll_cuts *cuts, uint64_t place);
 
 void coll_cuts_free(struct coll_cuts *cuts);

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 
-/* What every node must hold at the end of a run: the right column of coll_call's table. */
+/* Checks what every node must hold at the end of a run: the right column of coll_call's table. */
 
 /* A fault at a node's end is reported for its last round, or for round 0 if it has no rounds. */
 static uint32_t coll_run_last_round(const struct coll_run *run, uint32_t node)

@@ -151,7 +151,7 @@ static bool coll_plan_cut_transfers(struct coll_plan *plan, uint32_t node)
     return added;
 }
 
-/* Cuts a scan's prefix at the same places as its running value, and the running value as the prefix. */
+/* Cuts a scan's prefix and its running value at the same places. */
 static bool coll_plan_cut_prefix(struct coll_plan *plan)
 {
     struct coll_cuts *cuts = coll_plan_cuts(plan, 0);

@@ -247,7 +247,7 @@ cuda_result cuStreamBeginCapture_v2(cuda_stream handle, int mode)
     return result;
 }
 
-/* All its streams capture no more. Returns whether the first one had waited for all others. */
+/* Ends the capture on all its streams. Returns whether the first stream had waited for all others. */
 static bool leave_streams(const struct capture *capture)
 {
     bool joined = true;

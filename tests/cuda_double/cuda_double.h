@@ -51,9 +51,9 @@
  *   CUDA_DOUBLE_FAIL
  *       calls that fail (none). With "cuMemHostAlloc:3,cuLaunchKernel:1=700", the third call of the first and
  *       the first call of the second fail. "2+" means the second call and all later ones. The result is
- *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". 700..799 break the context for good.
- * -1: a call of NCCL does not return. The nth piece of NCCL's work in a stream is "ncclKernel:n": it hangs
- *       until it is aborted.
+ *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". Results 700..799 break the context
+ *       for good. With result -1, a call of NCCL does not return. "ncclKernel:n" names the nth piece of
+ *       NCCL's work in a stream: it hangs until it is aborted.
  *
  * What the double decides where CUDA's documents are silent or leave a choice:
  *   - The CPU cannot read device addresses. Uninitialised memory holds bytes of 0xff (NaN).
@@ -139,7 +139,7 @@ CUDA_DOUBLE_EXPORT void cuda_double_fail(const char *rules);
 
 /* Returns how many calls of exported functions this process has made. Work in streams makes none. */
 CUDA_DOUBLE_EXPORT unsigned long long cuda_double_calls(void);
-/* What the stream captures from here on is, or is no more, the body of a conditional node. */
+/* Says whether what the stream captures from here on is the body of a conditional node. */
 CUDA_DOUBLE_EXPORT void cuda_double_conditional(cuda_stream stream, int is_conditional);
 
 #endif

@@ -242,7 +242,8 @@ cuda_result cuGraphLaunch(cuda_graph_exec handle, cuda_stream stream_handle)
     return result;
 }
 
-/* The last piece of work of an executable that was destroyed while it ran: it lives so long. */
+/* The last piece of work of an executable that was destroyed while it ran. The executable lives until then.
+ */
 struct end_work {
     struct work work;
     struct graph *graph;
@@ -261,7 +262,7 @@ static void end_destroy(struct work *work)
     free(work);
 }
 
-/* If it runs, the graph is freed behind what is in its stream now. */
+/* If the executable runs, it is freed after all work that is in its stream now. */
 static void exec_free(struct graph_exec *exec)
 {
     bool runs = exec->stream != NULL && exec->stream->completed < exec->number;

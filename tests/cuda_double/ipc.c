@@ -46,8 +46,8 @@ static struct allocation *find_opened(uint64_t block_id, uint64_t offset)
     return NULL;
 }
 
-/* Whether a block that the exporter had at these addresses before is still open in this process, in any
- * context. */
+/* Whether the exporter had another block at these addresses before, and this process still has that block
+ * open, in any context. */
 static bool is_occupied(const struct block *block, const struct machine_export *exported)
 {
     uint64_t begin = exported->address - exported->offset;

@@ -81,8 +81,9 @@ void clique_unref(struct clique *clique)
     free(clique);
 }
 
-/* A rank leaves its clique. With the last rank, the operations end that not all ranks have called. Without
- * this they would stay for ever, because operations and their clique hold references to each other. */
+/* A rank leaves its clique. When the last rank leaves, this ends the operations that not all ranks have
+ * called. Otherwise they would stay for ever, because operations and their clique hold references to each
+ * other. */
 static void clique_leave(struct communicator *communicator)
 {
     struct clique *clique = communicator->clique;

@@ -14,7 +14,7 @@ NCCL_LIBRARY_FUNCTIONS(NCCL_DECLARE)
  * one group are one piece of work of its stream. Callers of all functions hold the lock.
  */
 
-#define POLLS 3 /* a state is reported as in progress this many times longer than it is */
+#define POLLS 3 /* after a state has changed, this many more polls still report it as in progress */
 #define TEXT_BYTES 256
 #define PENDING_MAX 4096 /* calls of a rank in one group */
 #define HANGS (-1)       /* as the result of an injected fault: the call does not return */

@@ -99,7 +99,7 @@ static bool same(const struct call *a, const struct call *b)
     return (is_pair(a) || alike) && a->count == b->count && a->type == b->type;
 }
 
-/* Which of the operation's parts a rank's call is. */
+/* Returns which part of the operation a rank's call is. */
 static struct part *part_of(struct operation *operation, const struct communicator *communicator,
                             const struct call *call)
 {
@@ -156,7 +156,7 @@ nccl_result operation_state(struct operation *operation)
 
 /* ---- in the streams */
 
-/* What one rank does of the calls of one group. */
+/* One rank's work for the calls of one group. */
 struct group_work {
     struct work work;
     struct communicator *communicator;
@@ -213,7 +213,7 @@ static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
     return result;
 }
 
-/* Reduces as a ring does: with results in the type itself. Each range begins at another rank. */
+/* Reduces as a ring does: each partial result is rounded to the type. Each range begins at another rank. */
 static void reduce_range(const struct call *call, const struct bytes *bytes, int size, int first,
                          uint64_t offset, uint64_t count, unsigned char *target)
 {

@@ -70,8 +70,8 @@ void streams_forget_context(cuda_context context);
 cuda_result capture_take(struct stream *stream, struct work *work);
 /* The id of its capture, or 0. */
 uint64_t capture_id(const struct stream *stream);
-/* A stream waits for an event that a stream recorded in the capture of that id (0: in none), behind so many
- * pieces of captured work. The stream or the event, or both, are captured. */
+/* A stream waits for an event. Another stream recorded the event in the capture of that id (0: in none),
+ * after so many pieces of captured work. The waiting stream or the event, or both, are captured. */
 cuda_result capture_wait(struct stream *stream, struct stream *recorded, uint64_t id, uint64_t works);
 /* Refuses a call that a capturing stream does not allow. This makes the capture invalid. */
 cuda_result capture_refuse(struct stream *stream);

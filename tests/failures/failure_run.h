@@ -31,8 +31,8 @@ struct run {
     char config[96];
     pid_t daemons[2]; /* 0: not running */
     int exit_codes[2];
-    char wrong[512]; /* the first thing that does not hold; empty: all holds */
-    bool grave;      /* what is wrong cannot come from a busy machine: a crash, a leak, wrong bytes */
+    char wrong[512]; /* the first rule that was broken; empty: none */
+    bool grave;      /* the fault cannot come from a busy machine: a crash, a leak, wrong bytes */
 };
 
 /* Makes one run. `what` is copied to run->state and says which call fails, if any. `shows`: print all

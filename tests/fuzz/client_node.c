@@ -169,7 +169,8 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
         next_ns = time_min(next_ns, stores_next_deadline_ns(node->stores));
         next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
         next_ns = time_min(next_ns, p2p_next_deadline_ns(node->p2p));
-        /* Polling would look every few microseconds. This takes larger steps, or time would hardly move. */
+        /* commd would poll every few microseconds. This takes larger steps; otherwise time would hardly move.
+         */
         uint64_t least_ns = clock_ns + span_ns / 8 + 1;
         clock_ns = time_min(until_ns, next_ns > least_ns ? next_ns : least_ns);
         node_look(node);
@@ -180,7 +181,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
 void fuzz_node_stop(struct fuzz_node *node)
 {
     fuzz_node_turns(node, 3);
-    fuzz_node_advance(node, 20 * TIME_S); /* some things are told or forgotten only after a while */
+    fuzz_node_advance(node, 20 * TIME_S); /* commd reports or forgets some things only after a while */
     fuzz_require(comms_idle(node->comms));
     api_free(node->api);
     stores_free(node->stores);

@@ -12,8 +12,8 @@
 #include "tests/fuzz/input.h"
 
 /*
- * One node from the client socket down, with a clock of its own, and clients that send whatever the input
- * holds. Time moves only by fuzz_node_advance. fuzz_client_connect sets the user of a client.
+ * One node with everything below the client socket and its own clock, and clients that send what the input
+ * says. Time moves only by fuzz_node_advance. fuzz_client_connect sets the user of a client.
  */
 #define FUZZ_CLIENTS 3
 #define FUZZ_FILES 8         /* memfds and others that clients offer as memory */
@@ -49,7 +49,7 @@ struct fuzz_client {
     int bell_of_daemon, bell;
     unsigned char *shared; /* both rings, the client's first */
     struct ring out, in;
-    bool scribbles; /* it writes into its rings, so nobody knows any more what it asked for or was told */
+    bool scribbles; /* it writes into its rings, so its requests and answers cannot be counted any more */
     struct cells_shared *cells; /* of its last communicator that has cells; null: none */
     size_t cells_bytes;
 };

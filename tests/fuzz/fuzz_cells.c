@@ -4,9 +4,9 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
- * The library's part of cells, beside ranks that write whatever the input holds anywhere into the segment.
- * What must hold: the library reads and writes only within the segment and the buffers of its call, whatever
- * it decides; the sanitizers see both.
+ * The library's part of cells. Other ranks write bytes of the input anywhere into the segment. What must
+ * hold: whatever the library decides, it reads and writes only within the segment and the buffers of its
+ * call. The sanitizers detect other accesses.
  */
 #define STEPS_MAX 64
 #define RANKS_MAX 4u
@@ -84,8 +84,8 @@ static size_t bytes_of(const struct client_call *call, size_t blocks)
     return blocks * (size_t)call->terms.count_elements * dtype_size_bytes(call->terms.dtype);
 }
 
-/* The library publishes an operation, others do what the input says, and the library takes the result if it
- * thinks that there is one. */
+/* The library publishes an operation, and other ranks do what the input says. If the library finds a result,
+ * it takes it. */
 static void step(struct world *world, struct fuzz_input *input)
 {
     struct client_call call = take_call(world, input);

@@ -11,11 +11,10 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
- * Two clients of a real node are the ranks of a communicator with cells. They write whatever the input holds
- * into the cells, submit operations with any number, and have windows of which they say anything. Beside them
- * is a correct client. What must hold: commd stays within bounds; it answers each operation once; it never
- * works through numbers that nobody used; the correct client's operation ends well; in the end commd holds
- * nothing.
+ * Two clients of a real node are the ranks of a communicator with cells. They write bytes of the input into
+ * the cells, submit operations with any number, and make any claims about their windows. A third client is
+ * correct. What must hold: commd stays within bounds; it answers each operation once; it never loops over
+ * numbers that no operation has; the correct client's operation ends well; in the end commd holds nothing.
  */
 #define ACTIONS_MAX 100
 #define RANKS 2

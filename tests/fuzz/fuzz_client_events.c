@@ -14,9 +14,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define GUARD 0x5a
 
 /*
- * A program calls the library, while a daemon sends it whatever the input holds (hostile_daemon.h). What must
- * hold: every call returns; results have texts; the library writes nothing beyond the buffers; nothing is
- * left at the end.
+ * A program calls the library, while a daemon sends what the input says (hostile_daemon.h). What must hold:
+ * every call returns; results have texts; the library writes nothing beyond the buffers; at the end, it
+ * holds nothing.
  */
 struct program {
     comm_client_t *client;

@@ -8,9 +8,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define ACTIONS_MAX 200
 
 /*
- * Clients of a real node have rings, and write whatever the input holds to the memory that they share with
- * it: heads, tails, sleep flags, lengths, packets. They do so between requests, or before commd has read a
- * request. Beside them is a correct client, which also has rings. What must hold: commd stays within bounds;
+ * Clients of a real node have rings. They write bytes of the input to the memory that they share with the
+ * node: heads, tails, sleep flags, lengths, packets. They do so between requests, or before commd has read a
+ * request. Another client is correct, and also has rings. What must hold: commd stays within bounds;
  * the correct client's operation ends well with the right bytes; in the end commd holds nothing.
  */
 static void scribble(struct fuzz_sessions *all, struct fuzz_input *input)

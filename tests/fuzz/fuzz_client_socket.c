@@ -7,9 +7,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define ACTIONS_MAX 200
 
 /*
- * Three clients of two users send and do what the input holds, on the socket of a real node. Beside them is a
- * correct fourth client. What must hold: every request is answered once; the fourth client's operation ends
- * well with the right bytes; commd writes only where an operation may; in the end commd holds nothing.
+ * Three clients of two users send and do what the input says, on the socket of a real node. A fourth client
+ * is correct. What must hold: commd answers every request once; the fourth client's operation ends well with
+ * the right bytes; commd writes only where an operation may; in the end commd holds nothing.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

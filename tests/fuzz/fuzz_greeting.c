@@ -5,7 +5,8 @@
 
 #include "daemon/net/quic_greeting.h"
 
-/* The greeting of a peer. What is accepted is sound, and is encoded to the same bytes again. */
+/* The greeting of a peer. If it is accepted, its contents are valid, and it is encoded to the same bytes
+ * again. */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -28,7 +29,8 @@ static void check_streams(const struct quic_greeting *greeting)
     }
 }
 
-/* A number comes at the end, and one in each hole, as if the greeting's own node went on. */
+/* Adds the number after the last one, and one number in each hole, as if the node that greeted opened more
+ * streams. */
 static void go_on(struct quic_numbers *numbers)
 {
     uint32_t holes = numbers->hole_count;

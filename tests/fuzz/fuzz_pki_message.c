@@ -4,8 +4,8 @@
 #include "client/commctl/pki_join.h"
 #include "tests/fuzz/input.h"
 
-/* A message of `commctl pki join` or `admit`, which any stranger can send. What is understood is understood
- * again after it was written. */
+/* A message of `commctl pki join` or `admit`, which any stranger can send. If it can be parsed, it is written
+ * again, and the result can be parsed, too. */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -18,8 +18,8 @@ static void require(int truth)
 
 /*
  * The input is what a hostile process writes to the shared memory: this side's own position, the tail, the
- * head, a packet size, then the data. Whatever it is, a side must take packets within bounds, or say that the
- * ring is broken, and must come to an end.
+ * head, a packet size, then the data. Whatever these are, a side must take packets within bounds, or say that
+ * the ring is broken. It must not loop for ever.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -39,7 +39,7 @@ static struct hostile {
     int listen_fd, fd;
     struct fake_rings *rings;
     bool rings_taken; /* the client has their descriptors */
-    /* the input has written into the rings, so whatever comes through them may be wrong, too */
+    /* the input has written into the rings, so packets in them may be wrong, too */
     bool scribbled;
     int passed[PASSED_MAX]; /* descriptors for the next packet; they still belong to the daemon */
     unsigned passed_count;

@@ -13,11 +13,13 @@
 #include "tests/gpu/peer.h"
 
 /*
- * Measures what commd relies on, on the first GPU, with a second process beside this one: whether and how
- * fast words wake streams, what sharing the GPU costs, how fast copies are, what handles and contexts cost.
+ * Measures what commd relies on, on the first GPU, together with a second process: whether and how fast words
+ * wake streams, what sharing the GPU costs, how fast copies are, what handles and contexts cost.
  *
- *   bench_device [MEBIBYTES [TIMES]]     size of large buffers, by default 256; repeats of small
- * measurements, 2000
+ *   bench_device [MEBIBYTES [TIMES]]
+ *
+ * MEBIBYTES is the size of large buffers, by default 256. TIMES is how often it repeats small measurements,
+ * by default 2000.
  *
  * Prints figures as figures.h says. Exit code 77: there is no GPU.
  */
@@ -73,8 +75,8 @@ static void wake(struct bench *bench, enum waker waker)
     }
 }
 
-/* Measures from the writing of a word until this process sees that the stream, which waited for it, has
- * gone on. */
+/* Measures the time from writing a word until this process sees that the stream that waited for it goes on.
+ */
 static bool wake_once(struct bench *bench, enum waker waker, double *seconds)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -109,7 +111,7 @@ static void bench_waker(struct bench *bench, enum waker waker, const char *name)
     figures_print_times(bench->seconds, bench->times, "wake/%s", name);
 }
 
-/* Measures from the call until the processor sees the word, and what the calls alone take. */
+/* Measures the time from the call until the processor sees the word, and the time of the calls alone. */
 static void bench_words(struct bench *bench)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -136,8 +138,8 @@ static void bench_words(struct bench *bench)
     figures_print_times(bench->seconds, bench->times, "call of cuStreamWriteValue64");
 }
 
-/* Measures a small kernel of the other process, from the question to the answer. waits: meanwhile a stream
- * of this process waits. */
+/* Measures a small kernel of the other process, from the request to the answer. waits: meanwhile a stream of
+ * this process waits. */
 static void bench_other_kernel(struct bench *bench, bool waits)
 {
     const struct gpu *gpu = &bench->gpu;

@@ -9,11 +9,12 @@
 
 /*
  * Measures how fast the kernels are on the first GPU, with k inputs and k outputs, in bytes read and written
- * a second. Compares them with the device's own copy, which is what memory allows. Also measures how long
- * small kernels take.
+ * a second. Compares them with the device's own copy, which shows what the memory allows. Also measures how
+ * long small kernels take.
  *
- *   bench_kernels [MEBIBYTES [short]]     size of each buffer, by default 256; short: only those that have a
- * bar
+ *   bench_kernels [MEBIBYTES [short]]
+ *
+ * MEBIBYTES is the size of each buffer, by default 256. short: measures only kernels that have a bar.
  *
  * Prints medians. Exit code 77: there is no GPU.
  */

@@ -22,7 +22,7 @@
  *
  *   - kernel: --size is the number of inputs and outputs.
  *   - blocking: comm_sync waits for the operation. stream: the program waits for the operation's stream.
- *   - overlap: a stream that computes, and operations beside it: together, and each alone.
+ *   - overlap: a stream computes, and operations run: both at the same time, and each alone.
  *   - message: two ranks send a message there and back; the figure is half of that time.
  *   - --busy: meanwhile the process computes in another stream.
  *   - --device -1: on the host; only blocking and message.
@@ -264,7 +264,8 @@ static void measure(struct bench *bench, uint64_t bytes)
     }
 }
 
-/* Measures operations that follow each other; waits only for the last one. The figure is the time of each. */
+/* Measures operations that follow each other. Waits only for the last one. The figure is the time for one
+ * operation. */
 static void measure_batch(struct bench *bench, uint64_t bytes)
 {
     size_t times = times_of(bench, bytes) / BATCH + 3;

@@ -1,7 +1,7 @@
 /*
  * Compares our declarations with the headers of a toolkit; it compiles only if they agree.
- * proto/cuda_driver.h, daemon/gpu/nccl_library.h and the double of the driver must say what cuda.h and nccl.h
- * say: what functions take and return, the layout of structs, the values of constants.
+ * proto/cuda_driver.h, daemon/gpu/nccl_library.h and the double of the driver must agree with cuda.h and
+ * nccl.h in the parameters and results of functions, the layout of structs, and the values of constants.
  */
 #define __CUDA_API_VERSION_INTERNAL /* declares every version of a function under its own name */
 #include <cuda.h>

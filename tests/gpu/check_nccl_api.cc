@@ -1,6 +1,7 @@
 /*
- * Compares client/nccl, the library for programs written for NCCL, with NCCL's own header; it compiles only
- * if they agree: what functions take and return, the values of constants, where the config's members stand.
+ * Compares client/nccl, the library for programs written for NCCL, with NCCL's own header. It compiles only
+ * if they agree in the parameters and results of functions, the values of constants, and the places of the
+ * config's members.
  */
 #if __has_include(<nccl.h>)
 #include <nccl.h>

@@ -26,8 +26,8 @@ class NoGpu(Exception):
 
 
 def use_carried_libraries():
-    """Uses only those carried libraries that this machine lacks, so that none of its own is replaced. The loader reads its path only when a
-    process begins, so this process starts itself again."""
+    """Uses only those carried libraries that this machine lacks, so that it replaces none of the machine's own. The loader reads its path only
+    when a process begins, so this process starts itself again."""
     if os.environ.get("COMMD_CARRIED") == str(os.getpid()):
         return
     os.environ["COMMD_CARRIED"] = str(os.getpid())

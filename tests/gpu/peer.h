@@ -6,9 +6,9 @@
 #include "tests/gpu/gpu_device.h"
 
 /*
- * Another process on the same GPU, with a context of its own, which does what it is asked. It is like a
- * daemon beside its client. The two processes share words, each in a cache line of its own, in a page of a
- * memfd. Both register the page with CUDA.
+ * Another process on the same GPU, with its own context. It does what this process asks, as a daemon does for
+ * its client. The two processes share words in a page of a memfd, each in its own cache line. Both register
+ * the page with CUDA.
  */
 enum peer_command {
     PEER_OPEN,     /* opens the GPU; comes before the others */

@@ -3,8 +3,8 @@
  *
  *   hops_rank NAME RANK COUNT MEMORY     MEMORY: shared (comm_mem_alloc) or plain (the stack's)
  *
- * Rank 1 calls a little after rank 0, so commd begins when rank 1 calls. Each rank looks for the end only
- * when it has already come. So no rank waits, and each operation takes the same path.
+ * Rank 1 calls a little after rank 0, so commd begins when rank 1 calls. Each rank asks for the end of an
+ * operation only after it has ended. So no rank waits, and each operation takes the same path.
  */
 #include <commclient.h>
 

@@ -4,8 +4,7 @@
  *
  *   COMMD_HOPS_FOLDER=/tmp/x LD_PRELOAD=build/hops/tests/hops/tracer.so build/hops/commd ...
  *
- * Each process has a file of its own, named by its process number. Nothing is recorded of a child that fork
- * makes.
+ * Each process has its own file, named by its process number. A child of fork records nothing.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-"""What all tests of the Python package share."""
+"""Fixtures that all tests of the Python package share."""
 import os
 import pathlib
 import sys

@@ -24,7 +24,7 @@ def new_job():
 
 
 class Daemons:
-    """The daemons of one test file: one of its own, or a cluster of several nodes."""
+    """The daemons of one test file: a single daemon, or a cluster of several nodes."""
 
     def __init__(self, names=("solo",), gpus=0):
         if len(names) > 1:

@@ -86,7 +86,7 @@ def grouped(comm):
 
 
 def cancelled(comm):
-    """A task that is cancelled leaves its operation alone: it goes on, and its array lives."""
+    """If a task is cancelled, its operation goes on, and the array stays alive."""
     async def main():
         request = comm.all_reduce(data(comm.rank), wait=False)
         if comm.rank == 0:
@@ -173,7 +173,7 @@ def test_no_thread_waits(daemons):
 
 
 def test_loops_leave_nothing(daemons):
-    """Each event loop has a queue, which goes with it."""
+    """Each event loop has a queue, which is closed with the loop."""
     text = ("import asyncio, gc, os, numpy, commd\n"
             "async def main(): await comm.all_reduce(numpy.ones(2), wait=False)\n"
             "def descriptors(): gc.collect(); return len(os.listdir('/proc/self/fd'))\n"

@@ -1,4 +1,4 @@
-"""Failures are exceptions of fitting classes, with data; signals end a wait at once; a child of fork is refused."""
+"""Each failure raises an exception of the right class, with data. Signals end a wait at once. Calls in a child of fork are refused."""
 import os
 import pickle
 import signal
@@ -85,7 +85,7 @@ def aborted_by_exception(comm):
 def rank_lost(comm):
     import commd
     if comm.rank == 1:
-        for other in (0, 2):  # until both have come: their own barrier might end with the loss
+        for other in (0, 2):  # until both are there: a barrier of the communicator might end with the loss
             comm.recv(numpy.zeros(1), other)
         os._exit(0)
     request = comm.all_reduce(numpy.ones(3), wait=False)  # under way before rank 1 may end
@@ -271,7 +271,7 @@ for kind in ("wait", "later", "nested"):
 
 
 def test_interrupt_at_every_step_of_a_group(daemons):
-    """Wherever Ctrl-C meets the lines of a group, no group stays open afterwards."""
+    """At whatever line of a group Ctrl-C comes, no group stays open afterwards."""
     process = daemons.start([sys.executable, "-B", "-c", AT_EVERY_STEP, str(os.getpid())])
     assert finish(process)[1].split() == ["wait", "later", "nested"]
 
@@ -322,7 +322,7 @@ def test_signal_handler_runs(daemons):
 
 
 def test_no_daemon(tmp_path):
-    """A daemon that does not run is one clear exception."""
+    """If no daemon runs, init raises one clear exception."""
     import subprocess
     text = "import commd\ntry: commd.init()\nexcept commd.DaemonLost as error: print(isinstance(error, ConnectionError), error)"
     from ranks import BUILD, ROOT
@@ -344,7 +344,7 @@ def test_no_library(tmp_path):
 
 
 def test_daemon_lost():
-    """A daemon that ends while ranks wait is one clear exception on each; a new one is found by the next init."""
+    """If the daemon ends while ranks wait, each rank gets one clear exception. The next init finds a new daemon."""
     daemons = Daemons()
     try:
         text = ("import numpy, commd, time\ncomm = commd.init()\narray = comm.empty(1000); array[:] = 3\nprint('waiting', flush=True)\n"

@@ -1,4 +1,4 @@
-"""Whatever is passed, the interpreter goes on: each wrong argument is an exception, and the communicator can be used afterwards."""
+"""No argument crashes the interpreter. Each wrong argument raises an exception, and the communicator can be used afterwards."""
 import array as standard_array
 import ctypes
 import gc
@@ -16,7 +16,7 @@ WRONG = (TypeError, ValueError, OverflowError, BufferError, MemoryError, Attribu
 
 
 class Liar:
-    """States any array interface."""
+    """An object with any array interface, true or not."""
 
     def __init__(self, **interface):
         self.interface = interface
@@ -189,7 +189,7 @@ def memory_is_safe(comm):
 
 
 def resized(comm):
-    """What an operation uses cannot be resized or closed meanwhile."""
+    """While an operation uses an array, the array cannot be resized or closed."""
     growing, numbers, mapped = bytearray(100), standard_array.array("d", [1.0] * 10), mmap.mmap(-1, 4096)
     started = [comm.recv(each, comm.size - 1, tag=6, wait=False) for each in (growing, numbers, mapped)] if comm.rank == 0 else []
     if comm.rank == 0:
@@ -264,7 +264,7 @@ def test_one_rank(daemons):
 
 
 def test_random_calls(daemons):
-    """Any method with any arguments: an exception or a result, and never the end of the process."""
+    """Any method with any arguments gives a result or raises an exception. It never ends the process."""
     text = f"""
 import random, sys
 sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})

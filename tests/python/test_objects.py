@@ -27,7 +27,7 @@ def messages(comm):
 
 
 def large_messages(comm):
-    """A long message ends when it is received: one rank sends first."""
+    """A long send ends only when the message is received, so one rank sends first."""
     if comm.rank == 0:
         for rank in range(1, comm.size):
             comm.objects.send(thing(0, 200000), rank)

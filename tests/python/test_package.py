@@ -1,4 +1,4 @@
-"""What importing the package costs and brings, on each Python that this machine has; and that its parts agree with the library."""
+"""Importing the package: its time, and what works after it, on each Python of this machine. Its structures agree with the library's."""
 import ctypes
 import os
 import pathlib
@@ -43,7 +43,7 @@ def run(python, text, folder):
 
 @pytest.mark.parametrize("version", sorted(PYTHONS), ids=lambda version: ".".join(map(str, version)))
 def test_import_time(version, tmp_path):
-    """The fastest of several: a busy machine adds time, and never takes any away."""
+    """Returns the shortest time of several runs: other work on the machine can only add time."""
     text = "import time; began = time.perf_counter(); import commd; print((time.perf_counter() - began) * 1e3)"
     times_ms = [float(run(PYTHONS[version], text, tmp_path)) for _ in range(TRIES)]
     assert min(times_ms) <= IMPORT_BAR_MS, statistics.median(times_ms)
@@ -121,7 +121,7 @@ def test_structures(tmp_path):
 
 
 def test_every_function_is_declared():
-    """The package declares functions that the headers have, with as many arguments."""
+    """The headers have every function that the package declares, with the same number of arguments."""
     from commd import _library
     text = "".join(path.read_text() for path in (ROOT / "client/include").rglob("*.h"))
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)

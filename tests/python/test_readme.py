@@ -9,7 +9,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_first_program(daemons, tmp_path):
-    """It prints what the page says."""
+    """The first program prints what the page says."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[0])
     process = daemons.start([sys.executable, "-B", "-m", "commd.run", "-n", 4, program], COMMD_COMMCTL=str(BUILD / "commctl"))
@@ -17,14 +17,14 @@ def test_first_program(daemons, tmp_path):
 
 
 def test_all_programs_are_python():
-    """The others are parts of programs: they compile."""
+    """The other blocks are parts of programs. They compile."""
     assert len(PROGRAMS) >= 7
     for number, text in enumerate(PROGRAMS):
         compile(text, f"program {number + 1}", "exec")
 
 
 def test_names_exist():
-    """The page uses names that there are."""
+    """All names that the page uses exist."""
     import commd
     for name in re.findall(r"commd\.([A-Za-z_]+)\b", "\n".join(PROGRAMS)):
         assert hasattr(commd, name), name

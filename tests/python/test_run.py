@@ -44,7 +44,7 @@ def test_module(daemons, starter, tmp_path):
 
 
 def test_a_rank_fails(daemons, starter, tmp_path):
-    """The others are ended, and the exit code is that of the rank that failed."""
+    """If a rank fails, the others are ended. The exit code is that of the rank that failed."""
     program = tmp_path / "program.py"
     program.write_text("import commd, os, sys, numpy\ncomm = commd.init()\nif comm.rank == 1: os._exit(7)\ncomm.recv(numpy.zeros(3), 0, tag=5)")
     began = time.monotonic()
@@ -60,7 +60,7 @@ def test_a_rank_is_killed(daemons, starter, tmp_path):
 
 
 def test_interrupt(daemons, starter, tmp_path):
-    """Ctrl-C ends the job: the ranks get it, and what is left of them is killed."""
+    """Ctrl-C ends the job: the ranks get the signal, and those that still run are killed."""
     program = tmp_path / "program.py"
     program.write_text("import sys, commd, numpy\ncomm = commd.init()\ncomm.barrier()\nsys.stdout.write('waiting\\n'); sys.stdout.flush()\ncomm.recv(numpy.zeros(3), 0, tag=5)")
     process = start(daemons, starter, "-n", 2, "--grace", "5", program)
@@ -87,7 +87,7 @@ def test_needs_commctl(daemons, tmp_path):
 
 
 def test_examples(daemons):
-    """The examples run, and say what they have found."""
+    """The examples run, and print their results."""
     from ranks import ROOT
     examples = ROOT / "client/python/examples"
     output = finish(start(daemons, STARTERS["commctl"], "-n", 3, examples / "kmeans.py", "--points", "3000"))[1]

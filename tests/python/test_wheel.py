@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works in a fresh virtual environment, without the clone."""
+"""The wheel: its contents, and how it works in a fresh virtual environment, without the clone."""
 import base64
 import email
 import hashlib
@@ -101,7 +101,7 @@ def test_works_without_numpy(daemons, environment, tmp_path):
 
 
 def test_unpacked(tmp_path):
-    """What a system's package holds: the same files, no library of its own, and what other programs find it by."""
+    """A system's package has the same files, without the library, and the metadata by which other programs find it."""
     if sys.version_info < (3, 11):
         pytest.skip("the package is built by Python 3.11 or newer")
     run(sys.executable, "-B", ROOT / "client/python/build_wheel.py", "--unpacked", "--version", "1.2.3", "--out", tmp_path)

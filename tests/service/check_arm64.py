@@ -18,7 +18,7 @@ HOST = "aarch64-linux-gnu"
 PREPARE_TIMEOUT_S, BUILD_TIMEOUT_S, TESTS_TIMEOUT_S = 900, 3000, 3600
 ONE_TEST_TIMEOUT_S = 1200  # qemu-user takes some 15 times as long
 PREPARED = "etc/commd-arm64-prepared"
-# As systemd/README.md tells a person. Where lintian is, `make deb` asks it.
+# The command of systemd/README.md. If lintian is installed, `make deb` runs it.
 PREPARE = ("dpkg --add-architecture arm64 && apt-get update -qq && apt-get install crossbuild-essential-arm64 qemu-user dpkg-dev git python3 lintian"
            " && apt-get build-dep --host-architecture arm64 ./systemd")
 # What qemu-user cannot run, and why. It runs one processor's instructions, and gives the programs this machine's kernel.

@@ -3,8 +3,8 @@
 
 usage: check_service.py [--release 12|13] [--packages FOLDER] [--out FOLDER]
 
-Each command that a person types is taken from systemd/README.md or README.md. Each check has a line of output; the exit code is 1 if
-one failed, 2 if it cannot run here.
+All commands that a person would type come from systemd/README.md or README.md. Each check has a line of output. The exit code is 1 if
+one failed, 2 if they cannot run here.
 """
 import argparse
 import os
@@ -69,7 +69,7 @@ while True:
 
 
 def readme_lines(document, pattern):
-    """The commands of a document's blocks of code that match, without their remarks."""
+    """Returns the commands of a document's blocks of code that match, without their comments."""
     lines = [line[4:].split("  #")[0].rstrip() for line in (TOP / document).read_text().splitlines() if line.startswith("    ")]
     found = [line for line in lines if re.search(pattern, line)]
     assert found, f"{document} has no command like {pattern}"
@@ -81,7 +81,8 @@ def readme_program():
 
 
 def put_packages(root, debs):
-    """Puts the packages, and what they need, where README's commands find them. Returns these commands. The container's network reaches no mirror."""
+    """Puts the packages, and the packages that they need, where README's commands find them, because the container's network reaches no mirror.
+    Returns these commands."""
     folder = root / "root/build/deb"
     folder.mkdir(parents=True)
     for path in debs:
@@ -136,7 +137,7 @@ class Service:
         return self.container.run("journalctl", "-u", "commd", "--no-pager", "-n", "30", "-o", "cat", check=False).stdout
 
     def install_and_sum(self):
-        """From nothing to the result of two ranks of a program that a user has built: README's own commands."""
+        """README's own commands lead from nothing to the result of two ranks of a program that a user has built."""
         container, source = self.container, "/home/alice/hello.c"
         container.path(source).write_text(readme_program())
         os.chown(container.path(source), machine.USERS["alice"], machine.USERS["alice"])
@@ -208,7 +209,7 @@ class Service:
         self.fine()
 
     def reinstall(self):
-        """As an upgrade to the next version: commd restarts, its socket stays, a changed configuration too."""
+        """A reinstallation does what an upgrade does: commd restarts; its socket and a changed configuration stay."""
         path = self.container.path("/etc/commd/commd.conf")
         path.write_text(path.read_text() + 'log_level = "debug";\n')
         before, inode = self.show("MainPID"), self.container.path("/run/commd/commd.sock").stat().st_ino
@@ -256,7 +257,7 @@ class Service:
         assert "commd.torch" in said, said
 
     def upgrade(self):
-        """Every package is installed anew under a job that re-forms."""
+        """Every package is reinstalled while a job runs that forms its communicator again."""
         self.container.path("/home/alice/reforming.py").write_text(REFORMING)
         job = subprocess.Popen(self.container.entered("commctl", "run", "-n", "2", "--", "python3", "/home/alice/reforming.py", "/home/alice/enough", user="alice"),
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -268,7 +269,7 @@ class Service:
             before = self.show("MainPID")
             self.container.shell("apt-get install --reinstall ./build/deb/*.deb", timeout_s=UPGRADE_TIMEOUT_S)
             assert self.show("MainPID") not in ("0", before), "commd was not restarted"
-            time.sleep(GAP_MAX_S)  # in which it has a result again
+            time.sleep(GAP_MAX_S)  # until then, the job has a result again
             self.container.path("/home/alice/enough").touch()
             said = job.communicate(timeout=UPGRADE_TIMEOUT_S)[0]
         finally:

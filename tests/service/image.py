@@ -1,7 +1,7 @@
 """Root file systems of Debian's releases, made once and kept outside the repository, and programs that run in them.
 
-They are in ${XDG_CACHE_HOME:-~/.cache}/commd/service. They are made with mmdebstrap from the mirrors of this machine's apt, and made
-again when what they consist of has changed.
+They are in ${XDG_CACHE_HOME:-~/.cache}/commd/service. mmdebstrap makes them from the mirrors of this machine's apt. It makes them
+again when their contents have to change.
 """
 import contextlib
 import fcntl

@@ -19,8 +19,8 @@ def source_files():
 
 
 def copy_sources(target):
-    """What make built there before stays. A file that has not changed keeps its time, and one that has changed gets a new one: the times in
-    TOP say nothing, because the last build may have been that of another copy of the sources.
+    """Copies the sources, and keeps what make built there before. A file that has not changed keeps its time, and one that has changed gets a
+    new time. The times in TOP do not help, because the last build may have used another copy of the sources.
     """
     names = set(source_files())
     for path in [path for path in target.rglob("*") if path.relative_to(target).parts[0] != "build" and not path.is_dir()]:
@@ -37,7 +37,7 @@ def copy_sources(target):
 
 
 def build(release, out):
-    """Builds them into the folder `out`; returns their paths. Raises RuntimeError with the end of what was said."""
+    """Builds the packages into the folder `out`, and returns their paths. If that fails, raises RuntimeError with the end of the output."""
     root = image.image(release, "build")
     with image.locked(f"{root.name}-in-use"):
         copy_sources(root / "commd")

@@ -4,7 +4,7 @@ import re
 
 from machine import USERS
 
-# Slurm believes in the processors that it is told of. Any device stands for a GPU, because the ranks use host memory.
+# Slurm does not check the number of processors in its configuration. Any device stands for a GPU, because the ranks use host memory.
 CONFIGURATION = """ClusterName=commd
 SlurmctldHost={controller}({address})
 SlurmUser=slurm

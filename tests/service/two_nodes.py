@@ -1,4 +1,4 @@
-"""Two fresh containers become a cluster: every command that a person types there is taken from README.md and systemd/README.md."""
+"""Two fresh containers become a cluster. All commands that a person would type come from README.md and systemd/README.md."""
 import os
 import re
 import signal

@@ -1,4 +1,4 @@
-"""What the cases have in common: how one is named, its data, and how results and failures are checked."""
+"""Functions that the cases share: names of cases, data, and checks of results and failures."""
 import unittest
 
 import torch

@@ -1,9 +1,9 @@
-"""Cases that every rank of a process group runs in the same order. Run as a program: one rank of them.
+"""Cases that every rank of a process group runs in the same order. As a program, this is one rank.
 
     cases.py INIT [NAME...]     RANK and WORLD_SIZE say which rank this is
 
-Four ranks run the cases of four, other numbers the rest. Each line that a rank prints is a JSON object: the case's name, its failure or null, and
-the reason why it was skipped or null. Data differ per rank and element, and outputs are poisoned first.
+Four ranks run the cases for four ranks. Any other number of ranks runs the other cases. Each line that a rank prints is a JSON object: the case's
+name, its failure or null, and the reason why it was skipped or null. Data differ per rank and element, and outputs are poisoned first.
 """
 import datetime
 import faulthandler

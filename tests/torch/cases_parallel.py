@@ -1,4 +1,4 @@
-"""What trains models: DDP, sharding, tensors over ranks, pipelines, checkpoints."""
+"""Training of models: DDP, sharding, tensor parallelism, pipelines, checkpoints."""
 import inspect
 
 import torch
@@ -87,7 +87,7 @@ def fsdp2(rank, size):
 
 @case
 def communication_buffers_are_shared(rank, size):
-    """A torch that asks backends for memory gets shared memory."""
+    """If torch asks the backend for memory, it gets memory that is shared with commd."""
     from commd.torch._memory import is_shared
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     if not hasattr(backend, "supports_tensor_alloc"):

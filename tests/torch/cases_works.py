@@ -201,7 +201,7 @@ def a_fork_is_told(rank, size):
 
 @case
 def records_of_messages_and_failures(rank, size):
-    """Records have what a tool needs that compares ranks: numbers in order, states, messages apart, failures with their text."""
+    """Records have what a tool that compares ranks needs: numbers in order, states, separate messages, failures with their text."""
     import commd.torch
     group = dist.new_group(timeout=datetime.timedelta(seconds=1))
     other = dist.irecv(torch.zeros(3), (rank + 1) % size, tag=77)
@@ -358,7 +358,7 @@ def a_callback_that_raises(rank, size):
 
 @case
 def a_work_that_threads_share(rank, size):
-    """Some ask whether it has ended while another waits."""
+    """Some threads ask whether the work has ended while another thread waits for it."""
     for _ in range(20):
         tensor = torch.full((2000,), float(rank))
         work = dist.all_reduce(tensor, async_op=True)

@@ -1,4 +1,4 @@
-"""Wrong arguments: each is an exception on all ranks that it concerns, and the group goes on. Odd ones that are right give right results."""
+"""Wrong arguments raise an exception on all ranks that they concern, and the group goes on. Unusual but correct arguments give right results."""
 import datetime
 import os
 import tempfile
@@ -31,7 +31,7 @@ def fake():
         return torch.ones(6)
 
 
-# Nothing can be done with any of these.
+# commd cannot use any of these.
 BAD = {
     "of no device": lambda: torch.ones(6, device="meta"), "freed": lambda: without_memory(0), "cut": lambda: without_memory(16),
     "compressed sparse": lambda: torch.eye(6).to_sparse_csr(), "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(4)]),

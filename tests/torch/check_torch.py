@@ -4,7 +4,8 @@
     CHECK_TORCH_OWN=no: leaves torch's own tests out
     CHECK_TORCH_ONLY=WORDS: of our tests, only those that pytest's -k selects
 
-In each: tests/python/test_torch.py, then torch's own distributed tests on Gloo and on commd, three ranks. What passes on Gloo must pass on commd.
+For each release, it runs tests/python/test_torch.py, then torch's own distributed tests on Gloo and on commd with three ranks. What passes on Gloo
+must pass on commd.
 """
 import os
 import pathlib

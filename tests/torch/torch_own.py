@@ -1,7 +1,7 @@
 """torch's own distributed tests, on the backend that COMMD_TORCH_BACKEND names (gloo or commd).
 
-They are read as gloo's: their decorators then ask for what gloo can do. Groups of the default backend are then made with the other backend. Groups
-that a test makes with gloo by name stay gloo's, so the two run beside each other.
+They are loaded as tests of gloo, so their decorators select what gloo can do. Groups of the default backend are then made with the other backend.
+If a test names gloo for a group, the group stays gloo's. So both backends may run at the same time.
 """
 import os
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who may see and do what: users on the clients' socket, administrators on theirs, and sockets that commd was passed."""
+"""Who may see and do what: users on the clients' socket, administrators on their socket, and sockets that commd inherits."""
 import fcntl
 import grp
 import json
@@ -59,7 +59,7 @@ class Users(StandaloneTest):
         self.assertIn("and 1 client of other users", self.as_nobody("clients").stdout)
         self.assertNotIn(str(self.ranks[0].pid), self.as_nobody("clients").stdout)
         status = self.json_as_nobody("status")
-        self.assertEqual((status["comms_forming"], status["clients"]), (2, 3))  # everybody may see the numbers
+        self.assertEqual((status["comms_forming"], status["clients"]), (2, 3))  # every user may see the numbers
 
     def test_what_users_hold(self):
         users = self.json_as_nobody("users")
@@ -137,7 +137,7 @@ class Gpus(StandaloneTest):
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Ended(StandaloneTest):
-    """Root and nobody each have a communicator "train" with two ranks at work; each may end only some of them."""
+    """Root and nobody each have a communicator "train" with two busy ranks. Each of the two users may end only some of them."""
 
     def setUp(self):
         os.chmod(self.cluster.folder, 0o755)
@@ -227,7 +227,7 @@ class Ended(StandaloneTest):
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Started(unittest.TestCase):
-    """One commd for each test, with sockets that it makes or is passed."""
+    """One commd for each test, with sockets that it makes or inherits."""
 
     GROUP = grp.getgrgid(1)
 

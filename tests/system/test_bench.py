@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl bench: every operation is right, the figures are consistent, and it ends whatever happens."""
+"""commctl bench: every operation is right, the figures are consistent, and the program always ends."""
 import json
 import os
 import signal
@@ -72,7 +72,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(nobody.returncode, 3, nobody.stderr)
 
     def assert_ended(self, name, expected, process):
-        """Expects it to exit with that code, and none of its processes to remain: those that it forked have the same command line."""
+        """Expects the program to exit with that code, and none of its processes to remain. Processes that it forked have the same command line."""
         errors = process.communicate(timeout=10)[1]
         self.assertIn(process.returncode, expected, errors)
         self.assertFalse([pid for pid in os.listdir("/proc") if pid.isdigit() and name.encode() in command_line(pid)], name)
@@ -84,7 +84,7 @@ class Bench(unittest.TestCase):
             self.assert_ended("test-killed", [1], process)
 
     def test_commd_killed(self):
-        """Every rank reports it, whatever the rank was doing, and none dies of it."""
+        """If commd ends, every rank reports that, whatever it was doing, and no rank crashes."""
         with Cluster(["a"], namespaces=False) as cluster:
             for _ in range(5):
                 process = bench(cluster, "a", "--communicator", "test-lost", "--ranks", "1", "--min-bytes", "8", "--max-bytes", "8", "--seconds-per-size", "30")
@@ -136,7 +136,7 @@ def default_signals():
 
 
 def pending_signal():
-    """The signal arrives as soon as it is no longer blocked."""
+    """A blocked signal takes effect as soon as it is no longer blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `make bench-ab` concludes from its rounds, checked with made-up times whose answer is known."""
+"""What `make bench-ab` concludes from its rounds, checked with invented times whose answer is known."""
 import math
 import pathlib
 import random
@@ -11,7 +11,7 @@ import ratios  # noqa: E402
 
 
 def rounds_of(speed_up, count=20, scatter=0.15, keys=8, seed=7):
-    """Each round has a pace of its own, as on a shared machine, and all figures scatter."""
+    """Each round is faster or slower as a whole, as on a shared machine, and all figures vary."""
     lot = random.Random(seed)
     found = []
     for _ in range(count):

@@ -16,7 +16,7 @@ SEED = int(os.environ.get("COMMD_SEED", "1"))
 
 class Cells(unittest.TestCase):
     def start(self, cluster, name, size, *options, off=()):
-        """off: the ranks without cells."""
+        """off: the ranks that have no cells."""
         ranks = []
         for rank in range(size):
             cluster.client_environment = {"COMMD_CELLS": "off" if rank in off else "on"}
@@ -46,7 +46,7 @@ class Cells(unittest.TestCase):
                     self.assertEqual(digests[0], digests[2], f"size {size}, seed {seed}")
 
     def test_many_ranks(self):
-        """As many as a communicator with cells may have, and one more."""
+        """As many ranks as a communicator with cells may have, and one more."""
         with Cluster("a") as cluster:
             for size, uses in ((32, True), (33, False)):
                 digests = [self.finish(self.start(cluster, f"many-{size}-{len(off)}", size, "random", SEED, 60, off=off))
@@ -80,7 +80,7 @@ class Cells(unittest.TestCase):
                     self.assertIn(f"rank {number % 3} (pid {lost.pid})", line)
 
     def test_a_stopped_rank(self):
-        """The deadline ends the same operation on all ranks, and commd sleeps meanwhile."""
+        """A deadline ends the same operation on all ranks, and commd sleeps until then."""
         with Cluster("a") as cluster:
             ranks = self.start(cluster, "stopped", 3, "until", 3000)
             self.await_ready(ranks)
@@ -122,7 +122,7 @@ class Cells(unittest.TestCase):
             self.assertIn("closed the connection", line)
 
     def test_a_rank_that_dies_at_any_step(self):
-        """The operation ends well on all survivors if the number was in the cell, and on none otherwise."""
+        """If the dead rank had written the number into the cell, the operation ends well on all survivors. Otherwise it ends well on none."""
         with Cluster("a") as cluster:
             bystanders = self.start(cluster, "bystanders", 2, "until")
             self.await_ready(bystanders)
@@ -187,7 +187,7 @@ class Cells(unittest.TestCase):
                 self.assertEqual(self.finish(self.start(cluster, f"refused{len(off)}", 3, "refused", off=off)), ["checked"] * 3)
 
     def test_cells_after_a_deadline(self):
-        """The communicator uses them again."""
+        """The communicator uses its cells again."""
         with Cluster("a") as cluster:
             self.assertEqual(self.finish(self.start(cluster, "late", 3, "late", 4)), ["checked"] * 3)
             text = cluster.commctl("a", "metrics").stdout
@@ -195,7 +195,7 @@ class Cells(unittest.TestCase):
             self.assertGreater(in_cells, 4 * 170)
 
     def test_the_end_of_commd_is_seen_at_once(self):
-        """Though the ranks need commd for nothing."""
+        """The ranks notice the end of commd, although their operations do not need it."""
         for number in range(3):
             with Cluster("a") as cluster:
                 ranks = self.start(cluster, "orphans", 2, "until")
@@ -207,7 +207,7 @@ class Cells(unittest.TestCase):
                 self.assertLess(time.monotonic() - began, 0.5)
 
     def test_a_rank_that_writes_anywhere(self):
-        """It harms its own communicator alone."""
+        """A rank that scribbles on the cells harms only its own communicator."""
         with Cluster("a") as cluster:
             bystanders = self.start(cluster, "bystanders", 2, "until")
             self.await_ready(bystanders)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Changes of who belongs to the cluster while it is at work: nodes are removed, moved and revoked, and certificates renewed, each by a reload."""
+"""Changes of the cluster while operations run. A reload removes, moves or revokes nodes, or renews certificates."""
 import re
 import signal
 import time
@@ -13,7 +13,7 @@ SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
 
 
 def reload(cluster, name):
-    """By signal; test_configuration.py reloads by commctl."""
+    """Reloads by a signal. test_configuration.py reloads by commctl."""
     def ends():
         return len(re.findall("reload: done|stay as they were", cluster.log(name)))
     done = ends()
@@ -117,7 +117,7 @@ class Certificates(FailureCase):
                     reload(cluster, name)
                     self.assertIn("reload: done", cluster.log(name).splitlines()[-1])
                 self.run_ranks(cluster, "ab", f"turn-{turn}")
-            cluster.daemons["b"].kill()  # with the last ones
+            cluster.daemons["b"].kill()  # with the latest certificates
             cluster.daemons["b"].wait()
             for process in ranks:
                 self.expect(process, "NODE_LOST" if process in ranks[::2] else "DAEMON_LOST", within_s=10)
@@ -128,7 +128,7 @@ class Certificates(FailureCase):
             self.run_ranks(cluster, "ab", "anew")
 
     def run_ranks(self, cluster, nodes, comm):
-        """On all rails."""
+        """Runs ranks whose operations use all rails."""
         for process in self.ranks(cluster, nodes, comm, "loop", "count=50000", "steps=5"):
             self.expect(process, "OK", within_s=40)
 
@@ -141,7 +141,7 @@ class Certificates(FailureCase):
             reload(cluster, "a")
             row = next(row for row in cluster.json("a", "nodes")["nodes"] if row["name"] == "b")
             self.assertEqual((row["address"], row["state"]), (cluster.addresses["b"], "up"))
-            for process in ranks:  # connections that work are kept
+            for process in ranks:  # working connections stay
                 self.assertIsNone(process.poll())
             cluster.daemons["b"].kill()
             cluster.daemons["b"].wait()

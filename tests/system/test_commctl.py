@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl with a commd that does not answer: every verb gives up at its deadline and exits with 124."""
+"""commctl with a commd that does not answer. Every verb gives up at its deadline, and exits with 124."""
 import json
 import os
 import re
@@ -22,7 +22,7 @@ def commctl(path, *arguments):
 
 
 class Silent(unittest.TestCase):
-    """A socket on which nobody answers."""
+    """A socket on which no process answers."""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="commd-test-")
@@ -58,7 +58,7 @@ class Silent(unittest.TestCase):
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
 
     def test_help_is_complete(self):
-        """Every verb, and every option that its source takes."""
+        """Returns every verb, with every option that its source accepts."""
         verbs = re.findall(r"^  ([a-z]+) .*", commctl(self.path, "help").stdout.split("\n\n")[1], re.MULTILINE)
         self.assertGreater(len(verbs), 20)
         for verb in verbs:
@@ -128,7 +128,7 @@ class Silent(unittest.TestCase):
 
 
 class Full(StandaloneTest):
-    """What cannot be written is a failure."""
+    """If commctl cannot write its output, it fails."""
 
     def test_a_full_disk(self):
         for arguments in (["status"], ["nodes"], ["-f", "json", "comms"], ["help"], ["--version"], ["bench", "--help"], ["--watch=0.1", "status"]):

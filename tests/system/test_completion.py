@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Completion of commctl: what commctl offers is what it takes, and the shells show it."""
+"""Completion of commctl: commctl offers exactly what it accepts, and the shells show it."""
 import pathlib
 import re
 import shutil
@@ -36,7 +36,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(offered("no-such-verb", ""), [])
 
     def test_every_long_option_is_offered(self):
-        """Each of a table for getopt_long in commctl's sources, at one verb or before the verbs."""
+        """Each option in a table for getopt_long in commctl's sources, for one verb or before the verbs."""
         known = {option for verb in ([], *([verb] for verb in verbs())) for option in offered(*verb, "-") if option.startswith("--")}
         taken = set()
         for path in (ROOT / "client/commctl").glob("*.c"):
@@ -96,7 +96,7 @@ class Completion(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed")
     def test_zsh(self):
-        """The words that the script hands to zsh's own functions."""
+        """Returns the words that the script passes to zsh's own functions."""
         line = (f"PATH={BUILD}:$PATH; _describe() {{ print -l -- $found }}; _files() {{ print FILES }}; "
                 f"words=(commctl %s); CURRENT=$#words; source {SCRIPTS}/commctl.zsh")
         for words, expected in (("cl", ["clients:processes that are connected"]), ("bench --reduce m", ["min:", "max:"]), ("config check ''", ["FILES"])):

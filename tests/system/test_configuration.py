@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The configuration: what the check refuses the start refuses in the same words; reloads and their results; one file for all nodes; names that do not
-resolve; settings that differ between nodes."""
+"""The configuration: --check-config and a start refuse the same files in the same words; reloads and their results; one file for all nodes; names
+that do not resolve; settings that differ between nodes."""
 import os
 import re
 import signal
@@ -23,7 +23,7 @@ def node_row(cluster, name, other):
 
 
 class Check(unittest.TestCase):
-    """Each bad file is given to the check and to a start."""
+    """Passes each bad file to --check-config and to a start."""
 
     @classmethod
     def setUpClass(cls):
@@ -184,7 +184,7 @@ class Reload(FailureCase):
             self.write(cluster, names="abc")
             self.assertIn(f"applied: node b: moved from {old} to 192.0.2.9:7400\n", cluster.commctl("a", "reload").stdout)
             self.assertEqual(node_row(cluster, "a", "b")["address"], "192.0.2.9:7400")
-            cluster.addresses["a"] = "192.0.2.8:7400"  # its own: that of the socket, which is bound
+            cluster.addresses["a"] = "192.0.2.8:7400"  # its own address: that of the socket, which is bound
             self.write(cluster, names="abc")
             self.assertIn("waits for a restart: listen = 192.0.2.8:7400\n", cluster.commctl("a", "reload").stdout)
             self.assertNotEqual(settings(cluster, "a")["listen"]["value"], "192.0.2.8:7400")
@@ -263,13 +263,13 @@ HOSTS = 'mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/resolv.conf" /et
 
 
 def own_files_work():
-    """Whether a process may have its own /etc/hosts."""
+    """Returns whether a process may have its own /etc/hosts."""
     return os.geteuid() == 0 and run("unshare", "-m", "mount", "--bind", "/etc/hosts", "/etc/hosts", check=False).returncode == 0
 
 
 class Names(FailureCase):
     def cluster(self, **options):
-        """Nodes whose addresses have names, which a file of the test's says."""
+        """Nodes whose addresses have names. The test's own /etc/hosts resolves them."""
         cluster = Cluster("ab", "reconnect_max_ms = 500;", start=False, **options)
         self.addCleanup(cluster.close)
         cluster.daemon_command = ["unshare", "-m", "sh", "-c", HOSTS, cluster.folder]
@@ -290,11 +290,11 @@ class Names(FailureCase):
         cluster.addresses = addresses
 
     def test_a_peer_whose_name_is_not_known(self):
-        """It stops nobody, neither the side that dials nor the other; what is up stays up."""
+        """A name that does not resolve stops no node, neither the side that dials nor the other. Existing connections stay up."""
         if not own_files_work():
             self.skipTest("needs root, to have its own /etc/hosts")
         cluster = self.cluster(namespaces=False)
-        self.named(cluster, "a", "b")  # a dials
+        self.named(cluster, "a", "b")  # node a dials
         self.named(cluster, "b", "a")
         for name, other in (("a", "b"), ("b", "a")):
             cluster.start(name)
@@ -338,7 +338,7 @@ class Names(FailureCase):
             self.expect(process, "OK", within_s=20)
 
     def test_a_name_server_that_is_silent(self):
-        """Its time passes on another thread: commd serves its clients, and the peers that it knows."""
+        """The lookup waits on another thread. Meanwhile commd serves its clients and its connected peers."""
         if not (own_files_work() and namespaces_work()):
             self.skipTest("needs root, to have its own /etc/resolv.conf")
         cluster = self.cluster()

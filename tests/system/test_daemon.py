@@ -175,7 +175,7 @@ class Nodes(ProgramCase):
             self.assert_works(cluster, "ab", "thawed")
 
     def test_idle(self):
-        """Some time of heartbeats costs next to nothing, and hinders nobody."""
+        """Heartbeats cost next to no processor time, and disturb no other work."""
         with Cluster("ab") as cluster:
             time.sleep(2)
             before = cpu_s(cluster.daemons["a"].pid)

@@ -50,7 +50,7 @@ class Examples(OnThreeNodes):
             self.check(program, "a")
 
     def test_by_the_launcher(self):
-        """Without --rank and --size: by commctl run."""
+        """commctl run gives the ranks their number and the size, without --rank and --size."""
         for program, options in (("ring", []), ("kmeans", []), ("train", ["--steps", "40"])):
             process = self.cluster.client("a", BUILD / "commctl", "run", "-n", 3, "--", BUILD / "examples" / program, *options)
             output, errors = process.communicate(timeout=120)
@@ -58,14 +58,14 @@ class Examples(OnThreeNodes):
             self.assertIn("[0] ", output)
 
     def test_training_bucketed_and_compressed(self):
-        """With gradients in a group the loss equals that of one process; with compressed gradients it comes close."""
+        """With gradients in a group, the loss equals that of one process. With compressed gradients, it is close to that."""
         self.check("train", "aabb", "--steps", "60", "--bucketed", expected="within 1e-05")
         for compression in ("bf16", "f8", "top_k"):
             self.check("train", "aabb", "--steps", "60", f"--compressed={compression}", expected="within 0.05")
 
 
 class ExamplesOnGpus(OnThreeNodes):
-    """On doubles of GPUs: ranks that share a GPU, and ranks with one each."""
+    """With doubles of GPUs: ranks share a GPU, or each rank has its own."""
     gpus = 2
 
     def test_overlap(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients and daemons are ended by kill -9: the other ranks get an error that names the lost one, none hangs, and a new communicator works."""
+"""kill -9 ends clients and daemons. The other ranks get an error that names the lost one. No rank hangs, and a new communicator works."""
 import os
 import signal
 import unittest
@@ -21,7 +21,7 @@ class Failures(FailureCase):
                 self.expect(process, "OK", within_s=40)
 
     def test_killed_client_that_forked(self):
-        """The killed rank's worker also has the connection open and lives on: nobody may wait because of that."""
+        """The killed rank's child lives on, and has the connection open, too. The other ranks must not wait for the child."""
         with Cluster("ab") as cluster:
             ranks = [cluster.rank("ab"[rank // 2], "work", rank, 4, "loop", *(["fork=60"] if rank == 3 else [])) for rank in range(4)]
             worker = int(read_until(ranks[3], "WORKER").split()[1])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A commd that stands still: its own clients are told soon, and a short pause makes nothing fail."""
+"""A commd that stands still. Its own clients are told soon. After a short pause, nothing fails."""
 import os
 import signal
 import time
@@ -52,7 +52,7 @@ class Frozen(FailureCase):
             self.expect_unharmed(ranks)
 
     def test_a_client_that_was_stopped_itself(self):
-        """Here the client stood still itself: that it has heard nothing for long is not commd's fault."""
+        """Here the client itself stood still. It must not blame commd for the silence."""
         with Cluster("a") as cluster:
             ranks = self.start(cluster, "aa", "work", "loop", "seconds=8", "op_timeout_ms=30000")
             for process in ranks:

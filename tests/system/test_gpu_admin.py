@@ -9,7 +9,7 @@ from failure_case import FailureCase, read_until
 
 class GpuAdmin(FailureCase):
     def one(self, cluster, code, *texts, device=0, environment=None):
-        """Runs a rank alone on the GPU that it knows under this number."""
+        """Runs a single rank on the GPU that the rank knows under this number."""
         before, cluster.client_environment = cluster.client_environment, environment or {}
         process = cluster.rank("a", f"one-{len(cluster.processes)}", 0, 1, "once", f"device={device}")
         cluster.client_environment = before
@@ -84,7 +84,7 @@ class GpuAdmin(FailureCase):
             self.one(cluster, "UNSUPPORTED", "device 2", "sees 2 GPUs", device=2)
 
     def test_gpus_numbered_otherwise(self):
-        """Processes may number the GPUs differently: it is still the same GPU."""
+        """Processes may number the GPUs differently. commd knows that they mean the same GPU."""
         with Cluster("a", gpus=3, daemon_environment={"CUDA_VISIBLE_DEVICES": "2,0"}) as cluster:
             uuids = [gpu["uuid"] for gpu in cluster.json("a", "gpus")["gpus"]]
             self.assertEqual(len(uuids), 2)

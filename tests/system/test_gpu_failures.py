@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients and daemons are ended by kill -9 while operations run on GPUs (doubles of them): the errors name the lost rank, no memory is left, and
+"""kill -9 ends clients and daemons while operations run on GPUs (doubles of them). The errors name the lost rank, no memory is left, and
 streams are released."""
 import signal
 import time
@@ -28,8 +28,7 @@ class GpuFailures(FailureCase):
             cluster.wait_gpus_idle()
 
     def test_a_gpu_that_does_not_get_to_it(self):
-        """As when a kernel of another process never ends: ranks are told of their deadline all the same, though commd cannot release their memory
-        yet."""
+        """A kernel of another process never ends. The ranks are still told of their deadline, although commd cannot release their memory yet."""
         with Cluster("a", "drain_timeout_ms = 500;", gpus=1, start=False) as cluster:
             cluster.start("a", environment={"CUDA_DOUBLE_DELAY_US": "10000000"})
             cluster.wait_ready()
@@ -49,7 +48,7 @@ class GpuFailures(FailureCase):
         self.check_killed_client("aaa", [1, 1, 1], 0)
 
     def test_killed_again_and_again(self):
-        """Ranks are killed at any moment of operations with large buffers: nothing of the dead ones is left, and the next operations work."""
+        """Ranks are killed at any moment of operations with large buffers. Nothing of the dead ranks is left, and the next operations work."""
         layout, devices = "aaabb", [0, 0, 1, 0, 1]
         with Cluster("ab", gpus=2) as cluster:
             for turn in range(4):
@@ -65,7 +64,7 @@ class GpuFailures(FailureCase):
             self.check_new_communicator(cluster, layout, "work", devices)
 
     def test_killed_while_its_stream_waits(self):
-        """The rank that the other one waits for is killed: the other's stream goes on, and it sees the error."""
+        """A rank for which the other one waits is killed. The other rank's stream goes on, and that rank gets the error."""
         with Cluster("a", gpus=1) as cluster:
             waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
             idle = cluster.rank("a", "half", 1, 2, "idle", "device=0")
@@ -90,7 +89,7 @@ class GpuFailures(FailureCase):
             cluster.wait_gpus_idle("a")
 
     def test_stopped_daemon_while_a_stream_waits(self):
-        """The library's thread sees it, even though the rank itself waits in the driver."""
+        """The library's thread notices the end of commd, even while the rank itself waits in the driver."""
         with Cluster("a", gpus=1) as cluster:
             waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
             idle = cluster.rank("a", "half", 1, 2, "idle", "device=0", "seconds=30")
@@ -117,7 +116,7 @@ class GpuFailures(FailureCase):
             self.check_new_communicator(cluster, "aabbc", "work", [0, 1, 0, 0, 1])
 
     def test_ended_daemon(self):
-        """SIGTERM while operations run: commd ends, and cleanly."""
+        """After SIGTERM during operations, commd ends cleanly."""
         with Cluster("ab", gpus=2) as cluster:
             ranks = self.start(cluster, "aab", "work", "loop", devices=[0, 1, 0])
             cluster.daemons["a"].terminate()

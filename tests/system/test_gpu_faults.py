@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Calls of the CUDA driver and of NCCL fail in commd (their doubles let them fail): those concerned are told which call, everybody else goes on,
-and commd ends cleanly."""
+"""Calls of the CUDA driver and of NCCL fail in commd, because their doubles let them fail. The ranks concerned are told which call failed. All
+others go on, and commd ends cleanly."""
 import unittest
 
 from cluster import Cluster
@@ -14,8 +14,8 @@ OF_THE_CONTEXT = "=700"          # the error after which nothing works in the co
 
 class GpuFaults(FailureCase):
     def check(self, rule, symbol, code, where, breaks=False, again=True, at_its_end=False, **settings):
-        """On node a the first communicator meets the fault; breaks: its GPU is of no use from then on; again: the next one works; at_its_end: what fails brings
-        results to where they belong, and another node may have its own by then."""
+        """On node a, the first communicator meets the fault. breaks: its GPU cannot be used afterwards. again: the next communicator works.
+        at_its_end: the call that fails moves results to their places, and another node may have its own results by then."""
         layout, devices = where
         with Cluster(sorted(set(layout)), gpus=2, start=False) as cluster:
             for name in sorted(set(layout)):
@@ -56,7 +56,7 @@ class GpuFaults(FailureCase):
         self.check("cuMemHostAlloc:2", "cuMemHostAlloc", "NO_MEMORY", APART)
 
     def test_pinned_memory_is_charged_to_its_user(self):
-        """Slices that pass through pinned memory count for user_limit_lane_bytes, as the host's do; a user of no GPU goes on."""
+        """Slices that pass through pinned memory count towards user_limit_lane_bytes, as those in host memory do. A user without a GPU goes on."""
         layout, devices = APART
         with Cluster(sorted(set(layout)), "user_limit_lane_bytes = 1024;", gpus=2) as cluster:
             for process in self.ranks(cluster, layout, "broken", "once", devices=devices):
@@ -70,14 +70,14 @@ class GpuFaults(FailureCase):
         self.check("cuMemcpyAsync:1" + OF_THE_CONTEXT, "cuMemcpyAsync", "DEVICE", APART, breaks=True, at_its_end=True)
 
     def test_memory_that_another_gpu_does_not_reach(self):
-        """What IPC handles open is refused where GPUs could not work on it together."""
+        """commd refuses memory of IPC handles if the GPUs could not work on it together."""
         with Cluster("a", gpus=2, daemon_environment={"CUDA_DOUBLE_IMPORTS_PEER": "0"}) as cluster:
             for process in self.ranks(cluster, "aa", "apart", "once", devices=[0, 1]):
                 self.expect(process, "UNSUPPORTED", "does not reach memory of GPU", "gpu_peer_access", within_s=10)
             self.check_new_communicator(cluster, "aa", "host")
 
     def test_a_stream_that_is_asked_about(self):
-        """Whatever error the driver reports other than "not done yet": nothing in the context can be relied on any more."""
+        """If the driver reports any error other than "not done yet", commd stops using the context."""
         self.check("cuStreamQuery:1=999", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="20000")
 
     def test_a_kernel(self):
@@ -90,7 +90,7 @@ class GpuFaults(FailureCase):
         self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", SHARED)
 
     def test_a_mark_behind_work_that_is_late(self):
-        """Work that is already in the stream ends before the memory that it uses is released."""
+        """commd releases memory only after the work in the stream that uses it has ended."""
         for where in (SHARED, APART):
             with self.subTest(where[0]):
                 self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", where, at_its_end=where == APART, CUDA_DOUBLE_DELAY_US="50000")
@@ -99,7 +99,7 @@ class GpuFaults(FailureCase):
         self.check("cuStreamCreateWithPriority:1", "cuStreamCreateWithPriority", "NO_MEMORY", SHARED)
 
     def test_a_question(self):
-        """The driver accepts the work, but it fails when its turn comes; commd notices because it asks while it waits."""
+        """The driver accepts the work, but the work fails when its turn comes. commd notices, because it asks the driver while it waits."""
         self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="50000")
 
     def check_nccl(self, rule, symbol):
@@ -109,7 +109,7 @@ class GpuFaults(FailureCase):
         self.check_nccl("ncclAllReduce:1", "ncclAllReduce")
 
     def test_nccl_refuses_the_second_call_of_a_group(self):
-        """Otherwise the first rank would wait for it for ever."""
+        """If commd did not report the failure, the first rank would wait for ever."""
         self.check_nccl("ncclAllReduce:2", "ncclAllReduce")
 
     def test_nccl_refuses_a_group(self):

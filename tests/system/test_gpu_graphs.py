@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Operations in CUDA graphs, on doubles of GPUs: replays with data of their own, failures in the middle of replays, captures that are refused."""
+"""Operations in CUDA graphs, on doubles of GPUs: replays with different data, failures in the middle of replays, captures that are refused."""
 import signal
 import unittest
 
@@ -112,7 +112,7 @@ class GpuGraphs(ProgramCase):
         self.check_lost_daemon(signal.SIGSTOP, "connection to commd lost")
 
     def test_an_aborted_communicator(self):
-        """Either the program's communicator, or the one of its graph."""
+        """The text names either the program's communicator, or the graph's."""
         for mark in ("", "~graph"):
             with self.subTest(mark), Cluster("a", gpus=2) as cluster:
                 self.check_aborted(cluster, mark)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients that send false statements about GPUs (doubles of them): they are refused with a reason, and nobody else notices."""
+"""Clients that make false statements about GPUs (doubles of them). commd refuses them with a reason, and no other client notices."""
 import fcntl
 import os
 import select
@@ -101,7 +101,7 @@ class Hostile(cluster.StandaloneTest):
 
     @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_handles_are_of_one_user_at_a_time(self):
-        """A user who has learned another user's handle gets nothing with it, not even by coming first."""
+        """A user who has learned another user's handle gets no memory with it, not even by registering it first."""
         mine, other = self.client, self.as_other_user()
         handle = self.gpu.ipc_handle(self.buffer)
         self.share()
@@ -140,7 +140,7 @@ class Hostile(cluster.StandaloneTest):
             forged = bytearray(handle)
             forged[at] ^= 0x55
             status, text = self.client.ask(self.client.REGISTER, {1: 100 + at, 2: UNIT, 3: self.uuid, 4: bytes(forged)})
-            if status == 0:  # what it does not look at
+            if status == 0:  # bytes that commd does not read
                 self.client.ask(self.client.DEREGISTER, {1: 100 + at})
             else:
                 self.assertEqual(status, INVALID_ARGUMENT, text)
@@ -200,7 +200,7 @@ class Hostile(cluster.StandaloneTest):
                 self.gpu.free(pointer)
 
     def test_a_place_that_two_connections_had_registered(self):
-        """One connection registers the new memory. The old registration of the other one is given up for it, and the other is told when it asks."""
+        """One connection registers the new memory. So commd gives up the other connection's old registration, and answers NOT_FOUND for it."""
         other = RawClient(self.cluster.socket("solo"))
         pointer, beside = self.gpu.alloc(2 * UNIT), self.gpu.alloc(2 * UNIT)
         for memory, at in ((40, pointer), (41, beside)):
@@ -264,7 +264,7 @@ class Hostile(cluster.StandaloneTest):
         self.gpu.release(allocation)
 
     def test_more_mapped_while_it_is_used(self):
-        """Memory that an operation uses is left alone, and only what exists is counted."""
+        """commd does not touch memory that an operation uses, and counts only memory that exists."""
         allocations = [self.gpu.create(UNIT) for _ in range(3)]
         fds = [self.gpu.export(allocation) for allocation in allocations]
         self.register(30, 4 * UNIT, virtual=1)
@@ -314,7 +314,7 @@ class Hostile(cluster.StandaloneTest):
             self.cluster.wait(lambda: len(os.listdir(fds)) <= before, "it has closed them all")
             allocation = self.gpu.create(4 * UNIT)
             fd = self.gpu.export(allocation)
-            self.map(30, 4 * UNIT, fd)  # the others have left nothing in its way
+            self.map(30, 4 * UNIT, fd)  # the earlier attempts left no mapping in its way
             self.join()
             self.done(output=(30, 0), input=(30, 2 * UNIT))
             for each in (reader, writer, folder, path, exported, fd):
@@ -325,7 +325,7 @@ class Hostile(cluster.StandaloneTest):
         sealed.close()
 
     def test_one_block_many_times(self):
-        """One block is mapped as often as the reservation has room. It counts as one block, and is gone with its last mapping."""
+        """One block is mapped as often as it fits into the reservation. It counts as one block, and is freed with its last mapping."""
         used_bytes, count = self.used_bytes(), 200
         allocation = self.gpu.create(UNIT)
         fd = self.gpu.export(allocation)
@@ -358,7 +358,7 @@ class Hostile(cluster.StandaloneTest):
         self.cluster.wait(lambda: self.used_bytes() == used_bytes, "the block is free")
 
     def test_the_sum_over_clients(self):
-        """Files without contents use up commd's addresses: a user who has many of them leaves some for others, and commd works."""
+        """Files without contents use up commd's addresses. A user with many such files cannot use up all addresses, and commd works."""
         fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         size = 1 << 44
         os.ftruncate(fd, size)
@@ -385,7 +385,7 @@ class Hostile(cluster.StandaloneTest):
         self.done()
 
     def test_more_reserved_than_there_are_addresses(self):
-        """A client may have only so many that some are left for others."""
+        """The limit of one client leaves some for other clients."""
         self.register(30, 1 << 37, LIMIT, "at most", virtual=1)
         for memory in range(100, 2100):
             status, text = self.client.ask(self.client.REGISTER, {1: memory, 2: 1 << 29, 3: self.uuid, 5: 1})

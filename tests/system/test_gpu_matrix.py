@@ -33,7 +33,7 @@ class GpuMatrix(ProgramCase):
         self.check("abab", [0, 0, 1, 1], "rails = 3; slice_bytes = 4096;")
 
     def test_gpus_that_do_not_reach_each_other(self):
-        """Between the GPUs of a node by NCCL, or through the host."""
+        """NCCL or the host moves data between the GPUs of a node."""
         self.check("aaaa", [0, 1, 1, 2], CUDA_DOUBLE_PEER="0")
         self.check("aab", [0, 1, 3], CUDA_DOUBLE_PEER="0")
 

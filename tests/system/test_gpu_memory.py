@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How commd gets memory on GPUs (doubles of them): by descriptor, or by a legacy IPC handle unless those are refused. In the end nothing of it is
-left."""
+"""How commd gets GPU memory (of doubles): by descriptor, or by a legacy IPC handle, unless the configuration refuses handles. In the end, commd
+holds none of it."""
 import signal
 import sys
 import unittest
@@ -43,7 +43,7 @@ class GpuMemory(FailureCase):
             process.communicate()
 
     def test_by_descriptor_and_by_handle(self):
-        """The chosen ranks work in one communicator; then all of them are killed."""
+        """The chosen ranks run operations in one communicator. Then all of them are killed."""
         with Cluster("a", gpus=1) as cluster:
             used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
             ranks = [("comm", None), ("cuda", None), ("comm", None), ("comm", WITHOUT)]
@@ -68,7 +68,7 @@ class GpuMemory(FailureCase):
             self.end(cluster, others)
 
     def test_ended(self):
-        """Nothing is left of a client that closes, either."""
+        """commd also holds nothing of a client that closes."""
         with Cluster("a", gpus=1) as cluster:
             used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
             for memory, environment in (("comm", None), ("comm", WITHOUT)):
@@ -76,7 +76,7 @@ class GpuMemory(FailureCase):
                 self.expect_nothing_left(cluster, used_bytes)
 
     def test_freed_and_allocated_at_the_same_place(self):
-        """What was at an address before is closed, or waited for, before the new memory there is opened."""
+        """Before commd opens new memory at an address, it closes the old memory there, or waits for its operations."""
         with Cluster("a", gpus=1) as cluster:
             process = cluster.client("a", sys.executable, ROOT / "tests/system/same_place.py", "place")
             output, errors = process.communicate(timeout=60)
@@ -97,7 +97,7 @@ class GpuMemory(FailureCase):
             self.end(cluster, works)
 
     def test_reload(self):
-        """From the reload on, handles are refused or accepted; registered memory stays."""
+        """A reload decides whether later handles are refused or accepted. Registered memory stays."""
         with Cluster("a", gpus=1) as cluster:
             good = cluster.config_path("a").read_text()
             works = self.work(cluster, [("cuda", None), ("comm", None)])

@@ -46,7 +46,7 @@ class GpuMessages(FailureCase):
         self.check_sizes(RING_OF_RANKS, [0, 1, 0, 1], sizes=(1, EAGER, CHUNK + 1, RING + 1), CUDA_DOUBLE_DELAY_US="2000", CUDA_DOUBLE_BLOCKING_ALLOCATION="1")
 
     def test_pinned_memory_is_bounded(self):
-        """The memory that messages pass through does not grow with their size, and with their number only up to a bound."""
+        """The memory that messages pass through does not grow with their size. It grows with their number only up to a limit."""
         self.assertLess(self.check_sizes("ab", [0, 1], sizes=[12 * RING] * 2), 18 << 20)
         self.assertLess(self.check_sizes("ab", [0, 1], sizes=[RING + CHUNK] * 12), 66 << 20)
 
@@ -86,7 +86,7 @@ class GpuMessages(FailureCase):
                 self.expect(process, "OK", within_s=20)
 
     def test_a_recv_that_is_not_posted(self):
-        """Large and small messages wait for a receiver that does not come: their deadline ends them, and nothing is left."""
+        """Large and small messages wait for a receiver that does not come. Their deadline ends them, and commd holds nothing of them."""
         with Cluster("ab", gpus=1) as cluster:
             waits = cluster.rank("a", "half", 0, 2, "messages", text_of(LARGE), "op_timeout_ms=700", "device=0")
             idle = cluster.rank("b", "half", 1, 2, "idle", "op_timeout_ms=700", "device=0", "seconds=20")

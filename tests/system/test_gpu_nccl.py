@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""NCCL (its double) as the engine of the GPUs of a node: who carries operations out, and what happens when NCCL cannot, fails or hangs. The double
-ends commd if the loop's thread calls NCCL."""
+"""NCCL (its double) as the engine of the GPUs of a node: which engine runs an operation, and what happens if NCCL refuses, fails or hangs. If the
+loop's thread calls NCCL, the double ends commd."""
 import unittest
 
 from cluster import Cluster
@@ -41,7 +41,7 @@ class GpuNccl(FailureCase):
         return Cluster("a", settings, gpus=gpus, daemon_environment=dict(environment, CUDA_DOUBLE_FAIL=rule))
 
     def test_every_init_fails(self):
-        """All that NCCL would do is done without it. The same without the failure shows that NCCL is called otherwise."""
+        """Another engine does all work of NCCL. A run without the failure shows that NCCL is called otherwise."""
         for peer in (1, 0):
             for rule in ("ncclCommInitRankConfig:1+", "ncclGetUniqueId:1+", "ncclGroupStart:1+", "ncclGroupEnd:1+", "cuMemAlloc:1+", ""):
                 with self.subTest(rule=rule, peer=peer), self.cluster(rule, CUDA_DOUBLE_PEER=str(peer)) as cluster:
@@ -66,7 +66,7 @@ class GpuNccl(FailureCase):
                 self.assertEqual("NCCL 2.18.5 is too old" in cluster.log("a"), not used)
 
     def test_an_init_that_hangs(self):
-        """The operation waits for a few seconds, then others carry it out; NCCL's thread alone is lost."""
+        """The operation waits for a few seconds. Then another engine carries it out. Only NCCL's thread is lost."""
         with self.cluster("ncclGroupEnd:1" + HANGS) as cluster:
             for process in self.ranks(cluster, "aa", "work", "once", devices=[0, 1]):
                 self.expect(process, "OK", within_s=15)
@@ -75,7 +75,7 @@ class GpuNccl(FailureCase):
             self.check_new_communicator(cluster, "aa", "host")
 
     def test_a_kernel_that_hangs(self):
-        """The communicator ends, which names NCCL and the GPUs. NCCL's communicator is aborted, and the next one works on the same GPUs."""
+        """The communicator's error names NCCL and the GPUs. commd aborts NCCL's communicator, and the next one works on the same GPUs."""
         with self.cluster("ncclKernel:1") as cluster:
             beside = self.start(cluster, "aa", "beside", "loop", "steps=200", devices=[2, 2])
             for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1]):
@@ -91,7 +91,7 @@ class GpuNccl(FailureCase):
             cluster.wait_gpus_idle()
 
     def test_an_error_while_a_kernel_runs(self):
-        """It is told at once, not at the operation's deadline."""
+        """The rank is told at once, not at the operation's deadline."""
         with self.cluster("ncclKernel:1,ncclCommGetAsyncError:40+=6") as cluster:
             for process in self.ranks(cluster, "aa", "broken", "once", devices=[0, 1]):
                 self.expect(process, "DEVICE", "GPU ", "ncclCommGetAsyncError", "remote process exited", within_s=10)
@@ -100,7 +100,7 @@ class GpuNccl(FailureCase):
             cluster.wait_gpus_idle()
 
     def test_an_abort_that_hangs(self):
-        """The GPUs are out of use, and say why; everything else goes on, and commd ends in time."""
+        """commd stops using these GPUs, and says why. Everything else goes on, and commd ends in time."""
         with self.cluster("ncclKernel:1,ncclCommAbort:1" + HANGS) as cluster:
             for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1]):
                 self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)

@@ -38,7 +38,7 @@ class GpuSurface(ProgramCase):
         self.check("abab", [0, 0, 1, 0], turns=4, settings="rails = 3; slice_bytes = 4096;")
 
     def test_gpus_that_are_late(self):
-        """The streams' work begins up to 2 ms late, and allocations wait for all of it, as a real driver may do."""
+        """Work in streams begins up to 2 ms late, and allocations wait for all of that work, as a real driver may do."""
         self.check("aaab", [0, 0, 1, 1], turns=4, environment={"CUDA_DOUBLE_DELAY_US": "2000", "CUDA_DOUBLE_BLOCKING_ALLOCATION": "1"})
 
     def test_gpus_that_do_not_reach_each_other(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A rank submits more collectives than the window takes, and then the message for which the other rank waits before it submits any."""
+"""A rank submits more collectives than the window takes, and then a message. The other rank waits for that message before it submits any."""
 import pathlib
 import re
 import tempfile

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients that pass files of a file system whose server does not answer: commd waits for none of these files, and no other client notices."""
+"""Clients pass files of a file system whose server does not answer. commd waits for none of these files, and no other client notices."""
 import ctypes
 import os
 import pathlib
@@ -34,7 +34,7 @@ def why_not():
 
 
 class Client:
-    """A client of another user than the hostile ones, which keeps the longest time that one of its calls has taken."""
+    """A client of another user than the hostile ones. It keeps the longest time that one of its calls has taken."""
 
     def __init__(self):
         self.calls = Library()
@@ -57,7 +57,7 @@ class Client:
         self.calls.comm_client_close(client)
 
     def work_on(self, duration_s, client, comm):
-        """Works for that long, without opening a new session."""
+        """Runs operations for that long, without opening a new session."""
         end = time.monotonic() + duration_s
         while time.monotonic() < end:
             self.once(client, comm)
@@ -162,7 +162,7 @@ class HostileFiles(unittest.TestCase):
     def test_nobody_else_has_the_file(self):
         self.mount(writeback=True)
         self.connect("unread")
-        # Older kernels may wait when they drop what nobody has read; then new clients may have to wait as well (daemon/base/fd_reaper.h).
+        # Older kernels may wait when they drop data that nobody has read. Then new clients may have to wait, too (daemon/base/fd_reaper.h).
         session = None if KERNEL >= KEEPS_DESCRIPTORS else self.client.connect()
         self.daemon.send_signal(signal.SIGSTOP)
         try:

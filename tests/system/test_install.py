@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `make install` puts below a folder is enough for other builds, wherever that folder is; `make uninstall` takes it away again."""
+"""The files that `make install` puts into a folder are enough for other builds, wherever that folder is. `make uninstall` removes them."""
 import os
 import pathlib
 import re

@@ -66,7 +66,7 @@ class UnreadLog(unittest.TestCase):
         self.connect_often()
         self.wait(lambda: self.status()["log_lines_lost"] > 0, "lines are lost, and counted")
         self.check_that_it_serves()
-        # When somebody reads again at last, the log says how many lines are missing.
+        # When a process reads again, the log says how many lines are missing.
         os.set_blocking(self.reader, False)
         text = b""
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Whose limit memory counts for: pages count for the client that brings them, whatever limits there are. A hole in a file ends the operation that
-meets it."""
+"""Which memory limit pages count towards: always that of the client whose memory it is. A hole in a file ends the operation that meets it."""
 import ctypes
 import errno
 import fcntl
@@ -207,7 +206,7 @@ class Holes(unittest.TestCase):
         mapped = mmap.mmap(fd, size, offset=size)
         at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self.assertEqual(calls.comm_mem_register(client, at, size, fd, size), 0, calls.error())
-        self.assertEqual(os.fstat(fd).st_blocks * 512, size)  # the blocks of its own part alone
+        self.assertEqual(os.fstat(fd).st_blocks * 512, size)  # only the blocks of its own part
         result, comm = calls.init(client, "filled", 0, 1)
         self.assertEqual(result, 0, calls.error())
         self.assertEqual(calls.comm_all_reduce(comm, at, at, size, U8, 0, None), 0)

@@ -46,7 +46,7 @@ def scrape(path, accept=OPEN_METRICS):
 
 
 def parse(text):
-    """{(name, labels): value}, of OpenMetrics; raises AssertionError for what the format forbids."""
+    """Parses OpenMetrics. Returns {(name, labels): value}; raises AssertionError for what the format forbids."""
     assert text.endswith("# EOF\n"), text[-100:]
     samples, family, types, seen_of_family, last_labels = {}, None, {}, set(), None
     for line in text[:-len("# EOF\n")].splitlines():
@@ -82,7 +82,7 @@ def parse(text):
 
 
 def value(samples, name, **labels):
-    """The sum of the samples with these labels."""
+    """Returns the sum of the samples with these labels."""
     found = [number for (each, pairs), number in samples.items() if each == name and labels.items() <= dict(pairs).items()]
     assert found, f"no {name} with {labels}"
     return sum(found)
@@ -142,7 +142,7 @@ class Pair(unittest.TestCase):
             self.assertGreater(value(after[node], "commd_certificate_expiry_timestamp_seconds", node=node), time.time() + 86400)
             self.assertEqual(value(after[node], "commd_certificate_expiry_timestamp_seconds", node=other),
                              value(after[other], "commd_certificate_expiry_timestamp_seconds", node=other))
-        # What one sent, the other received, but for what was under way and what the relays of a network add.
+        # Each node received what the other sent, except for bytes under way and bytes that a network's relays add.
         sent, received = value(after["a"], "commd_link_sent_bytes_total", peer="b"), value(after["b"], "commd_link_received_bytes_total", peer="a")
         self.assertLess(abs(sent - received), 0.05 * sent + 100000)
 
@@ -184,7 +184,7 @@ class Pair(unittest.TestCase):
         idle.wait()
 
     def names(self):
-        """Of all samples that a pair with work, GPUs and users shows."""
+        """Checks all samples that two busy nodes with GPUs and users show."""
         self.all_reduce("names", 3, 1000)
         rank = self.cluster.rank("a", "on-a-gpu", 0, 1, "loop", "steps=3", "device=0")
         self.assertEqual(rank.wait(60), 0)
@@ -208,7 +208,7 @@ class Pair(unittest.TestCase):
         self.assertLessEqual(set(re.findall(r"\$labels\.([a-z_]+)", ALERTS.read_text())), labels | {"instance"})
 
     def test_dashboard_and_alerts_miss_nothing(self):
-        """Whoever adds a metric puts it where people look, or lists it here."""
+        """A new metric must appear on the dashboard or in an alert rule, or be listed here."""
         elsewhere = {"commd_uptime_seconds", "commd_draining", "commd_log_lines_lost_total", "commd_communicators_formed_total", "commd_link_received_packets_total",
                      "commd_replies_queued", "commd_gpu_info", "commd_gpu_memory_bytes", "commd_datagrams_received_total", "commd_calls_refused_total",
                      "commd_operations_in_cells_total"}
@@ -236,7 +236,7 @@ class Pair(unittest.TestCase):
         self.assertGreater(len(families), 40)
 
     def test_a_hostile_crowd_delays_nobody(self):
-        """Connections that never read, send garbage or say nothing, beside ranks at work."""
+        """Connections that never read, send garbage or send nothing, while ranks run operations."""
         crowd = []
         for i in range(100):
             each = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

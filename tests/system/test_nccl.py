@@ -49,7 +49,7 @@ MIXED = [("a", [0]), ("a", [2, 1]), ("b", [3])]
 
 
 class Cases(unittest.TestCase):
-    """The cases of nccl_cases.c, each in processes of its own."""
+    """The cases of nccl_cases.c, each in its own processes."""
 
     def cluster(self, layout, **options):
         return Cluster(sorted({node for node, _ in layout}), gpus=4,

@@ -8,7 +8,7 @@ from cluster import Cluster, namespaces_work, run
 from failure_case import FailureCase, read_until
 
 OUTAGE_S = 2.0
-STALL_BOUND_S = OUTAGE_S + 3.0  # a machine that runs other tests is slow; by itself it is 1 s more than the outage
+STALL_BOUND_S = OUTAGE_S + 3.0  # a machine that runs other tests is slow; on an idle machine, the delay is 1 s more than the outage
 WORK_S = 9
 SETTINGS = 'listen = "0.0.0.0:7400"; rails = 2; slice_bytes = 65536;'
 
@@ -34,11 +34,11 @@ class Outages(FailureCase):
         run("ip", "-n", self.cluster.namespaces[name], "addr", verb, f"{address}/24", "dev", "veth0")
 
     def port(self, index, state):
-        """A port of the bridge that passes nothing tells nobody: state 0; 3 is as usual."""
+        """Sets the state of a port of the bridge. 0: the port drops everything, and no node is told. 3: the usual state."""
         run("ip", "netns", "exec", self.cluster.namespaces["*hub"], "bridge", "link", "set", "dev", f"port{index}", "state", str(state))
 
     def at_work(self, name, fault, heal=None):
-        """A light and a heavy job, and the fault in the middle of both."""
+        """A light and a heavy job run. The fault comes in the middle of both."""
         jobs = [(f"{name}-{kind}", count) for kind, count in (("light", 100), ("heavy", 400000))]
         options = [f"seconds={WORK_S}", "together=1", "slowest=1", "op_timeout_ms=20000"]
         ranks = [process for job, count in jobs for process in self.ranks(self.cluster, "abc", job, "loop", f"count={count}", *options)]
@@ -71,7 +71,7 @@ class Outages(FailureCase):
         self.at_work("narrow", lambda: self.link("*hub", "set", "port0", "mtu", "1500"))
 
     def test_new_addresses(self):
-        """Of the node that dials all others, and of the one that all others dial."""
+        """The address changes of the node that dials all others, and of the node that all others dial."""
         for name, old, new in (("a", "10.97.0.1", "10.97.0.11"), ("c", "10.97.0.3", "10.97.0.13")):
             def move():
                 self.address(name, "del", old)

@@ -14,7 +14,7 @@ from pki_exchange import INSTALLED, Exchange, pki
 
 
 class Join(Exchange):
-    """What is meant to work."""
+    """Exchanges that must succeed."""
 
     def test_two_commands(self):
         admit = self.admit("--once")
@@ -34,7 +34,7 @@ class Join(Exchange):
         self.assertFalse((self.ca / "alpha.key").exists(), "the key never leaves its node")
 
     def test_people(self):
-        """Two terminals: what was typed early counts for nothing, and only y or n is an answer."""
+        """Two terminals. Keys that were pressed too early have no effect, and only y or n is an answer."""
         admit = self.admit("--once", terminal=True)
         admit.say("y")
         time.sleep(0.2)
@@ -87,7 +87,7 @@ class Join(Exchange):
             self.assertIn("at least 20 characters", short.stderr)
 
     def test_who_does_not_know_the_code_is_no_authority(self):
-        """Somebody without the code is in the place of admit: he cannot prove that he knows it."""
+        """An attacker without the code plays admit, and cannot prove that he knows the code."""
         listener = self.between()
         join = self.join("--code", os.urandom(16).hex(), port=listener.getsockname()[1], stdin=subprocess.DEVNULL)
         peer = self.peer(connected=listener.accept()[0])
@@ -131,7 +131,7 @@ class Join(Exchange):
 
     @unittest.skipUnless(os.geteuid() == 0, "needs root to give files away")
     def test_the_key_is_its_users(self):
-        """Also one that root made before; and a folder that the user cannot enter is named."""
+        """The user can also use a key that root made before. If the user cannot enter the folder, join says so."""
         self.node.mkdir(mode=0o700)
         self.assertEqual(pki("request", "alpha", "--dir", self.node).returncode, 0)
         os.chown(self.node / "alpha.key", 0, 0)

@@ -16,7 +16,7 @@ from pki_exchange import INSTALLED, MESSAGE_MAX_BYTES, TIMEOUT_S, Exchange, comm
 
 
 class Refused(Exchange):
-    """What is not meant to work: nothing is issued, and nothing is installed."""
+    """Exchanges that must fail: nothing is issued, and nothing is installed."""
 
     def test_a_code_that_differs(self):
         for refuses in ("admit", "join"):
@@ -35,7 +35,7 @@ class Refused(Exchange):
                 self.assertEqual(admit.end(), 130)
 
     def test_a_refusal_that_crosses_a_message(self):
-        """Join ends with a message unread, and before its last words were sent: the other side gets them all the same."""
+        """join ends with an unread message, and before its last message was sent. The other side still gets that message."""
         listener = self.between()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's least: what join sends waits until it is read
         join = self.join(port=listener.getsockname()[1])
@@ -60,7 +60,7 @@ class Refused(Exchange):
         self.assert_nothing()
 
     def test_a_man_in_the_middle_swaps_the_request(self):
-        """He is join to admit, with a key of his own, and passes on what admit says: the codes differ."""
+        """The attacker plays join to admit, with his own key, and passes on admit's messages. The codes differ."""
         admit = self.admit()
         listener = self.between()
         join = self.join(port=listener.getsockname()[1])
@@ -81,7 +81,7 @@ class Refused(Exchange):
         self.assert_nothing()
 
     def test_a_man_in_the_middle_swaps_the_authority(self):
-        """He passes on the request, and gives join an authority of his own: the codes differ."""
+        """The attacker passes on the request, and gives join his own authority. The codes differ."""
         false = self.folder / "false"
         self.assertEqual(pki("init", "--dir", false).returncode, 0)
         admit = self.admit()
@@ -115,7 +115,7 @@ class Refused(Exchange):
         self.assert_nothing()
 
     def test_requests_that_get_no_certificate(self):
-        """The name is another one, the signature is wrong, the key is weak, it is none."""
+        """Requests with another name, a wrong signature or a weak key, and bytes that are not a request."""
         admit = self.admit()
         weak = self.folder / "weak.csr"
         subprocess.run(["openssl", "req", "-new", "-newkey", "rsa:1024", "-nodes", "-keyout", self.folder / "weak.key", "-out", weak, "-subj", "/CN=alpha"],
@@ -130,7 +130,7 @@ class Refused(Exchange):
         self.assert_nothing()
 
     def test_failures_cost_time(self):
-        """Whoever knows the nonces can compute the code: also those who leave before it is shown have to wait."""
+        """Whoever knows the nonces can compute the code. So a peer that leaves before the code is shown must also wait."""
         self.admit()
         gaps = []
         for _ in range(4):
@@ -185,7 +185,7 @@ class Refused(Exchange):
         self.assert_nothing()
 
     def test_a_slow_peer(self):
-        """Single bytes do not keep a connection: who waits behind it has its turn."""
+        """A peer that sends single bytes cannot keep its connection. The next peer gets its turn."""
         admit = self.admit("--once")
         slow = self.peer(self.port)
         join = self.join()
@@ -206,7 +206,7 @@ class Refused(Exchange):
         self.assertEqual((join.end(), admit.end()), (0, 0), join.output)
 
     def test_what_a_false_admit_sends(self):
-        """People have confirmed, and still join installs nothing but its own certificate, of that authority."""
+        """Even after people have confirmed, join installs only its own certificate from that authority."""
         other = self.folder / "second"
         self.assertEqual(pki("init", "--dir", other).returncode, 0)
         for name in ("alpha", "beta"):
@@ -246,7 +246,7 @@ class Refused(Exchange):
         return (authority / f"{name}.crt").read_text()
 
     def test_a_certificate_that_is_revoked(self):
-        """The list that comes with it names it."""
+        """The revocation list that comes with the certificate contains that certificate."""
         listener = self.between()
         self.assertEqual(pki("request", "alpha", "--dir", self.node).returncode, 0)
         certificate = self.issue(self.ca, "alpha", (self.node / "alpha.csr").read_text())
@@ -264,7 +264,7 @@ class Refused(Exchange):
         self.assertEqual(self.files(), ["alpha.csr", "alpha.key"])
 
     def test_a_list_that_changes_meanwhile(self):
-        """What people have compared is what is sent, or nothing."""
+        """admit sends what people have compared, or nothing."""
         self.assertEqual(pki("issue", "beta", "--dir", self.ca).returncode, 0)
         admit = self.admit()
         join = self.join()
@@ -340,7 +340,7 @@ class Refused(Exchange):
         self.assertIn("is 'commctl pki admit' running there?", join.output)
 
     def test_a_disk_that_is_full(self):
-        """The first files of the set fit, the last does not: none is installed, and the same certificate comes again."""
+        """The first files fit on the disk, the last does not. join installs none, and gets the same certificate the next time."""
         self.node.mkdir()
         self.assertEqual(pki("request", "alpha", "--dir", self.node).returncode, 0)
         (self.node / "alpha.csr").unlink()
@@ -368,7 +368,7 @@ class Refused(Exchange):
         self.assertEqual(self.files(), ["alpha.key", "ca.crl"])
 
     def test_folders(self):
-        """Those of join are tried before anything is issued; admit needs the authority's key."""
+        """join checks its folders before admit issues anything. admit needs the authority's key."""
         (self.folder / "file").write_text("")
         for folder in (self.folder / "none/node", self.folder / "file"):
             done = pki("join", "127.0.0.1:1", "alpha", "--dir", folder)

@@ -18,7 +18,7 @@ RESERVE = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
 
 class Reserve:
-    """Some huge pages in reserve. Raises SkipTest where there can be none. close() gives them back."""
+    """Reserves some huge pages. Raises SkipTest if the machine has none. close() gives them back."""
 
     def __init__(self, pages):
         try:
@@ -206,7 +206,7 @@ class Pools(PoolTest):
         self.alloc(pool, 100)
 
     def test_transparent_huge_pages(self):
-        """Whether there are any is the system's matter; the memory must work, and lie on whole huge pages where they are allowed."""
+        """The system decides whether there are huge pages. The memory must work, and consist of whole huge pages where they are allowed."""
         modes = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
         allowed = modes.exists() and "[never]" not in modes.read_text() and "[deny]" not in modes.read_text()
         at = self.alloc(self.pool(chunk_bytes=3 * MIB), 4 * MIB)
@@ -242,7 +242,7 @@ class HugePages(PoolTest):
         self.alloc(self.pool(huge_pages=HUGE_1G), 1 << 42, NO_MEMORY)
 
     def test_a_page_taken_out_later(self):
-        """It ends only the operation that meets the hole."""
+        """A hole ends only the operation that meets it."""
         if "userfaultfd:" in self.cluster.log("solo"):
             self.skipTest("commd has no userfaultfd here")
         pool, before = self.pool(huge_pages=HUGE_2M, chunk_bytes=4 * MIB), self.free_pages()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""All receives are posted, then all sends: however many and large they are, none waits for another, on one node and between two."""
+"""Ranks post all receives, and then all sends. However many and large the messages are, none waits for another, on one node and between two."""
 import pathlib
 import re
 import unittest

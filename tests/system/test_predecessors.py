@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of the predecessors' faults: each fault has a test, and each test that the table names is one that runs."""
+"""The table of the predecessors' faults. Each fault has a test, and each test that the table names exists and runs."""
 import pathlib
 import re
 import unittest

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Prometheus scrapes two nodes, evaluates the alert rules, and answers what the dashboard asks; the dashboard fits Grafana's model."""
+"""A real Prometheus scrapes two nodes, evaluates the alert rules, and answers the dashboard's queries. The dashboard fits Grafana's schema."""
 import json
 import re
 import shutil
@@ -14,9 +14,9 @@ from cluster import ROOT, Cluster
 
 DASHBOARD = ROOT / "systemd/commd-dashboard.json"
 ALERTS = ROOT / "systemd/commd-alerts.yml"
-# What Grafana puts in place of its variables.
+# The values that Grafana would put in the place of its variables.
 VARIABLES = {"$job": "commd", "$instance": ".*", "$__rate_interval": "10s"}
-# Nothing to show on two nodes without GPUs where all is well.
+# Queries without a result on two nodes without GPUs and without failures.
 EMPTY = re.compile(r'commd_gpu_|result!="OK"|== 0$')
 CONFIGURATION = """global: {{ scrape_interval: 1s, evaluation_interval: 1s }}
 rule_files: [ "{alerts}" ]
@@ -25,7 +25,7 @@ scrape_configs: [ {{ job_name: commd, static_configs: [ {{ targets: {targets} }}
 
 
 def expressions():
-    """Of all panels, as Grafana sends them."""
+    """Returns the queries of all panels, as Grafana sends them."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", []):
             text = target["expr"]
@@ -88,7 +88,7 @@ class Prometheus(unittest.TestCase):
         return {(alert["labels"]["alertname"], alert["labels"].get("peer", "")) for alert in self.ask("alerts")["alerts"]}
 
     def test_all_that_operators_look_at(self):
-        """One order: at work, then a node is lost."""
+        """The tests run in this order: first with busy nodes, then after the loss of a node."""
         ranks = [self.cluster.rank(node, "watched", rank, 4, "loop", "count=1000000", "seconds=60") for rank, node in enumerate("aabb")]
         worked = 'min(rate(commd_operations_total{kind="all_reduce", result="OK"}[10s]))'
         self.cluster.wait(lambda: self.samples(worked), "two scrapes of both nodes at work")
@@ -110,7 +110,7 @@ class Prometheus(unittest.TestCase):
 
 
 class Grafana(unittest.TestCase):
-    """Grafana itself is in no package of Debian; its makers publish the model of its dashboards."""
+    """Debian has no package of Grafana. But Grafana's makers publish the schema of its dashboards."""
 
     def test_the_dashboard_fits_the_model(self):
         try:
@@ -124,7 +124,7 @@ class Grafana(unittest.TestCase):
         self.assertEqual(list(self.lost(ours, known, "")), [])
 
     def lost(self, ours, known, where):
-        """What the model does not have, or has otherwise."""
+        """Returns what the schema lacks, or defines in another way."""
         if isinstance(ours, dict) and isinstance(known, dict):
             for name, value in ours.items():
                 if name in known:

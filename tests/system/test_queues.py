@@ -42,7 +42,7 @@ class QueueCase(unittest.TestCase):
 class Queues(QueueCase):
     def test_each_operation_gives_one_completion(self):
         for layout in self.layouts:
-            for count in (1, 300000):  # copied at once, and by the thread that takes the completion
+            for count in (1, 300000):  # copied in the call, and by the thread that takes the completion
                 with self.subTest(layout=layout, count=count):
                     ranks = self.form(layout)
 
@@ -55,7 +55,7 @@ class Queues(QueueCase):
                     together(*(lambda rank=rank: run(rank) for rank in ranks))
 
     def test_ten_thousand(self):
-        """More than commd takes at a time: the library holds the others."""
+        """There are more operations than commd takes at a time. The library holds the others."""
         for layout in self.layouts:
             with self.subTest(layout=layout):
                 ranks = self.form(layout)
@@ -94,7 +94,7 @@ class Queues(QueueCase):
                         second.take(1)
 
     def poll_once(self, rank):
-        """Takes all there is, as a program does before it polls again."""
+        """Takes all completions, as a program does before it polls again."""
         ended = []
         completions = (Library.Completion * 8)()
         count = ctypes.c_size_t()
@@ -183,7 +183,7 @@ class Queues(QueueCase):
         self.assertEqual(first.calls.comm_queue_fd(None), -1)
 
     def test_two_threads_take(self):
-        """Each completion goes to one of them, while a third thread waits for a handle of the same client."""
+        """Two threads take completions, and each completion goes to one of them. A third thread waits for a handle of the same client."""
         ranks = self.form("ab")
         total = 2000
 
@@ -237,7 +237,7 @@ class Queues(QueueCase):
         self.assertEqual(rank.next(timeout_ms=0, expected="TIMED_OUT"), [])
 
     def test_a_queue_that_is_destroyed(self):
-        """Operations that were to end into it go on; the first failure is then comm_sync's."""
+        """If a queue is destroyed, its operations go on. comm_sync then reports their first failure."""
         first, second = self.form("ab")
         values = first.reduce(5, 9000)
         failing = first.options(6, timeout_ms=300)
@@ -353,7 +353,7 @@ class Failures(QueueCase):
         return ranks, processes
 
     def test_ranks_that_do_not_come(self):
-        """Every rank that is told gets the numbers of all missing ranks, of all nodes; so does a missing one that comes later."""
+        """Every rank gets the numbers of the missing ranks of all nodes. So does a missing rank that comes later."""
         for kind, came in (("barrier", (0, 3)), ("reduce", (0, 3)), ("barrier", (3,))):
             with self.subTest(kind=kind, came=came):
                 ranks = self.form("aabb")
@@ -484,7 +484,7 @@ class TheEnd(QueueCase):
         self.assertLess(time.monotonic() - began, 5)
 
     def test_frozen_while_the_descriptor_is_polled(self):
-        """The descriptor itself brings the program back to look."""
+        """The descriptor alone makes the program look at the queue again."""
         self.own.daemons["a"].send_signal(signal.SIGSTOP)
         poll = select.poll()
         poll.register(self.rank.calls.comm_queue_fd(self.rank.queue), select.POLLIN)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Daemons with three rails, each a UDP port: what commctl reports of them, and one rail cut while the others work."""
+"""Daemons with three rails, each with its own UDP port: what commctl reports about them, and one rail that is cut while the others work."""
 import unittest
 
 from cluster import Cluster

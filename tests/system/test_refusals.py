@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What bad input leads to: a clear error for whoever sent it, and no loss for anybody else."""
+"""The sender of bad input gets a clear error. All others lose nothing."""
 import contextlib
 import os
 import pathlib
@@ -171,7 +171,7 @@ class Configuration(unittest.TestCase):
 
 class Certificates(unittest.TestCase):
     def refused(self, prepare, *texts):
-        """Node b starts with what `prepare` gave it; node a never counts it as up, and says why."""
+        """Node b starts with the files that `prepare` made. Node a never reports it as up, and says why."""
         with Cluster("ab", start=False) as cluster:
             prepare(cluster)
             cluster.start("a")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commd ends and comes again, and drains: what clients are told, what they can wait for, and jobs that re-form."""
+"""commd drains, ends and starts again: what clients are told, what they can wait for, and jobs that form their communicator again."""
 import ctypes
 import os
 import pathlib
@@ -99,7 +99,7 @@ class Restart(StandaloneTest):
         return ranks
 
     def test_clients_are_told(self):
-        """Those that wait for an operation, and those that call again later."""
+        """Clients that wait for an operation, and clients that call later."""
         for reason, options, rings in (("commd is stopping", [], "on"), ("commd is stopping", [], "off"), ("commd is stopping: new kernel", ["--reason", "new kernel"], "on")):
             self.cluster.client_environment = {"COMMD_RINGS": rings}
             ranks = self.ranks("told", "loop")
@@ -114,7 +114,7 @@ class Restart(StandaloneTest):
             self.cluster.wait_ready()
 
     def test_who_comes_while_it_stops(self):
-        """commd accepts nobody any more, but has not ended: who waits is connected to the next one."""
+        """commd accepts no client any more, but has not ended. A client that waits gets a connection to the next commd."""
         self.cluster.daemons["solo"].terminate()
         self.cluster.daemons["solo"].wait(timeout=20)
         self.cluster.start("solo", "--standalone", "--set", "drain_timeout_ms=1500")
@@ -209,7 +209,7 @@ class Drain(unittest.TestCase):
         self.assertIsNone(self.cluster.daemons["a"].poll(), "commd stays")
 
     def test_the_other_nodes_are_told(self):
-        """A node that stops says why, to the ranks of other nodes as well."""
+        """A node that stops says why. The ranks of other nodes are told, too."""
         ranks = [self.cluster.rank(node, "told", rank, 2, "loop") for rank, node in enumerate("ab")]
         for process in ranks:
             while "READY" not in process.stdout.readline():
@@ -254,7 +254,7 @@ class Rolling(unittest.TestCase):
             self.assertEqual(cluster.json("a", "status")["nodes_up"], 1)
 
     def test_rolling_restart(self):
-        """Three nodes are restarted under a job that re-forms, the last one undrained: no wrong byte, and short gaps."""
+        """Three nodes restart under a job that forms its communicator again; the last is not drained. No byte is wrong, and gaps are short."""
         with Cluster("abc") as cluster:
             seconds = 26
             began = time.monotonic()

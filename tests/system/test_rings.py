@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The rings in shared memory, and the socket without them: both give the same results, and a client that abuses its rings harms only itself."""
+"""The rings in shared memory, and the socket without rings. Both give the same results. A client that abuses its rings harms only itself."""
 import array
 import mmap
 import os
@@ -19,7 +19,7 @@ HELLO = b"\x08\x01\x12\x0e\x08\x02\x12\x03bad\x22\x05rings"  # Request 1: Hello 
 
 
 class RawClient:
-    """The protocol without the library: the memory of the rings, commd's bell and the client's own."""
+    """A client without the library: it has the memory of the rings, commd's doorbell and its own."""
 
     def __init__(self, path):
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -91,7 +91,7 @@ class Rings(cluster.StandaloneTest):
         self.assertIn(b"solo", self.client.answer())
 
     def test_a_request_before_the_end(self):
-        """What a client has asked before its connection ends is done, as on a socket."""
+        """commd carries out the requests that a client sent before its connection ended, as on a socket."""
         self.client.put(b"\x08\x07\x4a\x00", rings=False)
         self.client.connection.shutdown(socket.SHUT_RDWR)
         self.assertIn(b"solo", self.client.answer())
@@ -136,7 +136,7 @@ class Rings(cluster.StandaloneTest):
         self.cluster.wait(lambda: "bad" not in self.cluster.commctl("solo", "clients").stdout, "its end is seen though nothing of it is read", timeout_s=5)
 
     def test_bells_that_block(self):
-        """The flags of the descriptors that a client gets are the client's to change; commd's own ends do not follow."""
+        """A client may change the flags of its descriptors. That does not change commd's own ends."""
         for fd in (self.client.bell_fd, self.client.own_bell_fd):
             os.set_blocking(fd, True)
         for _ in range(300):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl run: ranks, their output, their ends; other hosts, by a program that stands for ssh or srun."""
+"""commctl run: ranks, their output, and how they end. Other hosts, with a program in the place of ssh or srun."""
 import os
 import pathlib
 import signal
@@ -80,7 +80,7 @@ class Local(unittest.TestCase):
         self.assertEqual((code, output), (0, "0////\n"))
 
     def test_whole_lines(self):
-        """Lines are printed whole, whatever the ranks' writes; a long one in parts; the last one gets its end."""
+        """commctl prints whole lines, however the ranks write them. It prints a long line in parts, and ends the last line."""
         code, output, _ = run("-n", 3, *shell("i=0; while [ $i -lt 200 ]; do printf 'ab'; printf 'cd%s\\n' $i; i=$((i + 1)); done; printf last"))
         self.assertEqual(code, 0)
         lines = output.splitlines()
@@ -137,7 +137,7 @@ class Local(unittest.TestCase):
         self.assertEqual((sorted(process.communicate(timeout=10)[0].splitlines()), process.returncode), (["[0] stopped", "[1] stopped"], 0))
 
     def test_no_orphans(self):
-        """Of ranks that end, what they have started ends as well; if commctl is killed, the ranks are."""
+        """When a rank ends, the processes that it started end, too. If commctl is killed, the ranks are killed."""
         code, output, _ = run("-n", 2, "--no-label", *shell("sleep 61 & echo $!"))
         self.assertEqual((code, wait_gone(map(int, output.split()))), (0, []))
         process = start("-n", 2, "--no-label", *shell("echo $$; exec sleep 60"))
@@ -175,7 +175,7 @@ class Local(unittest.TestCase):
 
 class WithCommd(StandaloneTest):
     def test_ranks_find_each_other(self):
-        """By nothing but comm_init_env; two runs at once do not meet."""
+        """The ranks need only comm_init_env. Two runs at the same time do not join each other."""
         runs = [start("-n", 4, "--no-label", "--", sys.executable, "-c", SUM, environment={"COMMD_SOCKET": self.cluster.socket("solo")}) for _ in range(2)]
         for process in runs:
             output, errors = process.communicate(timeout=60)

@@ -12,7 +12,7 @@ ADMIN = "/run/commd-admin/admin.sock"
 
 
 def install(machine):
-    """Copies to the machine what `make install` copies. The unit file is as the build made it, for the folders that it was built for."""
+    """Copies to the machine what `make install` copies. The unit file comes from the build, with the folders for which it was built."""
     unit = (ROOT / "systemd/commd.service.in").read_text()
     for folder, path in (("BINDIR", "/usr/local/bin"), ("SBINDIR", "/usr/local/sbin"), ("SYSCONFDIR", "/etc")):
         unit = unit.replace(f"@{folder}@", path)
@@ -95,7 +95,7 @@ class Service(unittest.TestCase):
         self.assertEqual((self.show("OOMScoreAdjust"), self.show("LimitMEMLOCK"), self.show("MemoryMax")), ("-500", "infinity", "infinity"))
 
     def test_an_installation_is_stopped_and_forgotten(self):
-        """What `make uninstall` does before and after it removes the files."""
+        """Does what `make uninstall` does before and after it removes the files."""
         self.systemctl("enable", "--now", "commd")
         self.machine.run("/usr/local/activate.sh", "--stop")
         states = [self.systemctl(question, unit, check=False).stdout.strip() for question in ("is-active", "is-enabled") for unit in ("commd", "commd.socket")]
@@ -133,7 +133,7 @@ class Service(unittest.TestCase):
         self.assertEqual(self.commctl("log-level", "info").returncode, 0)
 
     def test_a_fault_is_not_tried_for_ever(self):
-        """Not even while clients come: the socket gives up, too."""
+        """systemd does not try for ever, not even while clients come: the socket gives up, too."""
         self.systemctl("start", "commd.socket")
         self.configure(self.shipped + 'heart_beat = 3;\n')
         deadline = time.monotonic() + 60
@@ -241,7 +241,7 @@ class Service(unittest.TestCase):
             self.assertTrue(self.machine.path(ADMIN).is_socket(), "systemd keeps it")
 
     def test_a_node_that_joins(self):
-        """Two commands; then commd can read what it needs, and the node is up."""
+        """After two commands, commd can read the files that it needs, and the node is up."""
         pki, code = "/etc/commd/pki", "agreed in advance by both sides"
         self.machine.run("rm", "-rf", pki)  # of another authority's node
         self.machine.run("sh", "-c", "umask 077; commctl pki init --dir /root/joined && {"

@@ -33,7 +33,7 @@ class StoreCase(unittest.TestCase):
 
 
 def in_threads(calls):
-    """Runs the calls at once, each in a thread. Returns what they return, or raise, in the order of the calls."""
+    """Runs the calls at the same time, each in a thread. Returns their results or exceptions, in the order of the calls."""
     results = [None] * len(calls)
 
     def run(index):
@@ -197,7 +197,7 @@ class OneNode(StandaloneTest, StoreCase):
         self.assertEqual(store.add("n", 1), 6)
 
     def used(self):
-        """What all accounts of this user have charged for stores."""
+        """Returns how much all accounts of this user are charged for stores."""
         return sum(user["kinds"]["store_bytes"]["used"] for user in self.cluster.json("solo", "users")["users"] if user["uid"] == os.geteuid())
 
     def test_a_client_is_killed_while_it_waits(self):
@@ -364,7 +364,7 @@ class ThreeNodes(StoreCase):
 
 
 class OnSockets(unittest.TestCase):
-    """Mixed in: the library uses the socket alone, not rings."""
+    """A mixin: the library uses only the socket, not the rings."""
 
     @classmethod
     def setUpClass(cls):

@@ -9,8 +9,8 @@ from program_case import ProgramCase
 
 
 def connections(cluster, node):
-    """Returns the connections that the node's commd has accepted and not closed yet, including commctl's. They are in the network namespace of
-    their clients, which is ours."""
+    """Returns the connections that the node's commd has accepted and not closed yet, including commctl's. They are in the clients' network
+    namespace, which is also this process's."""
     with open("/proc/net/unix", encoding="ascii") as file:
         sockets = [line.split() for line in file]
     return [each for each in sockets if each[-1] == cluster.socket(node) and each[5] == "03"]
@@ -47,7 +47,7 @@ class Surface(ProgramCase):
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 
     def test_many_at_once(self):
-        """Eight programs of three processes each run interleaved on three nodes. Afterwards the daemons have given everything back."""
+        """Eight programs of three processes each run at the same time on three nodes. Afterwards the daemons hold nothing of them."""
         with Cluster("abc", client_environment=self.environment) as cluster:
             pids = [cluster.daemons[node].pid for node in "abc"]
             cluster.wait(lambda: not any(connections(cluster, node) for node in "abc"), "those who asked whether it is ready are gone")

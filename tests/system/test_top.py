@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""commctl top: on a terminal, and where there is none."""
+"""commctl top, on a terminal and without one."""
 import fcntl
 import json
 import os
@@ -53,7 +53,7 @@ class Terminal:
         os.write(self.master, keys)
 
     def end(self):
-        """Waits for the end; returns the exit code. The terminal is as it was."""
+        """Waits for the end, and returns the exit code. Checks that the terminal is as it was."""
         until_s = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < until_s:
             self.read(time.monotonic() + 0.05)

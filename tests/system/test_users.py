@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Users that are allowed to have ranks on some nodes only, and a node whose configuration disagrees."""
+"""Users who may have ranks on some nodes only, and a node with another configuration."""
 import os
 import signal
 import sys
@@ -13,7 +13,7 @@ LIMITED = f'users = ( {{ name = "{NOBODY}"; nodes = [ "a", "b" ]; }} );'
 
 class Listed(unittest.TestCase):
     def test_config_show_has_all_rows(self):
-        """More rows than one answer holds."""
+        """There are more rows than one answer holds."""
         uids = [str(100000 + 7 * number) for number in range(700)]
         listed = ", ".join(f'{{ name = "{uid}"; nodes = [ "a" ]; }}' for uid in uids)
         with Cluster("ab", settings=f"users = ( {listed} );") as cluster:

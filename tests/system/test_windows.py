@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Large collectives of plain memory within a node pass through windows: every element is right, whatever the ranks do meanwhile."""
+"""Large collectives of plain memory within a node pass through windows. Every element is right, whatever the ranks do meanwhile."""
 import signal
 import time
 import unittest
@@ -84,7 +84,7 @@ class Windows(ProgramCase):
             ranks[1].send_signal(signal.SIGCONT)
             code = -signal.SIGKILL if how == "killed" else 0
             ranks[1].communicate(timeout=SURVIVORS_S)
-            if how != "stopped":  # which ends as it likes
+            if how != "stopped":  # rank 1 may end in any way
                 self.assertEqual(ranks[1].returncode, code)
             for process in self.start(cluster, "aa", "windows", "kinds", name="afterwards"):
                 output, errors = process.communicate(timeout=240)
@@ -114,7 +114,7 @@ class Windows(ProgramCase):
 
 
 class Hostile(clusters.StandaloneTest):
-    """Rank 0 has a window, and says of it what it likes; rank 1 has its whole buffer, and no window. Both buffers are in place."""
+    """Rank 0 has a window, and makes any claims about it. Rank 1 has its whole buffer, and no window. Both operations are in place."""
 
     number = 0
 
@@ -141,7 +141,7 @@ class Hostile(clusters.StandaloneTest):
         return operation(1, ticket, kind, U8, count, timeout_ms=timeout_ms, input=(1, offset), output=(1, offset), window=(BOTH, slices), **entries)
 
     def test_the_protocol(self):
-        """A rank that keeps to it: every slice comes once, and the sums are right."""
+        """A rank that follows the protocol gets every slice once, and right sums."""
         done = drained = ready = 0
         self.memories[0].bytes[:] = bytes([1]) * WINDOW_BYTES
         self.post_whole(1)
@@ -165,7 +165,7 @@ class Hostile(clusters.StandaloneTest):
         self.assertEqual(self.memories[1].bytes[:], bytes([3]) * WHOLE_BYTES)
 
     def test_all_at_once(self):
-        """Slices that were never filled harm nobody's memory, and the operation ends."""
+        """If a rank never fills its slices, no memory is damaged, and the operation ends."""
         for ticket, slices in enumerate((SLICES, SLICES + 1, 2**63, 2**64 - 1), 1):
             self.post_whole(ticket)
             self.ranks[0].post(self.windowed(ticket, slices))
@@ -183,7 +183,7 @@ class Hostile(clusters.StandaloneTest):
         self.assertEqual([each.complete(2)[0] for each in self.ranks], [0, 0])
 
     def test_wild_records(self):
-        """Slices of operations that do not exist, or have no window, or fewer than before."""
+        """A rank reports slices of operations that do not exist or have no window, or fewer slices than before."""
         self.post_whole(1)
         wild = [filled(handle, ticket, slices) for handle in (0, 1, 7) for ticket in (0, 1, 2**64 - 1) for slices in (0, 3, 2**64 - 1)]
         self.ranks[1].post(*wild)

@@ -36,9 +36,9 @@
 #include "proto/version.h"
 #include "tests/lib/own_process.h"
 
-/* One node, "a", with everything from the client socket down, in this thread. Its clients speak the protocol
- * by hand, so that they can break it. Logged lines are kept, not printed. */
-#define TURNS_MAX 200000    /* of the loop without an answer: then the test fails */
+/* One node, "a", with everything below the client socket, in this thread. The tests write its clients'
+ * packets byte by byte, so that clients can break the protocol. Log lines are kept, not printed. */
+#define TURNS_MAX 200000    /* turns of the loop without an answer; after that, the test fails */
 #define TURNS_AT_ONCE 20000 /* turns without a pause; then one a millisecond, for what commd does later */
 
 struct node {
@@ -55,7 +55,7 @@ struct node {
     unsigned warnings;
     char last_warning[1024];
     const char *awaited_warning; /* null: none */
-    bool warned;                 /* a line had it */
+    bool warned;                 /* a log line contained the awaited warning */
     unsigned reloads, log_levels;
     bool reload_waits;      /* for other threads */
     unsigned more_settings; /* nodes that the configuration lists */
@@ -152,7 +152,7 @@ static inline struct api_options node_api_options(struct node *node)
                                 .settings_context = node};
 }
 
-/* As in the daemon, the guard's descriptor is there from the start. */
+/* As in the daemon, the guard has its descriptor from the start. */
 __attribute__((constructor)) static void node_start_guard(void)
 {
     (void)guard_start();
@@ -315,7 +315,8 @@ static inline bool client_try_send(struct client *client, const void *bytes, siz
         return false;
     }
     if (sent < 0 && errno == EPERM && fd_count > 0) {
-        return client_try_send(client, bytes, size, NULL, 0); /* the kernel keeps them back until the Hello */
+        return client_try_send(client, bytes, size, NULL,
+                               0); /* the kernel holds descriptors back until the Hello */
     }
     assert_int_equal(sent, size);
     return true;

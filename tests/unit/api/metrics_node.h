@@ -5,7 +5,7 @@
 #include "daemon/exec/rails_internal.h"
 #include "tests/unit/api/api_node.h"
 
-/* A node with as many peers, rails and communicators as wanted, for its metrics: nothing travels, and every
+/* A node for tests of metrics, with any number of peers, rails and communicators. It sends nothing. Every
  * counter has many digits. */
 #define MANY UINT64_C(123456789012345)
 #define PEER_NAME_FORMAT "gpu-node-%03u"

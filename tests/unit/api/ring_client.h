@@ -3,7 +3,7 @@
 
 #include "tests/unit/api/api_node.h"
 
-/* A client with rings, beside the node in this thread. It can do anything with its side. */
+/* A client with rings, in the same thread as the node. It can write anything on its side of the rings. */
 struct ring_client {
     struct client client; /* its socket */
     int memory_fd, daemon_bell_fd, bell_fd;
@@ -183,7 +183,7 @@ static inline void ring_client_check(struct ring_client *client)
     expect_reply(client, client->client.last_id);
 }
 
-/* From now on, the daemon waits at its descriptors. */
+/* Lets the daemon go to sleep: from now on, it waits for its descriptors. */
 static inline void fall_asleep(struct node *node)
 {
     for (unsigned i = 0; i < 1000 && !api_sleep(node->api); i++) {

@@ -93,8 +93,8 @@ static void post_barrier(struct client *client, const char *name)
     client_check(client);
 }
 
-/* A user is shown his own rows, and how many there are of others. On the clients' socket, root is a user like
- * any other. */
+/* A user sees his own rows, and the number of others' rows. On the clients' socket, root is a user like any
+ * other. */
 static void test_rows_of_other_users(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static void test_rows_of_other_users(void **state)
     node_free(node);
 }
 
-/* There are more rows than a page has. Another user's rows between them take nobody a place on the page. */
+/* There are more rows than fit on a page. Another user's rows between them use no place on the page. */
 static void test_pages_without_other_users_rows(void **state)
 {
     (void)state;
@@ -409,7 +409,7 @@ static void test_pages_of_accounts(void **state)
     node_free(node);
 }
 
-/* Administrators look at everything, and cannot hold anything. */
+/* Administrators see everything, and cannot own any object. */
 static void test_an_administrator_holds_nothing(void **state)
 {
     (void)state;

@@ -4,11 +4,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-/* Processes that connect, and end while other processes have their socket. Each is a real process; the daemon
- * is this one. What else they do: */
+/* Processes that connect, and end while other processes have their socket. Each is a real process, and this
+ * process is the daemon. What else a process does: */
 struct plan {
-    bool forks;     /* a child that keeps the socket */
-    bool joins;     /* as rank 1 of 2 */
+    bool forks;     /* forks a child that keeps the socket */
+    bool joins;     /* joins a communicator as rank 1 of 2 */
     bool leaves;    /* sends a CommDestroy before its end; nobody reads it until then */
     bool by_thread; /* connects in a thread that ends */
     bool execs;     /* becomes another program, with the socket */
@@ -170,7 +170,7 @@ static void process_let_die(struct process *process)
 static void process_free(struct process *process)
 {
     if (process->child > 0) {
-        assert_int_equal(kill(process->child, 0), 0); /* it has lived, and had the socket, until now */
+        assert_int_equal(kill(process->child, 0), 0); /* until now, the child has lived and had the socket */
         kill(process->child, SIGKILL);
     }
     close(process->control);
@@ -227,7 +227,7 @@ static void test_the_other_rank_is_told(void **state)
     node_free(node);
 }
 
-/* As when the socket closes: the rank has left in order, and is not lost. */
+/* The rank has left in order, as when its socket closes. It is not lost. */
 static void test_what_it_asked_for_is_done(void **state)
 {
     (void)state;
@@ -245,7 +245,8 @@ static void test_what_it_asked_for_is_done(void **state)
     node_free(node);
 }
 
-/* The process counts, not the thread that connected, and not the program. */
+/* The session ends with the process, not with the thread that connected, nor when the process runs another
+ * program. */
 static void test_threads_and_programs_come_and_go(void **state)
 {
     (void)state;
@@ -269,7 +270,8 @@ static void test_threads_and_programs_come_and_go(void **state)
     node_free(node);
 }
 
-/* The process ends before commd accepts its connection. Whoever has its socket gets no session by it. */
+/* The process ends before commd accepts its connection. Another process that has the socket gets no session.
+ */
 static void test_dead_before_it_is_accepted(void **state)
 {
     (void)state;

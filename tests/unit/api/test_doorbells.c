@@ -10,7 +10,7 @@
 
 /* The doorbells of a client's rings, which its processes share. */
 
-/* --- That ring for nothing --- */
+/* --- Doorbells that ring for nothing --- */
 
 /* Rings `count` times, with some turns after each. Returns how many of these the daemon took off the bell. */
 static unsigned heard_of(struct ring_client *client, unsigned count)
@@ -26,8 +26,8 @@ static unsigned heard_of(struct ring_client *client, unsigned count)
     return heard_count;
 }
 
-/* A bell without a packet is heard some times, then seldom. It is heard once more as soon as there is a
- * packet. */
+/* If a doorbell rings without a packet, the daemon reacts some times, then seldom. As soon as there is a
+ * packet, the daemon reacts again. */
 static void test_bells_for_nothing(void **state)
 {
     (void)state;
@@ -59,10 +59,10 @@ static void test_bells_for_nothing(void **state)
     node_free(node);
 }
 
-/* --- That are held --- */
+/* --- Doorbells that are held --- */
 
-/* Makes a page that does not come before somebody provides it: system calls that touch it wait. -1: this
- * process may not do so. */
+/* Makes a page that is missing until the test provides it. System calls that touch it wait until then.
+ * Returns -1 if this process may not do so. */
 static int page_that_waits(void **page)
 {
     struct uffdio_api api = {.api = UFFD_API};

@@ -1,8 +1,8 @@
 #include "daemon/base/history.h"
 #include "tests/unit/api/api_node.h"
 
-/* Who is shown which events, and the pages in which they come. The list of events is the process's: each test
- * looks at what it adds. */
+/* Which users see which events, and the pages in which the events come. The process has one list of events,
+ * so each test looks only at the events that it adds. */
 #define OTHER_UID 4242
 
 static Commd__Client__Event *ask(struct client *client, uint64_t after)
@@ -81,7 +81,8 @@ static void test_fields(void **state)
     node_free(node);
 }
 
-/* A list longer than a page, of which the user sees little: he gets all of it, page by page. */
+/* The list is longer than a page, and the user may see few of its events. He gets all of these, page by page.
+ */
 static void test_pages(void **state)
 {
     (void)state;

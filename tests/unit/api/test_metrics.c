@@ -1,6 +1,6 @@
 #include "tests/unit/api/metrics_node.h"
 
-/* What the metrics show, how much text that is, and who gets what. */
+/* What the metrics show, how long the text is, and what each user gets. */
 
 #define SCRAPE_MAX_BYTES (512u << 10) /* the bar, at 64 peers and 100 communicators */
 
@@ -44,7 +44,7 @@ static void test_size(void **state)
     assert_int_equal(count_lines(text, "commd_certificate_expiry_timestamp_seconds{node="), 65);
     assert_contains(text, "commd_communicators{state=\"formed\"} 100\n");
     assert_contains(text, "commd_clients{socket=\"clients\"} 1\n");
-    assert_null(strstr(text, "training")); /* nobody's names */
+    assert_null(strstr(text, "training")); /* no names of users or communicators */
     free(text);
     client_free(&own->client);
     metrics_node_free(own);
@@ -88,7 +88,8 @@ static uint64_t send_query(struct client *client, uint64_t offset)
     return client_send(client, &request, -1);
 }
 
-/* Users and communicators have names there, and pages make one text of one moment. */
+/* The administrators' metrics name users and communicators. All pages together are one text, of one moment.
+ */
 static void test_administrators_get_names(void **state)
 {
     (void)state;

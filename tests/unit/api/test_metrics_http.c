@@ -6,7 +6,7 @@
 #include "daemon/api/metrics_http.h"
 #include "tests/unit/api/metrics_node.h"
 
-/* The metrics over HTTP, and clients that do what no scraper does. */
+/* The metrics over HTTP, and clients that behave as no scraper does. */
 
 #define ANSWER_MAX_BYTES (1u << 20)
 
@@ -228,7 +228,7 @@ static void test_never_reads_and_drips(void **state)
     end(own);
 }
 
-/* More connections a second than are accepted wait; nobody is lost. */
+/* If more connections come in a second than commd accepts, they wait. None is lost. */
 static void test_rate(void **state)
 {
     (void)state;

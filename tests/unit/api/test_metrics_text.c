@@ -112,7 +112,7 @@ static void test_without_samples(void **state)
     expect(&text, "# EOF\n");
 }
 
-/* Nobody's name ends a label, a line, or the text. */
+/* No name can end a label, a line, or the text. */
 static void test_hostile_labels(void **state)
 {
     (void)state;
@@ -164,7 +164,7 @@ static void test_too_long(void **state)
     metrics_text_free(&text);
 }
 
-/* Beyond the first piece of memory. */
+/* The text is longer than the first piece of memory. */
 static void test_long(void **state)
 {
     (void)state;

@@ -104,7 +104,7 @@ static void test_memories_max(void **state)
     node_free(node);
 }
 
-/* Files without contents cost a client nothing. They cost commd addresses, and those are limited. */
+/* Files without contents cost a client nothing. But they cost commd addresses, which are limited. */
 static void test_addresses_max(void **state)
 {
     (void)state;
@@ -127,7 +127,7 @@ static void test_addresses_max(void **state)
                         "the rest is kept for others");
     client_expect_error(&other, client_send_register(&other, 99, SIZE, fd), STATUS_LIMIT, "commctl users");
     assert_int_equal(client_mappings(), SHARE);
-    /* Another user gets his minimum all the same. */
+    /* Another user still gets his minimum. */
     struct api_session *session;
     for (session = node->api->sessions; session->hh.next != NULL; session = session->hh.next) {
     }
@@ -218,7 +218,7 @@ static void test_communicators_max(void **state)
                         "a process can hold 1024 ranks at most");
     client_expect_done(&client, client_send_destroy(&client, 17));
     client_init(&client, 5000, "beyond");
-    /* All of them end with the process. */
+    /* All communicators of a process end with it. */
     client_free(&client);
     assert_int_equal(sessions(node), 0);
     node_turns(node, 5);
@@ -308,7 +308,7 @@ static struct submit_record reduce_of(uint64_t ticket, enum dtype dtype, uint64_
     return submit;
 }
 
-/* A correct sum of one f32, and one that a test spoils. */
+/* Two operations: a correct sum of one f32, and another one that the test makes wrong. */
 struct refusal {
     struct pair pair;
     struct submit_record good, bad;

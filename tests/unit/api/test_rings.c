@@ -46,7 +46,7 @@ static void test_bells_ring_for_who_sleeps(void **state)
     struct node *node = node_new();
     struct ring_client client = ring_client_new(node);
     fall_asleep(node);
-    /* The daemon sleeps, and must be rung once. Without that, it looks at nothing. */
+    /* The daemon sleeps, and the client must ring once. Until then, the daemon does not look at the ring. */
     assert_int_equal(put_status(&client), RING_OK);
     assert_true(ring_wake_consumer(&client.out));
     assert_int_equal(put_status(&client), RING_OK);
@@ -138,7 +138,7 @@ static void test_answers_that_wait(void **state)
     while (answered < client.client.last_id) {
         expect_reply(&client, ++answered); /* the client rings if the daemon waits for that */
     }
-    assert_int_equal(heard(&client), 1); /* there is room in the client's ring: the daemon told it once */
+    assert_int_equal(heard(&client), 1); /* the client's ring has room again: the daemon rang once */
     ring_client_check(&client);
     ring_client_free(&client);
     client_free(&other);
@@ -202,7 +202,7 @@ static void test_hostile_clients(void **state)
         0, 21, 65, CLIENT_RING_BYTES / 2, CLIENT_RING_BYTES, UINT32_MAX - 3, UINT32_MAX};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct ring_client client = ring_client_new(node);
-        ring_client_check(&client); /* also not at the beginning */
+        ring_client_check(&client); /* not even at the beginning */
         memcpy(client.out.data + client.out.own, &lengths[i], sizeof lengths[i]);
         atomic_store(&client.out.shared->tail, client.out.own + 24);
         expect_ended(&client, "its ring holds invalid data");

@@ -58,7 +58,7 @@ static void test_sessions_max(void **state)
     }
     client_check(&clients[0]);
     client_check(&clients[most - 1]);
-    /* Administrators have places of their own. */
+    /* Administrators have reserved sessions. */
     struct client admin = admin_new(node);
     client_check(&admin);
     client_free(&admin);
@@ -235,7 +235,8 @@ static void test_drain(void **state)
     node_free(node);
 }
 
-/* By commctl, new clients are welcome: their communicators are refused. The last word is why commd ends. */
+/* After `commctl drain`, commd accepts new clients, but refuses their communicators. Its last message to
+ * clients says why it ends. */
 static void test_drain_without_stop(void **state)
 {
     (void)state;

@@ -159,7 +159,7 @@ static void test_malformed(void **state)
             char text[64];
             snprintf(text, sizeof text, "a packet of %zu bytes that is no request", packets[i].size);
             client_send_raw(&client, packets[i].bytes, packets[i].size, NULL, 0);
-            /* Packets after it do not count, and do not lose the answer. */
+            /* commd ignores packets after the wrong one. They do not destroy the answer. */
             client_send_status(&client, -1);
             client_send_status(&client, -1);
             client_expect_error(&client, 0, STATUS_PROTOCOL, text);
@@ -339,8 +339,8 @@ static void test_refusals_are_not_all_logged(void **state)
     node_free(node);
 }
 
-/* From here on, this process, which is the daemon's as well, can open nothing. Returns the limit
- * that it had. */
+/* From here on, this process, which is also the daemon, cannot open any descriptor. Returns the former limit.
+ */
 static struct rlimit forbid_descriptors(void)
 {
     struct rlimit before, none;
@@ -497,8 +497,8 @@ static void test_slow_reader_is_dropped(void **state)
     node_free(node);
 }
 
-/* A session has ended, and its client reads nothing. The session holds nobody up, and goes when the client
- * goes. */
+/* A session has ended, and its client reads nothing. The session delays no other, and is freed when the
+ * client goes. */
 static void test_ended_session_of_a_slow_reader(void **state)
 {
     (void)state;

@@ -103,7 +103,7 @@ static void test_only_administrators_turn_it_on(void **state)
     client_expect_error(&user, send_query(&user, 0, 0, true), STATUS_PERMISSION, "administrators");
     assert_int_equal(trace_areas, 0);
     struct error none;
-    assert_int_equal(trace_begin(TRACE_AREA_COMM, &none), STATUS_OK); /* as COMMD_TRACE would have it */
+    assert_int_equal(trace_begin(TRACE_AREA_COMM, &none), STATUS_OK); /* as COMMD_TRACE sets it */
     for (int i = 0; i < 2; i++) {
         event_free(ask(&admins[i], 0, 0, true));
         event_free(ask(&admins[i], 0, 0, true)); /* a second time changes nothing */

@@ -1,6 +1,6 @@
 #include "tests/unit/api/api_node.h"
 
-/* Users take turns: what one user sends in a packet, or leaves behind, holds nobody else up. */
+/* Users take turns. Whatever one user sends in a packet, or leaves behind, does not delay other users. */
 
 enum { MANY = CLIENT_PACKET_MAX_BYTES / SUBMIT_RECORD_MIN_BYTES };
 

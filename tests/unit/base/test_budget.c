@@ -11,7 +11,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/base/random.h"
 
-/* How much of the whole each user gets, that all of it comes back, and that a new user finds some. */
+/* How much of the whole each user gets. All of it comes back, and a new user always gets some. */
 
 enum { ALL = 2560, MINIMUM = ALL / BUDGET_MINIMUM_PARTS, POOL = ALL - MINIMUM * BUDGET_PLACES };
 
@@ -148,7 +148,7 @@ static void test_ceilings(void **state)
     budget_free(budget);
 }
 
-/* However large an amount is, no sum of amounts wraps to a small one. */
+/* However large the amounts are, no sum of them wraps around to a small number. */
 static void test_large_numbers(void **state)
 {
     (void)state;
@@ -191,7 +191,7 @@ static void test_random_users(void **state)
             static const char *const names[GROUPS] = {"", "/a", "/b"};
             bool is_first = of_user[user] == 0;
             if (!is_first) {
-                continue; /* only a user's first account is sure of a place */
+                continue; /* only a user's first account is sure to get a place */
             }
             *account = open_group(budget, user, names[group]);
             users += is_first;
@@ -299,7 +299,7 @@ static void test_what_is_said(void **state)
     budget_release(NULL, BUDGET_SESSIONS, 1);
 }
 
-/* What all accounts hold, and what was refused ever, also to those who are gone. */
+/* What all accounts hold, and all that was ever refused, including refusals to accounts that are gone. */
 static void test_totals(void **state)
 {
     (void)state;

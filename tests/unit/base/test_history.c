@@ -10,7 +10,7 @@
 #include "daemon/base/history.h"
 #include "daemon/base/time.h"
 
-/* The list is one for the process: each test goes on from the last event there is. */
+/* The process has one list, so each test starts at the last event. */
 
 static void add_of_user(uint32_t uid, uint64_t now_ns, const char *text)
 {
@@ -70,8 +70,8 @@ static void test_overwritten(void **state)
     assert_int_equal(history_missed(history_last() + 100), 0); /* of another commd */
 }
 
-/* A user has a burst, then so many a second; the next event says how many were left out. Another user, and
- * the node, are not affected. */
+/* A user may cause a burst of events, then so many a second. The next event says how many were dropped.
+ * Another user, and the node, are not affected. */
 static void test_a_user_floods(void **state)
 {
     (void)state;

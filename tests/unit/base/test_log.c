@@ -176,7 +176,8 @@ static void test_errno_is_kept(void **state)
     assert_int_equal(errno, ENOTTY);
 }
 
-/* What two lines look like on standard error. A child writes them; its standard error is a pipe. */
+/* What two lines look like on standard error. A child process, whose standard error is a pipe, writes them.
+ */
 static void stderr_of_child(const char *journal_stream, bool matching, char *out, size_t size)
 {
     int fds[2];

@@ -10,7 +10,7 @@
 #include "daemon/base/random.h"
 #include "tests/lib/chance.h"
 
-/* xoshiro256** worked out by hand from the state {1, 2, 3, 4}, by its definition: the result is rotl(s1 * 5,
+/* xoshiro256** from the state {1, 2, 3, 4}, computed by hand. By its definition, the result is rotl(s1 * 5,
  * 7) * 9; then comes the linear step. */
 static void test_generator_follows_its_definition(void **state)
 {

@@ -7,7 +7,7 @@
 
 #include "daemon/base/spending.h"
 
-/* Which accounts are charged for processor time that they share. */
+/* How processor time is charged to several accounts that share it. */
 
 enum { MANY = SPENDING_SHARES_MAX + 3 };
 

@@ -8,7 +8,8 @@
 #include "daemon/base/time.h"
 #include "daemon/base/turns.h"
 
-/* How much of the loop's time each line gets. The clock moves by the time that each piece says. */
+/* How much of the loop's time each line (queue of turns) gets. Each piece of work moves the clock by a given
+ * time. */
 
 static uint64_t clock_ns;
 
@@ -72,7 +73,7 @@ static void test_one_piece(void **state)
     assert_false(turns_wait(&turns));
 }
 
-/* A line with 400 endless turns gets no more time than the others, and no call takes long. */
+/* A line with 400 endless turns gets no more time than other lines, and no call takes long. */
 static void test_shares(void **state)
 {
     (void)state;

@@ -134,8 +134,8 @@ static inline comm_result_t reduce_on(comm_t *comm, void *buffer, size_t count, 
     return comm_all_reduce(comm, buffer, buffer, count, COMM_U8, COMM_SUM, &options);
 }
 
-/* For conditions that have no event to wait for: a stream or a request has ended, or has not. The calls that
- * find it out only ask, and do not wait. The callers bound the time. */
+/* For conditions without an event to wait for, such as the end of a stream or a request. The calls that check
+ * a condition only ask, and do not wait. The callers limit the time. */
 static inline void sleep_ms(long ms)
 {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
@@ -165,8 +165,8 @@ static inline void gate_open(const struct gate *gate)
     __atomic_store_n((uint64_t *)(uintptr_t)gate->word, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether the stream ends its work within so many looks, a millisecond apart. To show that it does not end.
- */
+/* Whether the stream ends its work within so many looks, which are a millisecond apart. Tests use it to show
+ * that a stream does not end. */
 static inline int stream_ends(cuda_stream stream, long ms)
 {
     cuda_result result = CUDA_RESULT_NOT_READY;
@@ -190,7 +190,7 @@ static inline void expect_stream_ends(cuda_stream stream)
     assert_int_equal(result, CUDA_RESULT_OK);
 }
 
-/* The same of a request. */
+/* The same for a request. */
 static inline int request_ends(comm_request_t **request, long ms)
 {
     int done = 0;

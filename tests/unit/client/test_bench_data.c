@@ -12,8 +12,8 @@
 #include "client/commctl/bench.h"
 #include "daemon/host/reduce.h"
 
-/* Checks what `commctl bench` sends and expects. The operations are done here by their definition, with the
- * daemon's own arithmetic. A right result must count as right, and every wrong element as wrong. */
+/* Checks what `commctl bench` sends and expects. The test computes the operations by their definition, with
+ * the daemon's own arithmetic. A right result must count as right, and every wrong element as wrong. */
 #define RANKS_MAX 5
 
 /* The ranks of one operation. Each has two buffers, as in a run. */
@@ -242,7 +242,7 @@ static void test_sums_of_many_ranks(void **state)
         struct bench_options options = options_of(dtype, REDUCE_SUM, sizes[i / DTYPE_COUNT]);
         uint32_t left_out = options.size / 3;
         if (dtype_size_bytes(dtype) > 2 || (dtype == DTYPE_BOOL && options.size > 9)) {
-            continue; /* truth values tell little with so many ranks */
+            continue; /* with so many ranks, truth values show little */
         }
         memset(sum, 0, sizeof sum);
         for (uint32_t rank = 0; rank < options.size; rank++) {

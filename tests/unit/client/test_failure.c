@@ -9,7 +9,7 @@
 
 #include "client/lib/internal.h"
 
-/* Failures as data: what a program gets of them, and what a hostile commd can make of them. */
+/* Failures as data: what a program gets, and what a hostile commd can send. */
 
 static void test_the_last_failure(void **state)
 {

@@ -1,9 +1,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_pair.h"
 
-/* Operations that CUDA graphs hold, as far as the library is concerned: the fake daemon keeps them, but runs
- * none.
- */
+/* The library's part in operations of CUDA graphs. The fake daemon keeps these operations, but runs none. */
 
 static const struct fake_script takes_graphs = {.graphs = true};
 
@@ -109,7 +107,7 @@ static void expect_replay(const struct capture *capture, cuda_graph_exec exec)
     }
 }
 
-/* Whoever is gone, no replay waits for ever. */
+/* Even if commd or the client is gone, no replay waits for ever. */
 static void test_replays_without_commd(void **state)
 {
     (void)state;
@@ -140,7 +138,7 @@ static void test_replays_without_commd(void **state)
     comm_client_close(capture.pair.client);
 }
 
-/* What is refused leaves the capture as it was. */
+/* A refused call leaves the capture as it was. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -212,7 +210,8 @@ static void test_the_driver_fails(void **state)
     pair_stop(&capture.pair);
 }
 
-/* The capture is spoilt by the program, after operations were captured: their part goes with it. */
+/* The program makes the capture invalid after operations were captured. Their part of the communicator ends
+ * with it. */
 static void test_a_spoilt_capture(void **state)
 {
     (void)state;

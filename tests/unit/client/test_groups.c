@@ -1,8 +1,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* Groups, and other calls while a group is open: calls on handles, and the ends of communicators
- * and clients. */
+/* Groups, and other calls while a group is open: calls on handles, and calls that end communicators and
+ * clients. */
 
 enum { BYTES = 1000 };
 

@@ -8,7 +8,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* How the library looks at commd's heartbeat, with the test's own clock. */
+/* How the library checks commd's heartbeat, with the test's own clock. */
 
 #define MS 1000000ull
 #define LOOK_MS (HEART_LOOK_NS / MS)
@@ -62,7 +62,7 @@ static void test_a_slow_one_is_alive(void **state)
     }
 }
 
-/* This process itself was stopped, for however long. That counts as one look. */
+/* This process itself was stopped, for any length of time. That counts as one look. */
 static void test_own_time_counts_alone(void **state)
 {
     (void)state;

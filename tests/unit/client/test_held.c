@@ -5,8 +5,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* Operations for which the window has no place. No call waits for a place. Whichever thread is there sends
- * them, in order. */
+/* Operations for which the window has no place. No call waits for a place. Any thread that is in the library
+ * sends them later, in order. */
 
 #define SLOW_MS 100u        /* an operation of a commd that is slow */
 #define NEVER_MS (1u << 30) /* an operation that never ends */

@@ -81,7 +81,7 @@ static void test_alloc_refuses(void **state)
     assert_error_says("device 3");
     assert_int_equal(comm_mem_alloc(pair.client, (size_t)1 << 60, COMM_DEVICE_HOST, &memory), COMM_NO_MEMORY);
     assert_null(memory);
-    /* Limits of the daemon itself. */
+    /* Limits of the daemon. */
     void *first, *second;
     assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &first), COMM_OK);
     assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &second), COMM_OK);
@@ -197,7 +197,7 @@ static void test_register_at_an_offset(void **state)
     pair_stop(&pair);
 }
 
-/* A buffer that is only partly in registered memory is staged, to the byte. */
+/* A buffer is staged if even one byte of it is outside of registered memory. */
 static void test_buffers_beyond_registered_memory_are_staged(void **state)
 {
     (void)state;

@@ -8,7 +8,7 @@
 
 #include "tests/unit/client/client_pair.h"
 
-/* A machine without a GPU. Whoever asks for a GPU is told why there is none. Nobody else notices. */
+/* A machine without a GPU. A call that asks for a GPU says why there is none. Other calls do not notice. */
 
 static unsigned count_threads(void)
 {

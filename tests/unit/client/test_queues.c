@@ -216,7 +216,7 @@ static void test_a_wake_from_a_signal_handler(void **state)
     pair_stop(&pair);
 }
 
-/* A failure stays valid until the same thread comes again, whatever another thread does. */
+/* A thread's failure stays valid until the same thread calls again, whatever another thread does. */
 static void *take_in_thread(void *argument)
 {
     comm_queue_t *queue = argument;

@@ -6,7 +6,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* A whole client with rings. Its other side, which the test plays, may also stop reading. */
+/* A whole client with rings. The test plays the other side, which may also stop reading. */
 
 static bool one_waits(const struct fake_counts *counts, uint64_t value)
 {

@@ -189,7 +189,7 @@ static void test_failures_let_go_of_streams(void **state)
     assert_false(stream_ends(stream, 20));
     comm_destroy(comm);
     expect_stream_ends(stream);
-    /* The driver fails between two calls. */
+    /* The driver fails at one of the calls of a submission. */
     comm = gpu_comm(&pair, "driver", 0);
     beyond.inject("cuStreamWriteValue64_v2:1=999");
     assert_int_equal(reduce_on(comm, buffer, 10, stream), COMM_DEVICE);

@@ -12,8 +12,8 @@
 #include "tests/lib/chance.h"
 
 /*
- * Schedules written out line by line, right or wrong. coll_check takes them as algorithms. script_runs_right
- * runs one on real values in a random order, as an executor does. So it judges without coll_check what
+ * Schedules written line by line, right or wrong. coll_check takes them as algorithms. script_runs_right runs
+ * one on real values in a random order, as an executor does. It does not use coll_check, so it can judge what
  * coll_check accepts.
  */
 

@@ -46,7 +46,7 @@ struct node {
     struct comms *comms;
     bool woken;
     bool alive;
-    uid_t limited_uid;         /* whom this node's configuration limits */
+    uid_t limited_uid;         /* the user whom this node's configuration limits */
     const char *limited_nodes; /* where that user may have ranks; null: on all nodes */
 };
 

@@ -15,9 +15,10 @@
  * order, with random delays, until they are cut. Each end notices a cut, or a crash of the other end, at a
  * time of its own within the patience. A crash that was noticed is proven or not, at random.
  *
- * What must hold in every run: every node that lives decides in time; none gives up alone; of all decisions
- * only one lets its nodes go on, and all nodes that decide so decide the same; a node with a part has ended
- * every operation up to `last`.
+ * What must hold in every run:
+ *   - every living node decides in time, and none gives up alone;
+ *   - only one of all decisions lets its nodes go on, and it is the same on all nodes that go on;
+ *   - a node whose ranks go on has ended every operation up to `last`.
  */
 #define NODES_MAX 12
 #define RANKS_OF_NODE 2
@@ -79,14 +80,15 @@ static void crash(struct world *world, uint32_t node, bool proven)
     }
 }
 
-/* One way or both; both ends lose the link, each at its time. */
+/* Cuts one direction or both. Both ends lose the link, each at a time of its own. */
 static void cut(struct world *world, uint32_t a, uint32_t b, bool both)
 {
     world->cut[a][b] = true;
     world->cut[b][a] = world->cut[b][a] || both;
     uint64_t noticed_ns = world->now_ns + 1 + random_below(&world->random, PATIENCE_NS);
     world->notice_ns[a][b] = time_min(world->notice_ns[a][b], noticed_ns);
-    /* the one that notices first closes the connection: the other hears of it, or notices silence itself */
+    /* the end that notices first closes the connection; the other end is told, or notices the silence itself
+     */
     world->notice_ns[b][a] =
         time_min(world->notice_ns[b][a], noticed_ns + random_below(&world->random, TIME_S));
 }
@@ -331,7 +333,7 @@ static uint32_t world_check(const struct world *world, uint64_t by_ns)
             assert_true(host->decided_ns <= by_ns);
         }
         if (!host->decided || value->minority) {
-            continue; /* what a node that died meanwhile was told counts as well */
+            continue; /* the decision of a node that died meanwhile also counts */
         }
         agreed = agreed == NULL ? value : agreed;
         assert_same(world, agreed, value);
@@ -464,7 +466,7 @@ static void test_deaths_while_agreeing(void **state) /* 14 */
     }
 }
 
-/* Somebody who never answers, on a link that lives: the others do not wait for ever. */
+/* A node never answers, although its link is up. The others do not wait for ever. */
 static void test_limit(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
 #include "tests/unit/comm/comm_ops.h"
 
-/* Ranks that say wrong numbers of operations: those left out went through cells. */
+/* Ranks that state wrong numbers of operations. A gap in the numbers means operations that went through
+ * cells. */
 
 static void form_with_cells(struct member *members[2])
 {

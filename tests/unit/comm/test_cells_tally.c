@@ -11,7 +11,7 @@
 #include "daemon/base/time.h"
 #include "daemon/comm/cells_tally.h"
 
-/* What commd believes of the counts that ranks keep in the segment of cells. */
+/* Ranks keep counts in the segment of cells. This checks which of these counts commd believes. */
 
 enum { RANKS = 3, LOOKS = 2000, WORDS = sizeof(struct cell_counts) / sizeof(uint64_t) };
 #define BEGAN_NS (5 * TIME_S)

@@ -9,7 +9,7 @@
 
 #include "daemon/comm/comms_internal.h"
 
-/* What is known of failures: bounded, whatever another node says. */
+/* The details of failures. Their size is limited, whatever another node sends. */
 
 enum { SIZE = 100 };
 

@@ -5,7 +5,7 @@
 #define WHY "node a is draining: new kernel"
 #define SAYS "communicator \"job\": " WHY
 
-/* A rank of another node waits already when the one of the draining node is refused. */
+/* A rank of another node already waits when the rank of the draining node is refused. */
 static void test_ranks_that_wait_are_told(void **state)
 {
     (void)state;
@@ -26,7 +26,8 @@ static void test_ranks_that_wait_are_told(void **state)
     world_stop(&world);
 }
 
-/* A rank that comes later is told, too; but not for ever, and no other name, and no other user. */
+/* A rank that comes later is told, too, but only for a while. Other names and other users are not affected.
+ */
 static void test_ranks_that_come_later_are_told(void **state)
 {
     (void)state;
@@ -50,8 +51,8 @@ static void test_ranks_that_come_later_are_told(void **state)
     world_stop(&world);
 }
 
-/* A communicator that does not need the node forms; what forms already goes on; after the end all is as
- * before. */
+/* Communicators that do not need the draining node can form. Communicators that are forming go on. After the
+ * drain, all is as before. */
 static void test_what_a_drain_leaves_alone(void **state)
 {
     (void)state;
@@ -112,7 +113,7 @@ static void test_a_node_that_may_not_say_it(void **state)
     world_stop(&world);
 }
 
-/* At the deadline, all ranks of what runs are told; idle ones as well. */
+/* At the deadline, all ranks of the existing communicators are told, including idle ranks. */
 static void test_the_end(void **state)
 {
     (void)state;

@@ -98,7 +98,7 @@ static void test_a_name_is_used_again_50_times(void **state)
     world_stop(&world);
 }
 
-/* Ranks leave and come again while others have not left yet: nobody waits for anybody. */
+/* Ranks leave and come again while others have not left yet. No rank waits for another. */
 static void test_a_name_is_used_again_at_once(void **state)
 {
     (void)state;
@@ -326,8 +326,8 @@ static void test_both_at_once_with_other_terms(void **state)
 }
 
 /*
- * The configurations of two nodes differ, and no program asks for anything: whoever comes first, both are
- * told at once, not one alone. A program that sets the value itself is not concerned.
+ * The configurations of two nodes differ, and no program sets the value itself. Whichever node comes first,
+ * both are told at once. A program that sets the value itself is not affected.
  */
 static void test_nodes_with_other_settings(void **state)
 {

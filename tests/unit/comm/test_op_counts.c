@@ -71,7 +71,7 @@ static void test_failure(void **state)
     assert_int_equal(histogram_count(&cell->bandwidth), 0);
 }
 
-/* A barrier moves nothing; what ended in no time has no bandwidth. */
+/* A barrier moves no bytes. An operation that took no time has no bandwidth. */
 static void test_no_bandwidth(void **state)
 {
     (void)state;

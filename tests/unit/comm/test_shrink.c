@@ -341,7 +341,7 @@ static void test_minority_continues_is_agreed(void **state)
     world_stop(&world);
 }
 
-/* A healthy communicator is ended, and shrunk to the same ranks. */
+/* An administrator ends a healthy communicator. It is shrunk to the same ranks. */
 static void test_after_an_abort(void **state)
 {
     (void)state;

@@ -2,7 +2,7 @@
 
 #include <sys/stat.h>
 
-/* What conf_load refuses: with which words, and at which line. */
+/* What conf_load refuses, with which text, and at which line. */
 
 static void test_limits_of_numbers(void **state)
 {

@@ -319,8 +319,8 @@ static bool is_destroyed(void)
     return __atomic_load_n(&destroyed, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* What a graph refers to goes with its last executable, when that has run. Its destructor may not call CUDA.
- */
+/* The objects of a graph are freed with its last executable, after that has run. Their destructors may not
+ * call CUDA. */
 static void user_objects(int unused)
 {
     (void)unused;

@@ -229,7 +229,7 @@ static void staging(int unused)
     memset(pinned, 2, 64);                /* was not */
     set(0, 1);
     unsigned char back[128];
-    /* A copy to pageable memory has ended when the call returns. */
+    /* When a copy to pageable memory returns, the copy has ended. */
     OK(cuda->copy_to_host(back, memory, 128, stream));
     CHECK(back[0] == 1 && back[63] == 1 && back[64] == 2 && back[127] == 2);
     CHECK_RESULT(cuda->copy_to_host(back, (cuda_pointer)(uintptr_t)pageable, 1, stream),

@@ -10,8 +10,8 @@
 #include "tests/lib/hostile_node.h"
 
 /*
- * Node b has a certificate and sends what no node should. Nothing may be written outside the operation that
- * the bytes were sent for, and what no correct node sends costs node b its connection.
+ * Node b has a certificate, and sends what no node should send. Its bytes may reach only the operation for
+ * which they were sent. If node b sends something that no correct node sends, its connection ends.
  */
 #define COUNT 4096
 #define SLICE (1 << 20)
@@ -55,8 +55,8 @@ static struct data_header template(void)
     return hostile.data[hostile.data_count - 1];
 }
 
-/* A second stream for one operation costs the connection: its bytes would count for what the lane
- * does next. */
+/* A second stream for one operation ends the connection. Otherwise its bytes would count towards the lane's
+ * next step. */
 static void test_a_second_stream_for_a_lane(void **state)
 {
     (void)state;
@@ -345,7 +345,8 @@ static uint64_t next_deadline_ns(void)
     return time_min(exec_next_deadline_ns(hostile.exec), p2p_next_deadline_ns(hostile.p2p));
 }
 
-/* A stream that nobody claims is given up when its own time is over, whatever the others do. */
+/* If no communicator claims a stream, the stream is given up after its own time, whatever other streams do.
+ */
 static void test_parked_streams_expire_in_turn(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 #include "daemon/exec/exec_internal.h"
 #include "tests/unit/exec/charged.h"
 
-/* The memory in which slices between nodes work is charged to their user. An operation that never gets on
- * holds little of commd's memory. */
+/* The memory for slices between nodes is charged to their user. An operation that makes no progress holds
+ * little of commd's memory. */
 #define SLICE (64u << 10)
 #define SLICES 32
 #define COUNT (SLICES * SLICE)

@@ -181,8 +181,8 @@ static void test_runs_are_short(void **state)
     setup_stop();
 }
 
-/* Something comes for a communicator between two runs, after its turn in the same round. It is not
- * forgotten. */
+/* Data come for a communicator between two runs, after its turn in the same round. The communicator still
+ * gets a turn for them. */
 static void test_news_within_a_round(void **state)
 {
     (void)state;

@@ -134,7 +134,7 @@ static void test_a_name_that_is_resolved_later(void **state)
     run(&world, 10 * TIME_MS);
     assert_true(is_up(&world, 0, 1));
     assert_node(&world, 0, MESH_NODE_UP, "127.0.0.1:1", "");
-    /* Another address, and none: what is up stays up. */
+    /* The peer gets another address, and then none. An existing connection stays up. */
     assert_int_equal(mesh_resolve_node(mesh, 0, "127.0.0.2:1", world.now_ns, &why), STATUS_OK);
     mesh_unresolved(mesh, 0, &why);
     run(&world, 5 * TIME_S);
@@ -176,7 +176,7 @@ static void assert_differs(const struct world *world, unsigned from, const char 
     assert_string_equal(info.differs, text);
 }
 
-/* Settings that must be the same are compared in the greeting; a node that says none has none to compare. */
+/* The greeting compares settings that must be the same. A node that states no settings is not compared. */
 static void test_settings_that_differ(void **state)
 {
     (void)state;

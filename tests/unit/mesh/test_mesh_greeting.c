@@ -38,7 +38,7 @@ static void test_another_cluster_is_refused(void **state)
     world_stop(&world);
 }
 
-/* A node that uses the net without a mesh. It can send anything on its control stream. */
+/* A node that has a net but no mesh. It can send anything on its control stream. */
 struct liar {
     struct net *net;
     struct net_stream *stream;

@@ -3,7 +3,7 @@
 
 #include "tests/unit/net/quic_nodes.h"
 
-/* Two endpoints, and what they log. */
+/* Two endpoints, and the lines that they log. */
 
 #define DAY_S (24 * 3600L)
 

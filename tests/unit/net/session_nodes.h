@@ -3,7 +3,8 @@
 
 #include "tests/unit/net/datagram_nodes.h"
 
-/* Two nodes in use, on a link so slow that an outage falls into a transfer. */
+/* Two connected nodes that transfer data. Their link is so slow that an outage comes in the middle of a
+ * transfer. */
 
 static const struct network_conditions narrow = {.delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 4000000};
 

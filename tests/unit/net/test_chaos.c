@@ -6,8 +6,8 @@
 #define CHAOS_NODES 5
 #define CHAOS_STREAMS 64
 
-/* Handlers and the loop do at random whatever net.h allows. The nodes check that net.h's promises hold all
- * the same. */
+/* Handlers and the loop make random calls that net.h allows. The nodes check that net.h's promises still
+ * hold. */
 struct chaos {
     struct network *network;
     struct node *nodes[CHAOS_NODES];

@@ -40,7 +40,7 @@ static bool first_sinks_closed(const void *context)
     return a->sinks != NULL && b->sinks != NULL && a->sinks->closed && b->sinks->closed;
 }
 
-/* Checks that the connection on which both agreed carries data both ways. */
+/* Both nodes have agreed on one connection. Checks that it carries data both ways. */
 static void assert_connection_works(void)
 {
     struct quic_source *forth = quic_source_new(a, 0, 1, 100000, 7000, true);
@@ -293,7 +293,8 @@ static void wrong_peers_are_refused_by_name(void **state)
     assert_int_equal(net_add_peer(a->net, "", "127.0.0.1:4242", &peer, &error), STATUS_INVALID_ARGUMENT);
 }
 
-/* A name is no address yet: the peer cannot be dialled, but may connect. Nothing is resolved here. */
+/* The peer's address has a name, which an endpoint does not resolve. The endpoint cannot dial the peer, but
+ * the peer may connect. */
 static void a_peer_with_a_name_waits_for_its_address(void **state)
 {
     (void)state;

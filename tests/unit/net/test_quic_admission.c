@@ -8,7 +8,7 @@
 
 #include "daemon/net/quic_admission.h"
 
-/* Slots of handshakes: who gets one, who must first prove his address, and who must not take all. */
+/* Slots of handshakes: who gets one, who must first prove an address, and who must not take all slots. */
 
 enum { SLOTS = QUIC_HALF_OPEN_MAX + 1 };
 

@@ -6,7 +6,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* Who may connect, who is refused, and what everybody is told. */
+/* Which nodes may connect, which are refused, and what each side is told. */
 
 static int setup_certificates(void **state)
 {
@@ -207,8 +207,8 @@ static void make_nodes(const char *stem)
 
 struct fault {
     const char *stem;
-    const char *dialled_text;  /* what b says when it dials a; null: it accepts that */
-    const char *accepted_text; /* what b says when a dials it */
+    const char *dialled_text;  /* b's error when it dials a; null: it accepts a */
+    const char *accepted_text; /* b's error when a dials it */
     const char *log_text;
 };
 

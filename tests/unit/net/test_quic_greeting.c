@@ -13,7 +13,7 @@
 
 enum { SETS = 40, NUMBERS = 400 };
 
-/* In any order, and twice: exactly those numbers are known that were added. */
+/* Numbers are added in any order, and some twice. The set has exactly these numbers. */
 static void numbers_in_any_order(void **state)
 {
     (void)state;

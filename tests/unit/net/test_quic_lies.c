@@ -31,7 +31,7 @@ static void claim_that_an_open_stream_is_over(struct quic_connection *connection
     assert_int_equal(quic_numbers_add(&connection->session.seen, connection->session.seen.end), STATUS_OK);
 }
 
-/* As if a resumed its stream from another place than b asked for. */
+/* Makes node a resume its stream from another place than node b asked for. */
 static void expect_elsewhere(struct quic_connection *connection)
 {
     connection->receivers->consumed_end += 4;
@@ -45,7 +45,7 @@ static void forget_the_stream(struct quic_connection *connection)
 
 typedef void lie_function(struct quic_connection *connection);
 
-/* b waits until a resumes its stream. */
+/* Makes node b wait until node a resumes its stream. */
 static bool is_about_to_resume(const void *context)
 {
     (void)context;

@@ -4,7 +4,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* Certificates, lists of revoked ones and peers that change while endpoints run. */
+/* Certificates, revocation lists and peers change while endpoints run. */
 
 static int setup_certificates(void **state)
 {

@@ -1,8 +1,8 @@
 #include "tests/lib/chance.h"
 #include "tests/unit/net/session_nodes.h"
 
-/* Streams that outlive their connection: outages, new addresses, and what the nodes do meanwhile. In virtual
- * time, over ngtcp2. */
+/* Streams that outlive their connection. There are outages and new addresses, and nodes open and end streams
+ * meanwhile. The tests run over ngtcp2, in virtual time. */
 
 #define OUTAGE_MARGIN_MS 1000u /* after an outage, bytes arrive again within this time */
 
@@ -85,7 +85,7 @@ static void outages_in_a_row_end_nothing(void **state)
     end_exchange(&exchange, 30000);
 }
 
-/* The node's own address changes: others see it at another port, and its old one is dead. */
+/* The node's own address changes. Others see it at another port, and its old port is dead. */
 static void new_addresses_end_nothing(void **state)
 {
     (void)state;
@@ -264,7 +264,8 @@ static void call_at_random(struct random *random)
         network_cut(network, "a", "b", random_chance(random, 0.7));
         network_cut(network, "b", "a", random_chance(random, 0.7));
     } else if (dice < 87) {
-        network_rebind(network, rebound); /* were both, neither would know where the other is */
+        network_rebind(network,
+                       rebound); /* if both addresses changed, neither node would know the other's address */
     } else {
         struct quic_node *node = random_chance(random, 0.5) ? a : b;
         node->hold = random_chance(random, 0.3);
@@ -392,7 +393,7 @@ static void patience_ends(void **state)
     quic_source_free(again);
 }
 
-/* One side's patience has ended, the other's has not: the session is over for both. */
+/* The patience of one side has ended, that of the other has not. The session is over for both. */
 static void one_side_gives_up(void **state)
 {
     (void)state;

@@ -3,7 +3,8 @@
 #include "daemon/base/random.h"
 #include "tests/datagrams/stranger.h"
 
-/* What somebody without a certificate can do to connections and to handshakes of others; in virtual time. */
+/* What an attacker without a certificate can do to connections and handshakes of others. The tests run in
+ * virtual time. */
 
 static void garbage(struct random *random, const struct quic_cid *cid)
 {
@@ -153,7 +154,7 @@ static void floods_of_handshakes_are_bounded(void **state)
     assert_int_equal(endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY);
 
     struct quic_node *c =
-        make_node("c", "c", 0, 10 * TIME_S); /* a node at the address that it claims gets through */
+        make_node("c", "c", 0, 10 * TIME_S); /* a node that really is at its address gets through */
     (void)add_peer(c, "b");
     uint32_t index = add_peer(b, "c");
     net_keep_alive(c->net, 0, true);

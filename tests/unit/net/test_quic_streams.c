@@ -4,7 +4,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* Streams between two connected endpoints in one process: what test_contract.c does not check. */
+/* Streams between two connected endpoints in one process. These tests check what test_contract.c does not. */
 
 static int setup(void **state)
 {
@@ -336,7 +336,7 @@ static void the_receiver_gives_a_stream_up(void **state)
     assert_true(a->up[0] && b->up[0]);
 }
 
-/* The connection gets windows and stream credit back, whatever becomes of a stream. */
+/* However a stream ends, the connection gets back the stream's window and its credit for streams. */
 static void resets_leak_neither_window_nor_streams(void **state)
 {
     (void)state;

@@ -99,7 +99,7 @@ static void test_answers(void **state)
     loop_free(loop);
 }
 
-/* The loop goes on while no name server answers; a resolver that ends waits for none. */
+/* While no name server answers, the loop goes on. A resolver that ends does not wait for an answer. */
 static void test_lookups_that_do_not_end(void **state)
 {
     (void)state;

@@ -10,8 +10,9 @@
 #include "daemon/p2p/p2p.h"
 #include "tests/lib/hostile_node.h"
 
-/* Node b has a certificate and lies about messages: about credit, replies and ends. What no correct node
- * sends costs node b its connection. What crosses on the way, as it does with a correct node, does not. */
+/* Node b has a certificate, and lies about credit, replies and ends of messages. If it sends something that
+ * no correct node sends, its connection ends. Messages that cross on the way, as they do with a correct node,
+ * do no harm. */
 #define BYTES 40000u
 
 static struct hostile hostile;

@@ -15,8 +15,8 @@ static void fill(unsigned seed)
     memset(target, 0xa5, BIG);
 }
 
-/* Any number of messages is posted in one direction. Nothing stalls, and the storage of each bounds its
- * memory. */
+/* A rank posts any number of messages in one direction. Nothing stalls. Each post has its own storage, which
+ * bounds the memory. */
 static void many_one_way(uint32_t nodes, uint32_t count)
 {
     struct post *sends = calloc(count, sizeof *sends), *receives = calloc(count, sizeof *receives);
@@ -49,7 +49,7 @@ static void test_many_one_way(void **state)
     }
 }
 
-/* The same with the sends first: envelopes are never held back. */
+/* The same with the sends first. Envelopes are never held back. */
 static void test_many_unexpected(void **state)
 {
     enum { COUNT = 20000 };
@@ -125,7 +125,8 @@ static void test_eager_sends_end_at_once(void **state)
             post_send(&sends[i], 0, 1, 0, source, EAGER);
         }
         turns(500);
-        assert_true(world.pending == 2 || world.pending == 3); /* what was taken may not be reported yet */
+        assert_true(world.pending == 2 ||
+                    world.pending == 3); /* the receiver may not have reported yet what it took */
         for (uint32_t i = 0; i < 6; i++) {
             post_receive(&receives[i], 1, 0, 0, target, EAGER);
         }

@@ -90,8 +90,8 @@ static void crowd_stop(struct crowd *crowd)
     free(crowd);
 }
 
-/* Something comes for a communicator between two runs, after its turn in the same round. It is not
- * forgotten. */
+/* A message comes for a communicator between two runs, after its turn in the same round. The communicator
+ * still gets a turn for it. */
 static void test_news_within_a_round(void **state)
 {
     (void)state;

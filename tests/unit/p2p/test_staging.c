@@ -229,7 +229,7 @@ static void test_many_at_once(void **state)
     unsetenv("CUDA_DOUBLE_MEMORY_BYTES");
 }
 
-/* Each node accepts as much as it has memory for, and so does the other. Sends have memory of their own. */
+/* Each of the two nodes accepts as much as it has memory for. Sends have their own memory. */
 static void both_ways(int unused)
 {
     enum { COUNT = 12 };

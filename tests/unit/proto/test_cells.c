@@ -255,7 +255,7 @@ static void try_all_orders(uint32_t ranks, const enum part parts[RANKS_MAX][OPS]
     free(world.shared);
 }
 
-/* Two ranks: each takes part in each operation in every way, or is gone before. */
+/* Two ranks. Each takes part in each operation in every possible way, or is gone before it. */
 static void test_every_order_of_two_ranks(void **state)
 {
     (void)state;

@@ -10,8 +10,8 @@
 
 #include "proto/status.h"
 
-/* The numbers are on the wire and in the library's ABI: written out here a second time, so that a change
- * shows. */
+/* The numbers are on the wire and in the library's ABI. They are written here a second time, so that the test
+ * detects a change. */
 static const struct {
     unsigned number;
     const char *name;

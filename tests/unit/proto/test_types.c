@@ -10,9 +10,9 @@
 #include "proto/types.h"
 
 /*
- * Everything that is on the wire and in the ABI, written out a second time, so that a change shows. `defined`
- * has one character for each operator, in the order of their numbers: sum prod min max avg premul_sum band
- * bor bxor land lor.
+ * All numbers that are on the wire and in the ABI, written a second time, so that the test detects a change.
+ * `defined` has one character for each operator, in the order of their numbers: sum prod min max avg
+ * premul_sum band bor bxor land lor.
  */
 static const struct {
     enum dtype dtype;

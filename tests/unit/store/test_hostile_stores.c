@@ -235,7 +235,7 @@ static void test_answers_that_nobody_asked_for(void **state)
     world_stop(&world);
 }
 
-/* A keeper that never answers costs its own stores their time alone. */
+/* If a keeper never answers, only its own stores wait until their deadlines. */
 static void test_a_keeper_that_does_not_answer(void **state)
 {
     (void)state;
@@ -251,7 +251,7 @@ static void test_a_keeper_that_does_not_answer(void **state)
     world_stop(&world);
 }
 
-/* What one user's processes on node b cause is charged to that user on the keeper. */
+/* On the keeper, a user is charged for the requests of his processes on node b. */
 static void test_many_openers(void **state)
 {
     (void)state;

@@ -332,7 +332,7 @@ static void test_nodes_whose_configurations_differ(void **state)
     (void)state;
     start(3);
     error_set(&cause, STATUS_CONFIG, "removed");
-    /* Node a alone does not know node c any more. */
+    /* Only node a does not know node c any more. */
     for (unsigned i = 0; i < 50; i++) {
         char name[32];
         snprintf(name, sizeof name, "job-%u", i);

@@ -42,7 +42,7 @@ enum status drain_ask(void *context, const struct api_drain *asked, uint64_t now
     (void)snprintf(drain->why, sizeof drain->why, "node %s is draining%s%s", drain->node_name,
                    drain->reason[0] != '\0' ? ": " : "", drain->reason);
     history_note(HISTORY_DRAIN, HISTORY_FOR_ALL, "%s", asked->draining ? drain->why : "draining ends");
-    log_info("%s%s", asked->draining ? drain->why : "draining ends: new communicators are welcome",
+    log_info("%s%s", asked->draining ? drain->why : "draining ends: new communicators are accepted again",
              drain->deadline_ns != TIME_NEVER ? ", until its deadline" : "");
     drain_apply(drain, now_ns);
     sd_notifyf(0, "STATUS=Node %s%s", drain->node_name, drain->active ? ", draining" : "");

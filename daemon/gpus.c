@@ -73,7 +73,8 @@ enum exec_gpu_engine gpus_engine(const struct conf *conf)
 
 static void end_is_late(int signal_number)
 {
-    static const char text[] = "commd: a GPU still works for commd, which ends without waiting any longer\n";
+    static const char text[] =
+        "commd: a GPU is still at work for commd; commd ends without waiting any longer\n";
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
     (void)signal_number;
     if (poll(&room, 1, 0) == 1) { /* the write does not block */

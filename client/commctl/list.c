@@ -59,8 +59,8 @@ static void print_drain(const json_t *status)
     }
     table_format(json_object_get(status, "drain_left_ms"), COLUMN_MS, left, sizeof left);
     printf("%-14s%s%s%s%s\n", "draining", reason != NULL && reason[0] != '\0' ? reason : "no reason given",
-           left_ms > 0 ? "; what runs is ended in " : "", left_ms > 0 ? left : "",
-           left_ms > 0 ? "" : "; what runs may go on, or has been ended");
+           left_ms > 0 ? "; existing communicators end in " : "", left_ms > 0 ? left : "",
+           left_ms > 0 ? "" : "; existing communicators may go on, or have been ended");
 }
 
 static void print_status(const json_t *status)

@@ -149,7 +149,7 @@ static bool take_confirmation(struct pki_comparison *comparison)
          pki_proof_is_right(&message, comparison->secret, role, comparison->transcript));
     pki_message_free(&message);
     return comparison->secret == NULL || comparison->secret_proven ||
-           say_end(comparison, (struct end){"the code that was agreed in advance is another one",
+           say_end(comparison, (struct end){"the two sides have different codes",
                                             "does not know the code that was given in advance"});
 }
 

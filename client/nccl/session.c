@@ -45,7 +45,7 @@ ncclResult_t session_device(int *out)
             return NCCL_SUCCESS;
         }
     }
-    return failure_set(NCCL_UNHANDLED_CUDA_ERROR, "the current CUDA device is none that this process sees");
+    return failure_set(NCCL_UNHANDLED_CUDA_ERROR, "this process does not see the current CUDA device");
 }
 
 ncclResult_t session_take(comm_client_t **out)

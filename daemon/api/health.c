@@ -28,7 +28,7 @@ static bool check_loop(const struct api *api, uint64_t now_ns, char text[CHECK_T
 {
     uint64_t lag_ns = loop_lag_ns(api->loop, now_ns);
     (void)snprintf(text, CHECK_TEXT_MAX_BYTES,
-                   "%.1f ms late at worst in the last seconds; %llu ms are too much",
+                   "at most %.1f ms late in the last seconds; less than %llu ms is allowed",
                    (double)lag_ns / (double)TIME_MS, (unsigned long long)(LAG_MAX_NS / TIME_MS));
     return lag_ns < LAG_MAX_NS;
 }
@@ -82,10 +82,10 @@ static bool ends_soon(const char *node, uint64_t ends_s, uint64_t now_s, char te
         return false;
     }
     if (ends_s <= now_s) {
-        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "that of node %s has ended: renew it", node);
+        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "the certificate of node %s has ended: renew it", node);
     } else {
-        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "that of node %s ends in %llu days: renew it", node,
-                       (unsigned long long)((ends_s - now_s) / 86400u));
+        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "the certificate of node %s ends in %llu days: renew it",
+                       node, (unsigned long long)((ends_s - now_s) / 86400u));
     }
     return true;
 }
@@ -103,9 +103,9 @@ static bool check_certificates(const struct api *api, uint64_t now_ns, char text
         soon = info.state == MESH_NODE_UP && ends_soon(info.name, info.net.certificate_ends_s, now_s, text);
     }
     if (!soon && own.certificate_ends_s == 0) {
-        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "this node has none and needs none");
+        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "this node has no certificate and needs none");
     } else if (!soon) {
-        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "this node's is valid for %llu days",
+        (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "this node's certificate is valid for %llu days",
                        (unsigned long long)((own.certificate_ends_s - now_s) / 86400u));
     }
     return !soon;
@@ -188,7 +188,8 @@ static bool check_descriptors(const struct api *api, uint64_t now_ns, char text[
     if (percent < FULL_PERCENT) {
         return check_budgets(api, SORT_DESCRIPTORS, text);
     }
-    (void)snprintf(text, CHECK_TEXT_MAX_BYTES, "commd has %llu %% of those open that it may (LimitNOFILE=)",
+    (void)snprintf(text, CHECK_TEXT_MAX_BYTES,
+                   "commd has %llu %% of the descriptors open that it may open (LimitNOFILE=)",
                    (unsigned long long)percent);
     return false;
 }

@@ -26,7 +26,7 @@ static const struct metrics_family refused_calls = {
 static const struct metrics_family in_cells = {"commd_operations_in_cells", "",
                                                "Operations that the ranks of this node carried out "
                                                "themselves, in shared memory. The metrics of operations "
-                                               "count them, too, but no bandwidth. Of 61, one is timed.",
+                                               "count them, too, except for bandwidth. One of 61 is timed.",
                                                METRICS_COUNTER};
 
 /* A cell of the table, as labels. The class's label is its largest size. */

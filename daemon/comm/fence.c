@@ -31,8 +31,9 @@ static enum status fences_fill(struct comms_fences *fences, const struct comms_f
     for (uint32_t i = 0; i < wait_count; i++) {
         _Atomic uint64_t *word = word_of(&waits[i]);
         if (word == NULL) {
-            return error_set(error, STATUS_INVALID_ARGUMENT,
-                             "what it waits for is not a word of 64 bits in registered memory of the host");
+            return error_set(
+                error, STATUS_INVALID_ARGUMENT,
+                "a word that it waits for is not an aligned 64-bit word in registered host memory");
         }
         fences->waits[i] = (struct fence){.word = word, .value = waits[i].value};
         fences->memories[i] = memory_ref(waits[i].word.memory);
@@ -43,8 +44,7 @@ static enum status fences_fill(struct comms_fences *fences, const struct comms_f
         fences->ended_value = ended->value;
         if (fences->ended == NULL) {
             return error_set(error, STATUS_INVALID_ARGUMENT,
-                             "the place that shall tell its end is not a word of 64 bits in registered "
-                             "memory of the host");
+                             "its completion word is not an aligned 64-bit word in registered host memory");
         }
         fences->ended_memory = memory_ref(ended->word.memory);
     }

@@ -222,9 +222,9 @@ static enum status check_place(struct gpu_devices *gpus, uint32_t gpu, cuda_poin
         status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, at);
     }
     bool there = type == CUDA_MEMORY_DEVICE && device == gpus->gpus[gpu].device;
-    return status != STATUS_OK || there
-               ? status
-               : error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
+    return status != STATUS_OK || there ? status
+                                        : error_set(error, STATUS_INVALID_ARGUMENT,
+                                                    "the descriptor does not refer to memory of GPU %u", gpu);
 }
 
 static enum status map_chunk(struct memory *memory, cuda_allocation allocation, uint64_t size_bytes,
@@ -280,7 +280,8 @@ enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, s
     }
     uint32_t gpu = (uint32_t)memory->gpu;
     if (!descriptor_may_be_asked(fd)) { /* the driver queries it immediately */
-        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor does not refer to memory of GPU %u",
+                         gpu);
     }
     enum status status = cuda_enter(gpus, gpu, error);
     if (status == STATUS_OK) {

@@ -42,7 +42,7 @@ static void group_leak(struct gpu_group *group)
         log_error("a call of NCCL does not return; commd does not use NCCL again until commd restarts");
     }
     for (uint32_t i = 0; i < ranks->count && group->formed; i++) {
-        cuda_mark_failed(groups->gpus, ranks->list[i], "NCCL does not let go of the GPU within %llu s%s%s",
+        cuda_mark_failed(groups->gpus, ranks->list[i], "NCCL did not release the GPU within %llu s%s%s",
                          GPU_GROUP_END_NS / TIME_S, group->has_failed ? ", after: " : "",
                          group->has_failed ? group->failure.text : "");
     }
@@ -478,7 +478,7 @@ bool gpu_groups_free(struct gpu_groups *groups)
         return true;
     }
     if (!groups_end(groups)) {
-        log_warning("NCCL does not let go of its GPUs; commd ends without waiting any longer");
+        log_warning("NCCL did not release its GPUs; commd ends without waiting any longer");
         left = groups;
         return left == NULL;
     }

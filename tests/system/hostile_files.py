@@ -49,7 +49,7 @@ def as_memory_of_gpu(path, file, uuid):
     send(connection, message([(1, 3), (MAP, {1: VIRTUAL_MEMORY, 2: UNIT})]), [file])
     answer = connection.recv(65536)
     connection.close()
-    return b"no memory of GPU" in answer
+    return b"not refer to memory of GPU" in answer
 
 
 def everything(path, file, sent=0):

@@ -310,7 +310,7 @@ class Hostile(cluster.StandaloneTest):
             for fd in wrong * 3:
                 self.map(30, UNIT, fd, INVALID_ARGUMENT)
             for _ in range(3):
-                self.map(30, UNIT, exported, INVALID_ARGUMENT, "no memory of GPU 0")
+                self.map(30, UNIT, exported, INVALID_ARGUMENT, "not refer to memory of GPU 0")
             self.cluster.wait(lambda: len(os.listdir(fds)) <= before, "it has closed them all")
             allocation = self.gpu.create(4 * UNIT)
             fd = self.gpu.export(allocation)
@@ -483,9 +483,9 @@ class Hostile(cluster.StandaloneTest):
         self.share()
         self.join()
         for wait in ((WORDS, 4096, 1), (WORDS, 4092, 1), (WORDS, (1 << 64) - 8, 1), (WORDS, 4, 1), (BUFFER, 0, 1), (99, 0, 1)):
-            self.refused(INVALID_ARGUMENT, "not a word of 64 bits", waits=[wait])
+            self.refused(INVALID_ARGUMENT, "not an aligned 64-bit word", waits=[wait])
         for ended in ((WORDS, 4096, 1), (WORDS, 4, 1), (BUFFER, 0, 1)):
-            self.refused(INVALID_ARGUMENT, "not a word of 64 bits", told=False, ended=ended)
+            self.refused(INVALID_ARGUMENT, "not an aligned 64-bit word", told=False, ended=ended)
         self.done()
 
     def test_too_many_waits(self):

@@ -106,11 +106,11 @@ class GpuNccl(FailureCase):
                 self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
             cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is given up", timeout_s=30)
             errors = [gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]]
-            self.assertRegex(errors[0], "GPU 0 .*NCCL does not let go of the GPU")
-            self.assertRegex(errors[1], "GPU 1 .*NCCL does not let go of the GPU")
+            self.assertRegex(errors[0], "GPU 0 .*NCCL did not release the GPU")
+            self.assertRegex(errors[1], "GPU 1 .*NCCL did not release the GPU")
             self.assertEqual(errors[2], "")
             for process in self.ranks(cluster, "a", "on-it", "once", devices=[0]):
-                self.expect(process, "DEVICE", "NCCL does not let go", within_s=10)
+                self.expect(process, "DEVICE", "NCCL did not release the GPU", within_s=10)
             self.check_new_communicator(cluster, "aa", "beside-it", [2, 2])
             self.check_new_communicator(cluster, "aa", "host")
             cluster.daemons["a"].terminate()

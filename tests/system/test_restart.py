@@ -197,7 +197,7 @@ class Drain(unittest.TestCase):
         self.assertEqual((before.returncode, before.stderr), (124, "commctl: wait: after 0.3 s, 1 communicators are left\n"))
         self.drain("--timeout", "1.5", "--reason", "maintenance")
         began = time.monotonic()
-        self.assertIn("what runs is ended in", self.cluster.commctl("a", "status").stdout)
+        self.assertIn("existing communicators end in", self.cluster.commctl("a", "status").stdout)
         done = self.cluster.json("a", "status")["ops_completed"]
         time.sleep(0.3)
         self.assertGreater(self.cluster.json("a", "status")["ops_completed"], done, "it goes on")

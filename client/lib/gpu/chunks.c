@@ -132,7 +132,7 @@ static comm_result_t find_chunks(const struct client_gpu *gpu, const unsigned ch
                                   "the memory at %p has more than %u parts that were mapped one by one", at,
                                   CHUNKS_MAX / 2)
                    : error_report(COMM_INVALID_ARGUMENT,
-                                  "of %zu bytes at %p, those from %p on are no memory of GPU %d that can be "
+                                  "of %zu bytes at %p, those from %p on are not memory of GPU %d that can be "
                                   "passed to commd",
                                   size_bytes, at, next, gpu->ordinal);
     }

@@ -229,7 +229,7 @@ static void test_expandable_segments(void **state)
     assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 1);
     /* There is no memory. */
     assert_int_equal(reduce_now(comm, base, base, 8 * MIB + 1), COMM_INVALID_ARGUMENT);
-    assert_error_says("no memory of GPU 0");
+    assert_error_says("not memory of GPU 0");
     /* The segment grows: a part that is used next is passed in addition. */
     segment_grow(&segment);
     expect_ok(reduce_now(comm, base + 7 * MIB, base + 7 * MIB, 2 * MIB));

@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: activate.sh SYSUSERS_FOLDER TMPFILES_FOLDER | --stop | --forget
 # Activates an installation on a running system: makes commd's user and folder, and makes the library and the units known.
-# Starts nothing. If a part of systemd is missing, as in an image that is being built, its step is skipped.
-# --stop stops and disables the service before its files are removed; --forget lets the system know that they are gone.
+# Starts nothing. If a part of systemd is missing, as in an image that is being built, the script skips its step.
+# --stop stops and disables the service, before its files are removed. --forget tells the system afterwards that they are gone.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "activate: not root: user, folder and units are left to the administrator"; exit 0; }
 has() { command -v "$1" >/dev/null; }

@@ -1,7 +1,8 @@
 #!/bin/bash
 # usage: build-packages.sh FOLDER VERSION
-# Builds the Debian packages of the sources into FOLDER, for the release of Debian that this is, and lets lintian judge them.
-# They are built in a copy of the sources, FOLDER/source. Objects stay in FOLDER/objects. HOST=aarch64-linux-gnu in the environment builds those for arm64.
+# Builds the Debian packages of the sources into FOLDER, for this machine's release of Debian, and checks them with lintian.
+# It builds them in a copy of the sources, FOLDER/source. Objects stay in FOLDER/objects. With HOST=aarch64-linux-gnu in the
+# environment, it builds packages for arm64.
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -11,7 +12,7 @@ die() { say "$*"; exit 1; }
 folder=$(realpath -m "$1")
 version=$2
 
-# A package of Debian 12 is older than the same of Debian 13, so that an upgrade of the system replaces it.
+# The version of a package for Debian 12 is lower than that for Debian 13, so an upgrade of the system replaces the package.
 full_version() {
     local release
     # shellcheck source=/dev/null
@@ -45,7 +46,7 @@ main() {
     rm -f "$folder"/*.deb "$folder"/*.changes "$folder"/*.buildinfo
     copy_sources
     write_changelog
-    # -d: `make` has checked what the build needs, and knows more places where that can be.
+    # -d: `make` has already checked what the build needs, and knows more places to look for it.
     (cd "$folder/source" && env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS COMMD_OBJECTS="$folder/objects${HOST:+-$HOST}" \
         XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}" \
         DEB_BUILD_OPTIONS="${DEB_BUILD_OPTIONS:-nocheck parallel=$(nproc)}" \

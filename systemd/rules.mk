@@ -15,7 +15,7 @@ INSTALLED += $(addprefix $(sharedir)/,commd-alerts.yml commd-dashboard.json)
 INSTALLED += $(unitdir)/commd.service $(unitdir)/commd.socket $(sysusersdir)/commd.conf $(tmpfilesdir)/commd.conf
 .PHONY: install-systemd
 
-# In a copy of the sources; objects and the kernels for GPUs stay for the next time.
+# Builds in a copy of the sources. Objects and GPU kernels stay for the next build.
 deb-deps:
 	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --packages $(DEPS_FILE)
 deb: deb-deps ## build the Debian packages into build/deb, for the release of Debian that this is

@@ -43,7 +43,7 @@ TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAM
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
-# These tests compute what the kernels must give, bit by bit: no contraction into fused multiply-add, which is the default on arm64.
+# These tests compute the kernels' results bit by bit. So the compiler must not contract into fused multiply-add, which is the default on arm64.
 $(BUILD)/tests/unit/host/%.o: EXTRA_CFLAGS += -ffp-contract=off
 
 # These are archives, so that the linker puts only the used objects into each program.
@@ -73,7 +73,7 @@ $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
-# hostile_commd is all of commd. Its own versions of these calls stand between commd and the network.
+# hostile_commd contains all of commd. Its own versions of these calls stand between commd and the network.
 HOSTILE_CALLS := net_stream_send net_stream_reset frame_decoder_next sendmsg ngtcp2_conn_writev_stream_versioned \
     ngtcp2_conn_extend_max_offset ngtcp2_conn_extend_max_stream_offset ngtcp2_pkt_encode_frame
 $(HOSTILE_COMMD): EXTRA_LIBS = $(addprefix -Wl$(comma)--wrap=,$(HOSTILE_CALLS)) $(COMMD_LIBS)

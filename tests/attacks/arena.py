@@ -1,5 +1,5 @@
-"""The place for attacks: two or three nodes, a well-behaved pair of ranks that run operations on them, a newcomer that connects again and again,
-and the attack."""
+"""The place for attacks. It has two or three nodes, a well-behaved pair of ranks that run operations on them, a newcomer that connects again and
+again, and the attack."""
 import json
 import os
 import pathlib

@@ -20,7 +20,7 @@ class Local:
 
       name         module.function
       processes    how many attack at once
-      expects      statuses of which commd must answer one; empty: commd need not refuse anything
+      expects      commd must answer with one of these statuses; empty: commd need not refuse anything
       quick        `make test` runs it
       freeze       node b is stopped for 1.5 s meanwhile
       forbids      what the attacker must not find

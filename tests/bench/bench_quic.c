@@ -13,7 +13,7 @@
  * Measures how fast one connection carries data between two processes, on this machine or over a link between
  * two network namespaces. bench_link.h has the command line. Modes:
  *
- *   stream  one way. The receiver reads every byte once (for a sum), as a reduction would
+ *   stream  one way. The receiver reads every byte once (for a sum), as a reduction does
  *   both    both ways at once
  *   ping    64 bytes there and back, one at a time: the round trip in microseconds
  *

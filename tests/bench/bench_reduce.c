@@ -12,10 +12,10 @@
  * Measures the kernels of the local stage alone, on one thread: bench_reduce [--quick] [repeats].
  *
  * Prints one JSON object a line: the kernel, the bytes of one buffer, the nanoseconds for it, and GB/s of
- * touched bytes (each input read, each output written). The last figure is this rate divided by a copy's
- * rate. The copy is measured in turn with the kernel, slice by slice: host_copy_streaming where the operation
- * is larger than the caches, else memcpy of as many bytes. All figures are medians. The ratio is the median
- * of each pair's ratio.
+ * touched bytes. Touched are each input read and each output written. The last figure is this rate divided by
+ * a copy's rate. The program measures the copy in turn with the kernel, slice by slice. The copy is
+ * host_copy_streaming if the operation is larger than the caches, else memcpy of as many bytes. All figures
+ * are medians. The ratio is the median of each pair's ratio.
  */
 
 #define BUFFERS_EACH 8

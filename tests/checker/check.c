@@ -22,8 +22,8 @@
  * Causality. A vector clock counts what a node has certainly seen; every message consumed merges the sender's
  * clock (Fidge 1988, Mattern 1988). The clock counts only what the real executor waits for: a message carries
  * what its sender had consumed in earlier rounds. A range that was sent stays on a list until a write to it
- * comes. By then, the clock must show that the receiver has consumed it. So two events without such an order
- * never touch the same range in a way that matters, and the values are the same in every order.
+ * comes. By then, the clock must show that the receiver has consumed it. So the result never depends on the
+ * order of two events that have no such order, and the values are the same in every order.
  */
 
 #define NO_SENT UINT32_MAX /* no index of a sent_part */

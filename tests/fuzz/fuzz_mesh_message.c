@@ -23,10 +23,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
  *
  * Bit 0 of the first byte is 0: the rest are the bytes of the control stream, greeting included. Bit 0 is 1:
  * after a correct greeting come messages, each a length (u16, little-endian) and the packed message. In these
- * messages, a nonce, id or revision of 1 to 3 is replaced by what the node under test announced last: 1 by
- * its nonce, 2 by its comm_id, 3 by its revision. A uid of 0 is replaced by that of the node's client. If bit
- * 1 of the first byte is set as well, the communicator is formed first. After a length of 0 comes one byte.
- * It says what a rank of the node under test does, or that time passes.
+ * messages, some numbers stand for what the node under test announced last. A nonce, id or revision of 1
+ * stands for its nonce, 2 for its comm_id, 3 for its revision. A uid of 0 stands for that of the node's
+ * client. If bit 1 of the first byte is set as well, the communicator is formed first. After a length of 0
+ * comes one byte. It says what a rank of the node under test does, or that time passes.
  */
 #define CLIENT_UID 1000
 #define MESSAGES_MAX 64

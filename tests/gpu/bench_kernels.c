@@ -201,8 +201,8 @@ static void bench_short(struct bench *bench)
     }
 }
 
-/* Measures a small kernel in two ways: many in a row, which gives the kernel's own time; and one with its
- * launch, until the host knows that it has ended. */
+/* Measures a small kernel in two ways. Many in a row give the kernel's own time. A single one gives the time
+ * from its launch until the host knows that it has ended. */
 static void bench_small_one(struct bench *bench, const char *name, void *arguments, uint64_t bytes)
 {
     cuda_function function;

@@ -13,9 +13,9 @@
 #include "tests/gpu/nccl_alone.h"
 
 /*
- * Measures how long an all-reduce of f32 takes: commd's, as a rank of a communicator; and, in this process
- * alone, the kernel that commd launches for it, and NCCL's with one rank. Also measures how long a message
- * takes.
+ * Measures how long an all-reduce of f32 takes in three ways: by commd, as a rank of a communicator; by the
+ * kernel that commd launches for it, in this process alone; and by NCCL with one rank, in this process alone.
+ * Also measures how long a message takes.
  *
  *   bench_operations kernel|nccl|blocking|stream|overlap|message [--name NAME] [--rank R] [--size N]
  *                    [--device D] [--busy] [--bytes N,N...] [--effort PERCENT]

@@ -8,8 +8,8 @@
 
 namespace
 {
-/* Types agree if they are: numbers of one size, where an enumeration may stand for an int; structs of one
- * size; pointers to such types; pointers to types that both sides leave undefined. */
+/* Two types agree if both are numbers of one size (an enumeration counts as an int), or structs of one size.
+ * Pointers agree if their targets agree, or if both sides leave the targets undefined. */
 template <typename Ours, typename Theirs> constexpr bool is_same_value();
 
 template <typename Type> constexpr bool is_number = std::is_integral_v<Type> || std::is_enum_v<Type>;

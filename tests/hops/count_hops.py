@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the calls from file to file that one operation takes: an all-reduce of 8 bytes of two ranks on one node, from comm_all_reduce to its end.
+"""Counts the calls from file to file in one operation. It is an all-reduce of 8 bytes by two ranks on one node, from comm_all_reduce to its end.
 
     make hops        # builds VARIANT=hops, runs this, and compares the list in daemon/README.md
 

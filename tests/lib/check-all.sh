@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that a change should pass: the README's test command; the lint; the unit tests, simulations and corpora under
-# AddressSanitizer and UBSan; and what has threads under ThreadSanitizer. It runs every part, also after one has failed,
-# and fails if one did. Its last line is the first part's: "N passed, N failed[, N skipped]".
+# AddressSanitizer and UBSan; and the unit tests with threads under ThreadSanitizer. It runs every part, even if one has
+# failed, and fails if one did. Its last line is that of the tests: "N passed, N failed[, N skipped]".
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -19,8 +19,9 @@ part() {
 
 tests() { make test | tee "$scratch/tests"; }
 
-# A sanitized program may not start: where the kernel gives addresses more random bits than the sanitizer knows
-# (vm.mmap_rnd_bits), or where a container forbids what the sanitizer needs. The addresses are random: several tries.
+# On some machines a sanitized program does not start: if the kernel gives addresses more random bits than the sanitizer
+# knows (vm.mmap_rnd_bits), or if a container forbids what the sanitizer needs. The addresses are random, so this tries
+# several times.
 sanitizer_runs() {
     local fixed=() try
     setarch -R true 2>/dev/null && fixed=(setarch -R)

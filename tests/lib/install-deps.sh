@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Installs what commd is built and tested with, and says how to compile against it.
+# Installs the packages with which commd is built and tested, and says how to compile with them.
 #
 #   install-deps.sh [FILE]          install and build what is missing; FILE gets the make variables that a build needs
 #   install-deps.sh --check [FILE]  install nothing: name all that is missing, and fail
-#   install-deps.sh --tests         what the tests of the Python package need, beside that
-#   install-deps.sh --bench         what the benchmark's peers need, beside that
-#   install-deps.sh --packages      what `make deb` needs, beside that
+#   install-deps.sh --tests         also install what the tests of the Python package need
+#   install-deps.sh --bench         also install what the benchmark's peers need
+#   install-deps.sh --packages      also install what `make deb` needs
 #
-# Most of it is Debian packages. Nothing that the system has is replaced: versions that match what is installed are taken, and
-# where there is none, a -dev package that would upgrade a library is unpacked into the cache instead. Where the system's OpenSSL and ngtcp2 are too old,
-# private static libraries are built from Debian's own source packages. The cache is ${XDG_CACHE_HOME:-~/.cache}/commd;
-# a second run, also from another clone, is instant.
+# Most of it is Debian packages. The script never replaces a package that the system has. It chooses versions that match the
+# installed ones. If a -dev package has no such version, and would upgrade a library, the script unpacks it into the cache instead.
+# If the system's OpenSSL and ngtcp2 are too old, it builds private static libraries from Debian's own source packages.
+# The cache is ${XDG_CACHE_HOME:-~/.cache}/commd. A second run, even from another clone, is instant.
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -39,7 +39,7 @@ compiler=${HOST:+$HOST-gcc} # for HOST=aarch64-linux-gnu, say, another compiler;
 compiler=${compiler:-cc} # C has one ABI: the libraries serve every compiler that the project is built with
 private_libraries= # the folder of OpenSSL and ngtcp2, once the compiler is known
 
-# ---- what is there
+# ---- what the system has
 
 system_is_enough() {
     ${HOST:+$HOST-}pkg-config --exists "libssl >= $openssl_needed" "libcrypto >= $openssl_needed" "libngtcp2 >= $ngtcp2_needed" \
@@ -100,8 +100,9 @@ apt_install_options=(--no-install-recommends --no-upgrade --no-remove)
 
 simulate() { apt-get install --simulate -qq "${apt_install_options[@]}" "$@"; }
 
-# Sets request to $@, with versions where the newest would upgrade what is installed and the mirror still has the one that
-# matches it. Sets replaced to what would even so be upgraded, or removed; succeeds if that is nothing.
+# Sets request to $@. If the newest version of a package would upgrade an installed one, and the mirror still has the matching
+# version, request names that version. Sets replaced to the packages that would still be upgraded or removed. Succeeds if there
+# are none.
 match_versions() {
     local plan package old new companion known
     request=("$@")
@@ -111,7 +112,7 @@ match_versions() {
         [ -n "$replaced" ] || return 0
         known=${#request[@]}
         while read -r package old new; do
-            # New packages of the version that would come are mostly of the same source: those ask for the upgrade.
+            # New packages of that version mostly come from the same source: these ask for the upgrade.
             for companion in $(awk -v version="($new" '$1 == "Inst" && $3 == version { print $2 }' <<<"$plan"); do
                 case " ${request[*]} " in *" $companion="*) continue ;; esac
                 if apt-cache madison "$companion" | awk -F ' *[|] *' -v old="$old" '$2 == old { found = 1 } END { exit !found }'; then
@@ -123,9 +124,9 @@ match_versions() {
     done
 }
 
-# Unpacks the -dev package $1 into the cache, against the runtime libraries that are installed: the linker's names come to
-# point to their sonames. Where one is not installed, all of the names go, so that the package's static libraries are linked.
-# Fails if it has none.
+# Unpacks the -dev package $1 into the cache, for the installed runtime libraries: the linker's names then point to their
+# sonames. If one library is not installed, removes all of these names, so that programs link the package's static libraries.
+# Fails if the package has none.
 unpack_package() {
     local package=$1 work linker_name folder soname whole=yes
     work=$(mktemp -d "$cache/package-XXXXXX")
@@ -194,8 +195,8 @@ mirrors() {
     } | tr -s '[:space:]' '\n' | awk 'NF && !seen[$0]++'
 }
 
-# Downloads the source package $1, at least version $2, into the current folder, which is empty, from the first of the suites that
-# has it. A mirror that stands still has lists past their date: they are taken when nobody has newer ones.
+# Downloads the source package $1, at least version $2, into the current folder, which is empty. Takes it from the first suite
+# that has it. The lists of a mirror that is no longer updated are past their date: they are used if no mirror has newer ones.
 fetch_source() {
     local package=$1 needed=$2
     shift 2
@@ -205,7 +206,7 @@ fetch_source() {
     } || die "no suite of $* offers the source of $package >= $needed; the machine's mirrors: $(mirrors | tr '\n' ' ')"
 }
 
-# The private apt configuration leaves the system's lists as they are; apt checks the signature of the lists, and by them
+# The private apt configuration does not change the system's lists. apt checks the signature of the lists, and with the lists
 # each file. $3: whether the lists have to be up to date.
 fetch_source_checked() {
     local package=$1 needed=$2 check_date=$3 suite mirror private keyring
@@ -232,8 +233,8 @@ fetch_source_checked() {
     return 1
 }
 
-# A suite lists several versions while one replaces another, and a mirror can have the list before it has the files: the newest
-# version that can be had is taken.
+# While one version replaces another, a suite lists both, and a mirror may have the list before the files. So this takes the
+# newest version that can be downloaded.
 fetch_listed_version() {
     local package=$1 needed=$2 version
     for version in $(apt-cache showsrc --only-source "$package" | sed -n 's/^Version: //p' | sort -Vru); do
@@ -259,7 +260,7 @@ build_openssl() {
     run_logged "$log" dpkg-source --no-check -x ./*.dsc source # apt has checked the files
     cd source
     say "building OpenSSL, for a minute or two"
-    # Configured as the system's is (/usr/lib/ssl is Debian's), not from a folder below somebody's home.
+    # It uses the system's configuration (/usr/lib/ssl in Debian), not a folder below a user's home.
     run_logged "$log" env CC=$compiler ./Configure "$target" --prefix="$private_libraries" --libdir=lib --openssldir=/usr/lib/ssl \
         no-shared no-tests no-docs no-apps no-legacy no-module no-dtls no-comp no-engine
     run_logged "$log" make -j"$(nproc)" build_libs

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs test programs (cmocka or any that print TAP), system tests (unittest files) and tests of the Python package (pytest files), limits the time
-of each, and counts.
+"""Runs test programs (cmocka or any that print TAP), system tests (unittest files) and tests of the Python package (pytest files). Limits the time
+of each, and counts the results.
 
 usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
@@ -10,9 +10,9 @@ Programs run two at a time. Then the unittest files run one after the other. Eac
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
-Programs run under COMMD_TEST_RUNNER, if that is set: "qemu-aarch64" for those of another machine.
-A file beside a conftest.py is for pytest. It runs by the first of COMMD_PYTHON, this Python and /usr/bin/python3 that has numpy and pytest, and is
-skipped if none has.
+If COMMD_TEST_RUNNER is set, programs run under it, for example "qemu-aarch64" for programs of another machine.
+A file in the same folder as a conftest.py is for pytest. It runs with the first of COMMD_PYTHON, this Python and /usr/bin/python3 that has numpy
+and pytest. If none has them, the file is skipped.
 A program may run COMMD_TEST_TIMEOUT_S seconds (300). A unittest file that needs longer sets TIMEOUT_S = seconds at its top.
 """
 import concurrent.futures

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 
 /*
- * A certificate authority for tests, with its files in a folder of its own below /tmp: "ca.pem",
+ * A certificate authority for tests, with its own folder below /tmp. The files there are "ca.pem",
  * "other-ca.pem" (another authority), "crl.pem" (after test_pki_revoke), and "<stem>.pem" and "<stem>.key"
  * for each certificate. Any failure ends the process.
  */

@@ -117,8 +117,8 @@ static bool has_bytes_of(const struct sim_message *receive, const struct sim_mes
     return same;
 }
 
-/* Finds the send that this receive has: the first one that fits, behind the last one of the same sender,
- * receiver and tag that was taken. */
+/* Finds the send that this receive took. Of the same sender, receiver and tag, it is the first one that fits,
+ * after the last one that was taken. */
 static void check_receive(struct sim_comm *comm, const struct sim_message *receive)
 {
     const struct sim_message_call *call = &receive->call;

@@ -103,8 +103,8 @@ static void check_channel(const struct channel *channel)
     }
 }
 
-/* A sender may have left. A send that ended well must be received: by the receive of its place, or by an
- * earlier one, if receives before it ended when their sender left. */
+/* A sender may have left. If its send ended well, a receive must have taken it. That is the receive at the
+ * same place, or an earlier one, if receives before it ended when the sender left. */
 static void check_sent_is_received(const struct channel *channel)
 {
     for (uint32_t i = 0; i < channel->count[0]; i++) {

@@ -54,7 +54,7 @@ class Buffer:
 
 
 class Messages:
-    """The buffers for messages to the next rank and from the one before: one message of each size, all at once, each with a tag of its own."""
+    """The buffers for messages to the next rank and from the rank before. There is one message of each size, all at once, each with its own tag."""
 
     def __init__(self, library, rank, size, sizes, device):
         self.calls, self.rank, self.size, self.sizes = library, rank, size, sizes

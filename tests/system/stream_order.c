@@ -1,8 +1,8 @@
 /*
- * One rank of a program whose operations are ordered by CUDA streams alone. It submits to a stream, one after
- * the other: the work that makes an input, the operation, the work that reads its output, and the work that
- * makes the next input in the same place. The program waits only at its end. An operation that begins too
- * early or ends too late gives wrong results.
+ * One rank of a program whose operations are ordered by CUDA streams alone. For each round, it submits to a
+ * stream the work that makes an input, the operation, and the work that reads the output. The next round's
+ * input comes in the same place. The program waits only at its end. An operation that begins too early or
+ * ends too late gives wrong results.
  *
  *   stream_order NAME RANK SIZE DEVICE [ROUNDS]
  *

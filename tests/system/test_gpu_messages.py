@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Messages from and to buffers of GPUs (doubles of them), between real daemons: of sizes around those of chunks and rings, and cut off in the
+"""Messages from and to GPU buffers (of doubles), between real daemons. Their sizes are around those of chunks and rings. Some are cut off in the
 middle."""
 import time
 import unittest

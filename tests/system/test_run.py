@@ -237,7 +237,7 @@ class WithGpus(StandaloneTest):
         self.assertIn("device 2: this process sees 2 GPUs", output)
 
 
-# Stands for ssh and srun: notes how it was called, and runs the command in a shell, as sshd does, in an environment of its own.
+# Stands for ssh and srun. It records how it was called. As sshd does, it runs the command in a shell, with a separate environment.
 FAKE = """#!/bin/sh
 echo "$0 $*" >>"$FAKE_FOLDER/calls"
 case $0 in

@@ -45,8 +45,8 @@ class Trace(unittest.TestCase):
         return Drawing(path)
 
     def check_bars(self, drawing):
-        """Every bar is in a row with a name, begins before it ends, and either contains each other bar of its row, lies inside it, or does not
-        touch it."""
+        """Checks the bars. Each is in a row with a name, and begins before it ends. Two bars of a row do not touch each other, or one contains
+        the other."""
         rows = {}
         for bar in drawing.bars:
             self.assertGreaterEqual(bar["dur"], 0)

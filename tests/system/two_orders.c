@@ -6,8 +6,8 @@
  *
  *   two_orders NAME RANK SIZE DEVICE [TIMEOUT_MS [ROUNDS]]
  *
- * It exits with 0 when everything is right. It exits with 1 and prints what is wrong, or with 3 and the
- * library's error text when a deadline has passed and the streams went on.
+ * If everything is right, it exits with 0. If something is wrong, it prints that and exits with 1. If a
+ * deadline has passed and the streams went on, it prints the library's error text and exits with 3.
  */
 #include <commclient.h>
 

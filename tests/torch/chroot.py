@@ -6,7 +6,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
 from cluster import BUILD, ROOT  # noqa: E402
 
-# Run in a mount namespace of its own: $1 is the root, $2 the repository, $3 the folder of the build, $4 a folder to share; the rest is run.
+# Runs in its own mount namespace. $1: the root. $2: the repository. $3: the folder of the build. $4: a folder to share. The rest: the command.
 ENTER = r"""
 set -eu
 root=$1 repository=$2 build=$3 folder=$4

@@ -13,8 +13,8 @@
 
 #include "tests/cuda_double/cuda_double.h"
 
-/* The double of the CUDA driver, used as an application uses the driver beside the library: with a table of
- * its own, on the primary contexts. */
+/* The double of the CUDA driver, used as an application would use the driver while it also uses the library.
+ * The application has its own table of functions, and uses the primary contexts. */
 #define GPU_DEVICES 2
 #define MIB ((size_t)1 << 20)
 #define GPU_OK(call) assert_int_equal(call, CUDA_RESULT_OK)

@@ -469,7 +469,7 @@ static inline bool script_element_is_right(const struct script_state *state, uin
     return false;
 }
 
-/* Whether the elements that a call must not write are as they were: the input, and the elements that
+/* Whether the elements that a call must not write are unchanged. These are the input, and the elements that
  * broadcast, scatter and gather may not write. */
 static inline bool script_kept(const struct script_state *state, uint32_t node)
 {

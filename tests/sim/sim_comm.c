@@ -11,8 +11,8 @@
 #include "tests/sim/sim_buffers.h"
 #include "tests/sim/sim_messages.h"
 
-#define SIM_STAGGER_NS (200 * TIME_US) /* the longest pause between two actions of ranks "at random times"   \
-                                        */
+/* The longest pause between two actions of ranks "at random times". */
+#define SIM_STAGGER_NS (200 * TIME_US)
 
 enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 

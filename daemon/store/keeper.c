@@ -1,8 +1,7 @@
 #include <string.h>
 
-#include "daemon/base/hash.h"
+#include "daemon/base/weight.h"
 #include "daemon/store/stores_internal.h"
-#include "proto/little_endian.h"
 
 /* Which node keeps a store: a function of what all nodes have in their configurations. */
 
@@ -27,15 +26,6 @@ bool stores_user_may(const struct stores *stores, uint32_t uid, uint32_t node)
            stores->user_may(stores->user_may_context, uid, stores_node_name(stores, node));
 }
 
-static uint64_t weight_of(const char *node, uint32_t uid, const char *name)
-{
-    uint8_t uid_bytes[4];
-    put_u32_le(uid_bytes, uid);
-    uint64_t hash = hash_bytes(KEEPER_SEED, node, strlen(node));
-    hash = hash_bytes(hash, uid_bytes, sizeof uid_bytes);
-    return hash_bytes(hash, name, strlen(name));
-}
-
 /* Whether the name says its keeper: "job-17@node-a". */
 static bool keeper_is_named(const struct stores *stores, uint32_t uid, const char *name, uint32_t *node)
 {
@@ -56,12 +46,12 @@ uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *na
     if (keeper_is_named(stores, uid, name, &best)) {
         return best;
     }
-    uint64_t best_weight = weight_of(mesh_own_name(stores->mesh), uid, name);
+    uint64_t best_weight = weight_of_node(KEEPER_SEED, mesh_own_name(stores->mesh), uid, name);
     for (uint32_t node = 0; node < mesh_node_count(stores->mesh); node++) {
         if (mesh_node_is_removed(stores->mesh, node) || !stores_user_may(stores, uid, node)) {
             continue;
         }
-        uint64_t weight = weight_of(mesh_node_name(stores->mesh, node), uid, name);
+        uint64_t weight = weight_of_node(KEEPER_SEED, mesh_node_name(stores->mesh, node), uid, name);
         bool wins = weight > best_weight ||
                     (weight == best_weight &&
                      strcmp(mesh_node_name(stores->mesh, node), stores_node_name(stores, best)) < 0);

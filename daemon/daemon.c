@@ -253,6 +253,10 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     }
     options.instance |= 1; /* never 0 */
     options.seed = options.instance;
+    struct timespec now;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    options.incarnation = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000 + 1;
+    options.now_ns = loop_now_ns();
     return mesh_new(daemon->net, &options, &daemon->mesh, error);
 }
 
@@ -487,6 +491,7 @@ static void daemon_free(struct daemon *daemon)
             net_set_farewell(daemon->net, daemon->drain.why);
         }
         comms_abort_all(daemon->comms, &cause, loop_now_ns());
+        mesh_leave(daemon->mesh, loop_now_ns());
         exec_await_loans(daemon->exec, loop_now_ns());
         api_say_goodbye(daemon->api, cause.text);
     }

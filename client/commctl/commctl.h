@@ -91,24 +91,25 @@ const char *help_options(const char *verb);
 
 /* Verbs: argv[0] is the verb. */
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
-verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
-verb_function verb_users;                                                  /* users.c */
-verb_function verb_top;                                                    /* top.c */
-verb_function verb_gpus;                                                   /* gpus.c */
-verb_function verb_health;                                                 /* health.c */
-verb_function verb_events;                                                 /* events.c */
-verb_function verb_metrics;                                                /* metrics.c */
-verb_function verb_ping;                                                   /* ping.c */
-verb_function verb_algorithms;                                             /* algorithms.c */
-verb_function verb_plan;                                                   /* plan.c */
-verb_function verb_bench;                                                  /* bench.c */
-verb_function verb_trace;                                                  /* trace.c */
-verb_function verb_drain, verb_undrain, verb_wait;                         /* drain.c */
-verb_function verb_run;                                                    /* run.c */
-verb_function verb_abort, verb_disconnect;                                 /* control.c */
-verb_function verb_reload, verb_log_level;                                 /* reload.c */
-verb_function verb_config;                                                 /* config.c */
-verb_function verb_pki;                                                    /* pki.c */
+verb_function verb_status, verb_comms, verb_clients, verb_ops; /* list.c */
+verb_function verb_nodes;                                      /* nodes.c */
+verb_function verb_users;                                      /* users.c */
+verb_function verb_top;                                        /* top.c */
+verb_function verb_gpus;                                       /* gpus.c */
+verb_function verb_health;                                     /* health.c */
+verb_function verb_events;                                     /* events.c */
+verb_function verb_metrics;                                    /* metrics.c */
+verb_function verb_ping;                                       /* ping.c */
+verb_function verb_algorithms;                                 /* algorithms.c */
+verb_function verb_plan;                                       /* plan.c */
+verb_function verb_bench;                                      /* bench.c */
+verb_function verb_trace;                                      /* trace.c */
+verb_function verb_drain, verb_undrain, verb_wait;             /* drain.c */
+verb_function verb_run;                                        /* run.c */
+verb_function verb_abort, verb_disconnect;                     /* control.c */
+verb_function verb_reload, verb_log_level;                     /* reload.c */
+verb_function verb_config;                                     /* config.c */
+verb_function verb_pki;                                        /* pki.c */
 
 /* A list that comes in pages: how to ask for one, and where its rows and cursor are. */
 struct list {

@@ -12,6 +12,8 @@ static const struct {
     {"abort", "  -u, --uid USER      whose communicator: a number or a name; for administrators\n"
               "  -r, --reason TEXT   what its ranks are told\n"},
     {"disconnect", "  -r, --reason TEXT   what the process and its communicators' ranks are told\n"},
+    {"nodes", "  --down              only nodes that need attention: not up, or with other settings\n"
+              "  --summary           how many nodes are in each state\n"},
     {"drain",
      "  -T, --timeout S     after so many seconds, end what still runs (default: it may go on)\n"
      "  -r, --reason TEXT   what refused and ended ranks are told, on all nodes\n"

@@ -200,7 +200,7 @@ enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json
 }
 
 static enum exit_code show_list(struct commctl *commctl, int argc, char **argv, const struct list *list,
-                                const struct column *columns, size_t column_count, json_t **kept)
+                                const struct column *columns, size_t column_count)
 {
     (void)argc;
     (void)argv;
@@ -213,53 +213,11 @@ static enum exit_code show_list(struct commctl *commctl, int argc, char **argv, 
         table_print(rows, columns, column_count);
         print_others(others, list->singular, list->plural);
     }
-    if (kept != NULL && code == EXIT_CODE_OK) {
-        *kept = json_incref(rows);
-    }
     json_decref(rows);
     return code;
 }
 
 #define COLUMN_COUNT(columns) (sizeof(columns) / sizeof(columns)[0])
-
-enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
-{
-    static const struct column columns[] = {
-        {"name", "NODE", COLUMN_TEXT},
-        {"state", "STATE", COLUMN_TEXT},
-        {"since_ms", "SINCE", COLUMN_MS},
-        {"address", "ADDRESS", COLUMN_TEXT},
-        {"heartbeat_round_trip_ns", "HEARTBEAT", COLUMN_NS},
-        {"rails_connected/rails_needed", "RAILS", COLUMN_SHARE},
-        {"sent_bytes", "SENT", COLUMN_BYTES},
-        {"received_bytes", "RECEIVED", COLUMN_BYTES},
-        {"lost_packets", "LOST", COLUMN_NUMBER},
-        {"resumed_count", "RESUMED", COLUMN_NUMBER},
-        {"datagram_bytes", "DATAGRAM", COLUMN_NUMBER},
-        {"version_text", "VERSION", COLUMN_TEXT},
-        {"certificate_ends_s", "CERTIFICATE UNTIL", COLUMN_DATE},
-        {"last_error", "LAST ERROR", COLUMN_TEXT},
-    };
-    json_t *rows = NULL;
-    enum exit_code code = show_list(commctl, argc, argv, &list_nodes, columns, COLUMN_COUNT(columns), &rows);
-    size_t index;
-    json_t *row;
-    json_array_foreach(rows, index, row)
-    {
-        const char *state = json_string_value(json_object_get(row, "state"));
-        const char *differs = json_string_value(json_object_get(row, "settings_differ"));
-        bool is_other = differs != NULL && differs[0] != '\0';
-        if (code == EXIT_CODE_OK && (state == NULL || strcmp(state, "up") != 0 || is_other)) {
-            code = EXIT_CODE_DEGRADED;
-        }
-        if (is_other && !commctl->json) {
-            printf("node %s: %s: no communicator forms with that node, unless its program sets that itself\n",
-                   json_string_value(json_object_get(row, "name")), differs);
-        }
-    }
-    json_decref(rows);
-    return code;
-}
 
 enum exit_code verb_comms(struct commctl *commctl, int argc, char **argv)
 {
@@ -279,7 +237,7 @@ enum exit_code verb_comms(struct commctl *commctl, int argc, char **argv)
         {"missing_ranks", "MISSING", COLUMN_TEXT},
         {"error", "ERROR", COLUMN_TEXT},
     };
-    return show_list(commctl, argc, argv, &list_comms, columns, COLUMN_COUNT(columns), NULL);
+    return show_list(commctl, argc, argv, &list_comms, columns, COLUMN_COUNT(columns));
 }
 
 enum exit_code verb_clients(struct commctl *commctl, int argc, char **argv)
@@ -295,7 +253,7 @@ enum exit_code verb_clients(struct commctl *commctl, int argc, char **argv)
         {"ops_submitted", "SUBMITTED", COLUMN_NUMBER},
         {"ops_completed", "DONE", COLUMN_NUMBER},
     };
-    return show_list(commctl, argc, argv, &list_clients, columns, COLUMN_COUNT(columns), NULL);
+    return show_list(commctl, argc, argv, &list_clients, columns, COLUMN_COUNT(columns));
 }
 
 enum exit_code verb_ops(struct commctl *commctl, int argc, char **argv)
@@ -307,5 +265,5 @@ enum exit_code verb_ops(struct commctl *commctl, int argc, char **argv)
         {"deadline_in_ms", "DEADLINE IN", COLUMN_MS}, {"arrived_ranks", "ARRIVED", COLUMN_TEXT},
         {"missing_ranks", "MISSING", COLUMN_TEXT},    {"waiting_for", "WAITING FOR", COLUMN_TEXT},
     };
-    return show_list(commctl, argc, argv, &list_ops, columns, COLUMN_COUNT(columns), NULL);
+    return show_list(commctl, argc, argv, &list_ops, columns, COLUMN_COUNT(columns));
 }

@@ -24,7 +24,7 @@ struct verb {
 
 static const struct verb verbs[] = {
     {"status", "", "this node in short (the default)", verb_status, true},
-    {"nodes", "", "every node: up or not, since when, why not", verb_nodes, true},
+    {"nodes", "[--down | --summary]", "every node: up or not, since when, why not", verb_nodes, true},
     {"comms", "", "communicators: state, ranks, operations, why they failed", verb_comms, true},
     {"clients", "", "processes that are connected", verb_clients, true},
     {"ops", "", "operations under way: ranks arrived, ranks missing, how late", verb_ops, true},

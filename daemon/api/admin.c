@@ -106,7 +106,7 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
         struct mesh_node_info info;
         mesh_node_info(api->mesh, node, &info);
-        answer.nodes_up += mesh_node_is_up(api->mesh, node);
+        answer.nodes_up += mesh_node_is_alive(api->mesh, node);
         answer.nodes_unresolved += info.state == MESH_NODE_UNRESOLVED;
         answer.nodes_differ += info.state == MESH_NODE_UP && info.differs[0] != '\0';
     }

@@ -39,7 +39,7 @@ static bool check_mesh(const struct api *api, uint64_t now_ns, char text[CHECK_T
     const char *first_down = NULL;
     (void)now_ns;
     for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
-        bool is_up = mesh_node_is_up(api->mesh, node);
+        bool is_up = mesh_node_is_alive(api->mesh, node);
         up += is_up;
         if (!is_up && first_down == NULL && !mesh_node_is_removed(api->mesh, node)) {
             first_down = mesh_node_name(api->mesh, node);

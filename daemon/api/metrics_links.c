@@ -173,7 +173,7 @@ typedef void node_function(struct metrics_text *text, const struct metrics_label
 static void put_up(struct metrics_text *text, const struct metrics_label *peer,
                    const struct mesh_node_info *info)
 {
-    metrics_put(text, peer, 1, info->state == MESH_NODE_UP);
+    metrics_put(text, peer, 1, info->state == MESH_NODE_UP || info->state == MESH_NODE_ALIVE);
 }
 
 static void put_connections(struct metrics_text *text, const struct metrics_label *peer,
@@ -230,7 +230,7 @@ void metrics_write_links(const struct api *api, struct metrics_text *text)
 {
     uint64_t up = 0;
     for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
-        up += mesh_node_is_up(api->mesh, node);
+        up += mesh_node_is_alive(api->mesh, node);
     }
     if (!api->standalone) {
         metrics_put_one(text, &nodes_configured, mesh_configured_count(api->mesh));

@@ -7,6 +7,7 @@
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/meeting.h"
 
 enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
 {
@@ -55,9 +56,10 @@ void comms_free(struct comms *comms)
         }
         communicator_free(comm);
     }
+    comms_drain_free(comms);
+    comms_meeting_free(comms);
     comms_names_free(comms);
     comms_past_free(comms);
-    comms_drain_free(comms);
     timer_heap_free(&comms->timers);
     free(comms);
 }
@@ -88,7 +90,7 @@ uint64_t comms_next_deadline_ns(const struct comms *comms)
         return 0;
     }
     const struct timer_node *first = timer_heap_first(&comms->timers);
-    return first != NULL ? first->deadline_ns : TIME_NEVER;
+    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER, comms_meeting_deadline_ns(comms));
 }
 
 static void comms_expire(struct communicator *comm, uint64_t now_ns)
@@ -107,6 +109,7 @@ static void comms_expire(struct communicator *comm, uint64_t now_ns)
         if (now_ns >= comm->refusal_ns) {
             comms_formation_hold_refusals(comm, now_ns);
         }
+        comms_guest_step(comm->guest, now_ns);
         if (comm->state == COMMS_COMM_FORMING && comms_is_next(comm)) {
             comms_next_deadline(comm, now_ns);
         } else if (comm->state == COMMS_COMM_FORMING) {
@@ -141,6 +144,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
 {
     struct timer_node *first;
     comms->now_ns = now_ns;
+    comms_meeting_tick(comms, now_ns);
     /* A communicator that expires gets queued, or a deadline later than now. The bound is only a guard:
      * without it a bug there would hang the daemon. */
     for (uint32_t turn = 0; turn <= comms->comm_count; turn++) {

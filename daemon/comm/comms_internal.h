@@ -223,7 +223,8 @@ struct communicator {
     struct comms_member *told;    /* the member being notified; null once it has left */
 
     /* Formation. */
-    struct comms_claim *claims;
+    struct comms_claim *claims; /* of nodes that announced ranks, or may do so */
+    struct comms_guest *guest;  /* meeting.h; null in a complete cluster */
     uint64_t nonce;
     uint64_t revision;
     uint64_t latency_ns, bytes_per_s; /* estimate for our links, made with the nonce; 0: unknown */
@@ -319,6 +320,7 @@ struct comms {
     uint32_t tells_left;             /* callbacks left in this tick, or for the ended operation */
     struct comms_names *names;       /* by uid; names.c */
     uint32_t name_count;
+    struct comms_meetings *meetings; /* of which this node is the place; null before the first */
     struct comms_past *past; /* loss.c: decisions of communicators that are gone; null before the first */
     struct timer_heap timers;
     uint64_t (*clock)(void); /* may be null */
@@ -437,6 +439,7 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
 
 /* drain.c: a node that takes no new communicators. */
 void comms_drain_free(struct comms *comms);
+void comms_drain_node_up(const struct comms *comms, uint32_t node);
 /* Returns SHUTTING_DOWN if a rank may not join because of a drain, and tells other nodes' ranks. */
 enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *name, uint64_t now_ns,
                               struct error *error) COMM_MUST_USE;

@@ -8,6 +8,7 @@
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/meeting.h"
 
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
 {
@@ -140,6 +141,8 @@ void communicator_unname(struct communicator *comm)
     if (comm->named) {
         HASH_DELETE(hh_key, comm->comms->by_key, comm);
         comm->named = false;
+        comms_guest_free(comm->guest);
+        comm->guest = NULL;
     }
 }
 
@@ -194,6 +197,7 @@ static uint64_t comm_deadline_ns(const struct communicator *comm)
     switch (comm->state) {
     case COMMS_COMM_FORMING:
         deadline_ns = time_min(deadline_ns, time_min(comm->refusal_ns, comm->announce_ns));
+        deadline_ns = time_min(deadline_ns, comms_guest_deadline_ns(comm->guest));
         DL_FOREACH(comm->members, member)
         {
             if (!member->refused) {

@@ -6,6 +6,7 @@
 
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/meeting.h"
 
 /* A cause from another node: its status and text, with nothing added. */
 static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t status, const char *text,
@@ -246,6 +247,10 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         comms_loss_received(comms, node, message->agree, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_NEXT_READY) {
         comms_next_received(comms, node, message->next_ready, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MEET) {
+        comms_meeting_received(comms, node, message->meet, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MET) {
+        comms_guest_received(comms, node, message->met, now_ns);
     }
 }
 
@@ -258,9 +263,12 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
     struct comms *comms = context;
     struct communicator *comm;
     exec_node_up(comms->exec, node, now_ns);
+    comms_drain_node_up(comms, node);
     DL_FOREACH(comms->comms, comm)
     {
+        comms_guest_node_up(comm->guest, node);
         if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
+            (mesh_is_complete(comms->mesh) || comms_formation_claim(comm, node) != NULL) &&
             comms_user_may(comms, comm->terms.owner_uid, node)) {
             comms_formation_announce_to(comm, node);
         }
@@ -282,6 +290,9 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
     struct communicator *comm;
     struct error lost;
     lost_text(comms, node, cause, &lost);
+    if (cause->status != STATUS_UNREACHABLE) { /* otherwise nobody needed the connection */
+        comms_meeting_node_lost(comms, node);
+    }
     exec_node_down(comms->exec, node, &lost);
     DL_FOREACH(comms->comms, comm)
     {
@@ -293,8 +304,7 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
                                   now_ns); /* others may rely on our promise already */
             } else if (claim != NULL) {
                 comms_formation_drop_claim(comm, claim, lost.text);
-                HASH_DEL(comm->claims, claim);
-                free(claim);
+                claim->acknowledged_revision = 0; /* it may be started again, and know nothing */
             }
         } else if (comm->state != COMMS_COMM_FAILED) {
             uint32_t index = communicator_node_index(comm, node);

@@ -5,17 +5,20 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/meeting.h"
 
 /*
  * A node that drains. It keeps the names of communicators that it has refused ranks of for a while. Other
  * nodes' ranks may have announced such a communicator before: they are told by a broadcast. Those that
- * announce it later are told in the answer.
+ * announce it later are told in the answer. In a cluster that is not complete, this node becomes a guest with
+ * that name (meeting.h), so that the others announce it here.
  */
 
 struct refused_name {
     uint64_t until_ns; /* 0: none */
     size_t key_bytes;
     struct comms_key key;
+    struct comms_guest *guest; /* null in a complete cluster */
 };
 
 struct comms_drain {
@@ -51,8 +54,18 @@ void comms_drain(struct comms *comms, const char *why, uint64_t now_ns)
 
 void comms_drain_free(struct comms *comms)
 {
+    for (uint32_t i = 0; comms->drain != NULL && i < COMMS_REFUSED_MAX; i++) {
+        comms_guest_free(comms->drain->refused[i].guest);
+    }
     free(comms->drain);
     comms->drain = NULL;
+}
+
+void comms_drain_node_up(const struct comms *comms, uint32_t node)
+{
+    for (uint32_t i = 0; comms->drain != NULL && i < COMMS_REFUSED_MAX; i++) {
+        comms_guest_node_up(comms->drain->refused[i].guest, node);
+    }
 }
 
 void comms_undrain(struct comms *comms)
@@ -123,8 +136,12 @@ enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *
     refusal_text(comms, name, error);
     size_t key_bytes = comms_key_make(&key, owner_uid, name);
     if (find_refused(drain, &key, key_bytes, now_ns) == NULL) {
-        drain->refused[drain->next] =
-            (struct refused_name){time_after(now_ns, COMMS_REFUSED_NS), key_bytes, key};
+        struct refused_name *name_of = &drain->refused[drain->next];
+        comms_guest_free(name_of->guest);
+        *name_of = (struct refused_name){time_after(now_ns, COMMS_REFUSED_NS), key_bytes, key, NULL};
+        if (!mesh_is_complete(comms->mesh)) {
+            name_of->guest = comms_guest_new(comms, &key, now_ns);
+        }
         drain->next = (drain->next + 1) % COMMS_REFUSED_MAX;
         refusal_fill(name, owner_uid, 0, error, &terms, &body);
         for (uint32_t node = 0; node < mesh_node_count(comms->mesh); node++) {

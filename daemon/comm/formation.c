@@ -6,9 +6,11 @@
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/meeting.h"
 
 /*
- * A node announces its ranks to all nodes that may have ranks of the user (users.c). Once it knows all ranks,
+ * A node announces its ranks to all nodes that may have ranks of the user (users.c); in a cluster that is not
+ * complete, to those that it has met (meeting.h). Once it knows all ranks,
  * it makes the communicator's id of all nodes' nonces and promises it to those nodes. The communicator is
  * formed once every one of its nodes has promised the same id. A node that takes its promise back, or
  * withdraws, tells all of them. A node that has formed the communicator by then aborts it. So no node stays
@@ -45,6 +47,7 @@ enum status comms_formation_claim_make(struct communicator *comm, uint32_t node,
         free(claim);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
     }
+    mesh_need(comm->comms->mesh, node, MESH_NEED_BOTH);
     *out = claim;
     return STATUS_OK;
 }
@@ -249,6 +252,7 @@ void comms_formation_free(struct communicator *comm)
     struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         HASH_DEL(comm->claims, claim);
+        mesh_unneed(comm->comms->mesh, claim->node, MESH_NEED_BOTH);
         free(claim->ranks);
         free(claim);
     }
@@ -439,6 +443,7 @@ void comms_formation_formed(struct communicator *comm, uint64_t now_ns)
         return;
     }
     refuse_others(comm);
+    comms_guest_rest(comm->guest);
     communicator_set_state(comm, COMMS_COMM_FORMED, now_ns);
     comm->comms->totals.formed++;
     struct history_about about = {.kind = HISTORY_COMMUNICATOR_FORMED,
@@ -491,6 +496,10 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
     if (comm->announce_wanted) {
         comm->announce_wanted = false;
         announce(comm);
+        comms_guest_announce(comm, now_ns);
+    }
+    if (comm->state != COMMS_COMM_FORMING) {
+        return;
     }
     if (comm->comm_id == 0 && is_complete(comm) && comms_promise_make(comm, &error) != STATUS_OK) {
         communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);

@@ -34,6 +34,15 @@ bool comms_user_may_say(struct comms *comms, uid_t uid, uint32_t node, const cha
 void comms_users_broadcast(const struct communicator *comm, const Commd__Mesh__Message *message)
 {
     struct comms *comms = comm->comms;
+    const struct comms_claim *claim, *next;
+    if (!mesh_is_complete(comms->mesh)) {
+        HASH_ITER (hh, comm->claims, claim, next) {
+            if (comms_user_may(comms, comm->terms.owner_uid, claim->node)) {
+                communicator_send((struct communicator *)(uintptr_t)comm, claim->node, message);
+            }
+        }
+        return;
+    }
     if (comms->user_may == NULL) {
         mesh_broadcast(comms->mesh, message);
         return;

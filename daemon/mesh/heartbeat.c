@@ -10,6 +10,8 @@
  * path that is one interval shorter than the timeout is survived, whenever it begins. When a heartbeat has
  * been unanswered for an interval, the next ones follow at a quarter of the interval. So the end of such a
  * pause is noticed early.
+ *
+ * Time in which this node did not run, or was too busy to look, does not count: the answers may wait here.
  */
 #define HEARTBEAT_UNANSWERED_DIVISOR 4
 
@@ -23,7 +25,9 @@ static uint64_t heartbeat_patience_ns(const struct mesh_options *options)
 static uint64_t heartbeat_give_up_ns(const struct mesh_peer *peer)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    uint64_t silent_ns = time_after(peer->heartbeat.unanswered_ns, heartbeat_patience_ns(options));
+    uint64_t stalled_ns = peer->mesh->stalled_ns - peer->heartbeat.stalled_ns;
+    uint64_t silent_ns =
+        time_after(peer->heartbeat.unanswered_ns, heartbeat_patience_ns(options) + stalled_ns);
     return time_min(silent_ns, time_after(peer->heartbeat.suspect_ns, options->suspect_timeout_ns));
 }
 
@@ -33,7 +37,10 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
     struct mesh_heartbeat *heartbeat = &peer->heartbeat;
     heartbeat->number++;
     heartbeat->sent_ns = now_ns;
-    heartbeat->unanswered_ns = time_min(heartbeat->unanswered_ns, now_ns);
+    if (now_ns < heartbeat->unanswered_ns) {
+        heartbeat->unanswered_ns = now_ns;
+        heartbeat->stalled_ns = peer->mesh->stalled_ns;
+    }
     uint64_t wait_ns = options->heartbeat_interval_ns;
     if (now_ns - heartbeat->unanswered_ns >= wait_ns) {
         wait_ns = wait_ns / HEARTBEAT_UNANSWERED_DIVISOR + 1;
@@ -107,6 +114,7 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
         heartbeat->unanswered_ns = TIME_NEVER;
     } else {
         heartbeat->unanswered_ns = now_ns;
+        heartbeat->stalled_ns = peer->mesh->stalled_ns;
     }
     heartbeat->next_ns = time_min(time_after(heartbeat->sent_ns, peer->mesh->options.heartbeat_interval_ns),
                                   time_after(now_ns, peer->mesh->options.heartbeat_interval_ns));

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
+
 void mesh_options_default(struct mesh_options *options)
 {
     *options = (struct mesh_options){
@@ -36,6 +38,54 @@ static enum status options_check(const struct mesh_options *options, struct erro
     return STATUS_OK;
 }
 
+/* --- Members --- */
+
+static void members_send(void *context, uint32_t node, const uint8_t *bytes, size_t size, uint64_t now_ns)
+{
+    struct mesh *mesh = context;
+    Commd__Mesh__Members body = COMMD__MESH__MEMBERS__INIT;
+    body.records.data = (uint8_t *)(uintptr_t)bytes;
+    body.records.len = size;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEMBERS, members, &body);
+    (void)now_ns;
+    enum status status = mesh_send(mesh, node, &message);
+    (void)status; /* if this fails the node is lost, and learns all of it when it is linked again */
+}
+
+/* Of nodes that are up here, mesh_peer_down and mesh_peer_greeted report what happens. */
+static void members_changed(void *context, uint32_t node, enum member_state state, uint64_t now_ns)
+{
+    const struct mesh_peer *peer = mesh_peer_at(context, node);
+    (void)now_ns;
+    if (peer->state != MESH_NODE_UP && !peer->removed && state == MEMBER_DOWN) {
+        log_info("node %s is down: its neighbours have lost it", peer->name);
+    } else if (peer->state != MESH_NODE_UP && !peer->removed && state == MEMBER_UP) {
+        log_debug("node %s is up: it has told its neighbours so", peer->name);
+    }
+}
+
+static void members_neighbour(void *context, uint32_t node, bool is_neighbour, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    (void)now_ns;
+    peer->neighbour = is_neighbour && !peer->removed;
+    mesh_peer_arm(peer);
+}
+
+static enum status make_members(struct mesh *mesh, struct error *error)
+{
+    const struct mesh_options *options = &mesh->options;
+    struct members_options members;
+    members_options_default(&members);
+    members.own_name = mesh->node_name;
+    members.own_incarnation =
+        options->incarnation != 0 ? options->incarnation : options->now_ns / TIME_US + 1;
+    members.seed = options->seed;
+    members.patience_ns = options->heartbeat_timeout_ns;
+    members.handler = (struct members_handler){mesh, members_send, members_changed, members_neighbour};
+    return members_new(&members, options->now_ns, &mesh->members, error);
+}
+
 enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out,
                      struct error *error)
 {
@@ -62,7 +112,14 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
     mesh->algorithms = algorithms;
     mesh->options.algorithms = algorithms;
     mesh->ping_deadline_ns = TIME_NEVER;
+    mesh->wake_ns = TIME_NEVER;
     random_seed(&mesh->random, options->seed);
+    status = make_members(mesh, error);
+    if (status != STATUS_OK) {
+        free(algorithms);
+        free(mesh);
+        return status;
+    }
     struct net_peer_handler peer_handler = {mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed,
                                             mesh_peer_suspect};
     struct net_stream_handler stream_handler = {mesh, mesh_stream_receive, mesh_stream_closed, NULL};
@@ -86,6 +143,7 @@ void mesh_free(struct mesh *mesh)
         free(mesh->peers[i]);
     }
     free(mesh->peers);
+    members_free(mesh->members);
     free(mesh->algorithms);
     timer_heap_free(&mesh->timers);
     free(mesh);
@@ -121,6 +179,22 @@ static bool peers_reserve(struct mesh *mesh)
     return true;
 }
 
+/* The next tick finds out whose neighbour it is. */
+static enum status member_add(struct mesh *mesh, struct mesh_peer *peer, struct error *error)
+{
+    mesh->nodes_changed = true;
+    peer->neighbour = mesh_is_complete(mesh); /* until the next tick */
+    enum status status = members_add(mesh->members, peer->index, peer->name, error);
+    if (status != STATUS_OK) {
+        peer->removed = true;
+        peer->state = MESH_NODE_REMOVED;
+        mesh->removed_count++;
+        net_remove_peer(mesh->net, peer->index, error);
+    }
+    mesh_peer_arm(peer);
+    return status;
+}
+
 static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, const char *address,
                                   struct error *error)
 {
@@ -143,8 +217,7 @@ static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, con
         peer->state = MESH_NODE_DOWN;
     }
     peer->dial = (struct backoff){0};
-    mesh_peer_arm(peer);
-    return STATUS_OK;
+    return member_add(mesh, peer, error);
 }
 
 enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
@@ -198,9 +271,9 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
     peer->timer.index = TIMER_NODE_DISARMED;
     mesh->peers[mesh->peer_count++] = peer;
     mesh_peer_address_set(peer, NULL);
-    mesh_peer_arm(peer);
+    mesh_need_reset(peer);
     *node = peer->index;
-    return STATUS_OK;
+    return member_add(mesh, peer, error);
 }
 
 const char *mesh_node_state_text(enum mesh_node_state state)
@@ -216,6 +289,10 @@ const char *mesh_node_state_text(enum mesh_node_state state)
         return "greeting";
     case MESH_NODE_UP:
         return "up";
+    case MESH_NODE_ALIVE:
+        return "alive";
+    case MESH_NODE_UNKNOWN:
+        return "unknown";
     case MESH_NODE_REMOVED:
         return "removed";
     }
@@ -237,6 +314,24 @@ bool mesh_node_is_removed(const struct mesh *mesh, uint32_t node)
     return mesh_peer_at(mesh, node)->removed;
 }
 
+static enum mesh_node_state state_for_people(const struct mesh_peer *peer)
+{
+    if (peer->state != MESH_NODE_DOWN) {
+        return peer->state;
+    }
+    if (!mesh_peer_is_needed(peer)) {
+        switch (members_state(peer->mesh->members, peer->index)) {
+        case MEMBER_UNKNOWN:
+            return MESH_NODE_UNKNOWN;
+        case MEMBER_UP:
+            return MESH_NODE_ALIVE;
+        case MEMBER_DOWN:
+            return MESH_NODE_DOWN;
+        }
+    }
+    return peer->unresolved ? MESH_NODE_UNRESOLVED : MESH_NODE_DOWN;
+}
+
 void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_info *out)
 {
     const struct mesh_peer *peer = mesh_peer_at(mesh, node);
@@ -244,7 +339,7 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
         .name = peer->name,
         .address = peer->address,
         .resolved_address = peer->resolved_address != NULL ? peer->resolved_address : "",
-        .state = peer->state == MESH_NODE_DOWN && peer->unresolved ? MESH_NODE_UNRESOLVED : peer->state,
+        .state = state_for_people(peer),
         .since_ns = peer->since_ns,
         .instance = peer->instance,
         .version_text = peer->version_text,
@@ -309,13 +404,23 @@ void mesh_check_certificates(struct mesh *mesh, uint64_t now_s)
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
 {
     const struct timer_node *first = timer_heap_first(&mesh->timers);
-    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER,
+    if (mesh->nodes_changed) {
+        return 0;
+    }
+    uint64_t members_ns = mesh->peer_count > 0 ? members_next_deadline_ns(mesh->members) : TIME_NEVER;
+    return time_min(time_min(members_ns, first != NULL ? first->deadline_ns : TIME_NEVER),
                     time_min(mesh->ping_deadline_ns, mesh_link_deadline_ns(mesh)));
 }
 
 void mesh_tick(struct mesh *mesh, uint64_t now_ns)
 {
     struct timer_node *first;
+    if (mesh->nodes_changed) {
+        mesh_need_neighbours(mesh);
+    }
+    if (now_ns > time_after(mesh->wake_ns, MESH_LATE_NS)) {
+        mesh->stalled_ns += now_ns - mesh->wake_ns;
+    }
     /* Every tick of a peer sets its timer to a later time, or removes it. If a bug breaks that, the bound on
      * turns keeps the daemon from hanging. */
     for (uint32_t turn = 0; turn <= mesh->peer_count; turn++) {
@@ -325,8 +430,16 @@ void mesh_tick(struct mesh *mesh, uint64_t now_ns)
         }
         mesh_peer_tick((struct mesh_peer *)((char *)first - offsetof(struct mesh_peer, timer)), now_ns);
     }
+    members_tick(mesh->members, now_ns);
     mesh_ping_tick(mesh, now_ns);
     mesh_link_tick(mesh, now_ns);
+    mesh->wake_ns = mesh_next_deadline_ns(mesh);
+    mesh->wake_ns = mesh->wake_ns > now_ns ? mesh->wake_ns : now_ns;
+}
+
+void mesh_leave(struct mesh *mesh, uint64_t now_ns)
+{
+    members_leave(mesh->members, now_ns);
 }
 
 enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message)

@@ -15,8 +15,8 @@
  * proto/frame.h). A node is up once both sides have said Hello (same cluster, same protocol version, the
  * certificate's name). It is down when its connection is lost or when no heartbeat was answered in time.
  * Heartbeats travel end to end, from mesh to mesh. The node with the lower name (strcmp) dials. Lost
- * connections are dialled again with exponential back-off and jitter. A connection that is lost within the
- * patience is replaced by the net without a word to the mesh: see net.h.
+ * connections that are needed are dialled again with exponential back-off and jitter. A connection that is
+ * lost within the patience is replaced by the net without a word to the mesh: see net.h.
  *
  * Single-threaded. Time is an argument.
  */
@@ -36,9 +36,12 @@ struct mesh;
 
 struct mesh_options {
     const char *node_name;
-    const char *cluster_name;       /* both sides must agree; "" is a name, too */
-    const char *version_text;       /* of this commd, shown to people */
-    uint64_t instance;              /* random, never 0; a restarted daemon has another one */
+    const char *cluster_name; /* both sides must agree; "" is a name, too */
+    const char *version_text; /* of this commd, shown to people */
+    uint64_t instance;        /* random, never 0; a restarted daemon has another one */
+    uint64_t incarnation;     /* greater than at earlier starts: microseconds since 1970. Default 0: those
+                                 of now_ns */
+    uint64_t now_ns;          /* the time; default 0 */
     uint64_t heartbeat_interval_ns; /* default 500 ms */
     uint64_t heartbeat_timeout_ns;  /* the patience, default 4 s: a pause of the path of 3 s ends nothing, and
                                        a  silent host is noticed within 4.25 s */
@@ -57,6 +60,7 @@ void mesh_options_default(struct mesh_options *options);
 struct mesh_handler {
     void *context;
     void (*node_up)(void *context, uint32_t node, uint64_t now_ns);
+    /* UNREACHABLE: the connection ended because neither side needed it. */
     void (*node_down)(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
     /* Gets any message except Hello, heartbeats and echoes, which mesh answers itself. The message belongs to
      * mesh and is valid during the call. */
@@ -101,10 +105,37 @@ enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *addr
 void mesh_unresolved(struct mesh *mesh, uint32_t node, const struct error *why);
 
 /*
+ * Connections. A node keeps one to each of its neighbours (members.h): at most 8, whatever the cluster's
+ * size. In a cluster of at most MEMBER_RINGS_SMALL nodes every node is every other node's neighbour; then
+ * mesh_is_complete is true. Any other connection is dialled while somebody needs it: mesh_need counts, and
+ * each call needs one mesh_unneed. A connection that neither node needs ends after MESH_IDLE_NS, and
+ * node_down follows.
+ *
+ * MESH_NEED_BOTH: the other node will need it as well, so the node with the lower name dials; the other one
+ * dials after MESH_CALL_NS. MESH_NEED_CALL: the other node may not know, so this node dials at once.
+ */
+enum mesh_need { MESH_NEED_BOTH, MESH_NEED_CALL };
+#define MESH_CALL_NS (1 * TIME_S)
+#define MESH_IDLE_NS (10 * TIME_S)
+void mesh_need(struct mesh *mesh, uint32_t node, enum mesh_need how);
+void mesh_unneed(struct mesh *mesh, uint32_t node, enum mesh_need how);
+bool mesh_is_complete(const struct mesh *mesh);
+
+/*
+ * Whether the node's commd runs, as far as is known: it is up, or other nodes say so. And whether other nodes
+ * say that it does not.
+ */
+bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node);
+bool mesh_node_is_dead(const struct mesh *mesh, uint32_t node);
+
+/*
  * mesh_tick dials, probes, and notices silence. mesh_next_deadline_ns says by when it must be called again.
  */
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh);
 void mesh_tick(struct mesh *mesh, uint64_t now_ns);
+
+/* commd is shutting down: tells its neighbours, and so all nodes, that it leaves. Call it before net_free. */
+void mesh_leave(struct mesh *mesh, uint64_t now_ns);
 
 /* Initialises a message of a kind with its body: MESH_MESSAGE(LEAVE, leave, &body). */
 #define MESH_MESSAGE(KIND, member, body_at)                                                                  \
@@ -170,7 +201,10 @@ enum mesh_node_state {
     MESH_NODE_CONNECTING, /* the network tries to connect */
     MESH_NODE_GREETING,   /* connected; Hello not yet exchanged */
     MESH_NODE_UP,
-    MESH_NODE_REMOVED /* the configuration no longer names it */
+    /* Only mesh_node_info says these two, of nodes to which no connection is needed here. */
+    MESH_NODE_ALIVE,   /* its commd runs, as other nodes say */
+    MESH_NODE_UNKNOWN, /* no node has heard of its commd yet */
+    MESH_NODE_REMOVED  /* the configuration no longer names it */
 };
 const char *mesh_node_state_text(enum mesh_node_state state);
 

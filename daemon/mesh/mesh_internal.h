@@ -7,11 +7,22 @@
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
 #include "daemon/mesh/expiry.h"
+#include "daemon/mesh/members.h"
 #include "daemon/mesh/mesh.h"
 #include "proto/frame.h"
 #include "proto/types.h"
 
 /* Shared by the parts of the mesh. Used only in daemon/mesh. */
+
+/*
+ * How many connections a node dials at once. So a node that needs hundreds dials them in turn: a handshake
+ * costs both sides milliseconds of processor time, and heartbeats must not wait for hundreds of them.
+ * Neighbours come first. An attempt that is not answered within MESH_DIAL_TURN_NS makes room for another
+ * one, and nodes that have failed before are not counted: silent hosts hold nobody up.
+ */
+#define MESH_LATE_NS (10 * TIME_MS) /* a tick that is later than that counts as a stall */
+#define MESH_DIALS_MAX 2
+#define MESH_DIAL_TURN_NS (1 * TIME_S)
 
 #define MESH_VERSION_TEXT_MAX_BYTES 63
 #define MESH_DIFFERS_MAX_BYTES 256
@@ -23,6 +34,7 @@ struct mesh_heartbeat {
     uint64_t next_ns;        /* when the next is due */
     uint64_t unanswered_ns;  /* when the oldest unanswered one was sent; TIME_NEVER when there is none */
     uint64_t answered_ns;    /* when the last answer came, or the node came up */
+    uint64_t stalled_ns;     /* mesh->stalled_ns when the oldest unanswered one was sent */
     uint64_t suspect_ns;     /* since when the peer is suspect; TIME_NEVER when it is not */
     uint64_t suspect_number; /* an answer to this or a later heartbeat ends the suspicion */
     uint64_t round_trip_ns;
@@ -48,10 +60,20 @@ struct mesh_peer {
     bool unresolved;        /* it cannot be dialled */
     enum mesh_node_state state;
     uint64_t since_ns;
-    bool closing;        /* we are disconnecting it: peer_down will follow */
-    bool dials;          /* we dial: our name is the lower one */
-    bool removed;        /* MESH_NODE_REMOVED follows once the connection is over */
-    struct backoff dial; /* failures since it was last up */
+    bool closing;                  /* we are disconnecting it: peer_down will follow */
+    bool dials;                    /* we dial first: our name is the lower one */
+    bool neighbour;                /* members_is_neighbour, after the last change of the configuration */
+    bool peer_needs;               /* it needs the connection: LinkNeed */
+    bool told_needed;              /* what it was told of us */
+    uint32_t needs;                /* mesh_need without mesh_unneed */
+    uint32_t calls;                /* of these, those for which we dial whatever our name is */
+    bool has_turn;                 /* it is being dialled, and counts */
+    bool waits_to_dial;            /* in mesh->dial_queue */
+    struct mesh_peer *prev, *next; /* there */
+    uint64_t call_ns;              /* when we dial although our name is the higher one; 0: not decided yet */
+    uint64_t let_go_ns;            /* when a connection that nobody needs ends; 0: not decided yet */
+    bool removed;                  /* MESH_NODE_REMOVED follows once the connection is over */
+    struct backoff dial;           /* failures since it was last up */
     uint64_t held_off_until_ns;
     uint64_t hold_off_ns; /* the length of the last hold-off; 0: none */
     uint64_t greeting_deadline_ns;
@@ -60,7 +82,8 @@ struct mesh_peer {
     struct mesh_heartbeat heartbeat;
     struct mesh_link link;
     uint64_t instance;
-    unsigned offers; /* MESH_OFFERS_* */
+    uint64_t incarnation; /* of the last Hello; 0 before */
+    unsigned offers;      /* MESH_OFFERS_* */
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     char last_error[ERROR_TEXT_MAX_BYTES];
     char differs[MESH_DIFFERS_MAX_BYTES];
@@ -102,6 +125,12 @@ struct mesh {
     uint64_t link_deadline_ns;
     struct expiry expiry;
     uint64_t ping_deadline_ns; /* no ping is due earlier; TIME_NEVER without any ping */
+    uint64_t wake_ns;          /* when the next tick was due, after the last one */
+    uint64_t stalled_ns;       /* how long ticks have come late, in all: this node did not run, or was busy */
+    struct mesh_peer *dial_queue; /* due, but MESH_DIALS_MAX attempts are under way */
+    uint32_t dials;               /* peers that have a turn */
+    struct members *members;
+    bool nodes_changed; /* the next tick finds out who the neighbours are */
 };
 
 /* peer.c */
@@ -137,6 +166,24 @@ void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
                              uint64_t now_ns);
+
+/* need.c */
+bool mesh_peer_is_needed(const struct mesh_peer *peer);
+/* Whether neither side needs the connection. */
+bool mesh_peer_is_idle(const struct mesh_peer *peer);
+/* The peer has greeted, or its connection is over: what was told is void. */
+void mesh_need_reset(struct mesh_peer *peer);
+/* When the need for the peer's connection must be looked at; for a peer that is down, and for one that is up.
+ */
+uint64_t mesh_need_dial_ns(const struct mesh_peer *peer);
+uint64_t mesh_need_deadline_ns(const struct mesh_peer *peer);
+/* For a peer that is down: whether to dial it now. */
+bool mesh_need_dials(struct mesh_peer *peer, uint64_t now_ns);
+/* For a peer that is up: tells it of our need, and ends a connection that nobody needs. */
+void mesh_need_tick(struct mesh_peer *peer, uint64_t now_ns);
+void mesh_need_received(struct mesh_peer *peer, const Commd__Mesh__LinkNeed *said);
+/* Finds out who the neighbours are. */
+void mesh_need_neighbours(struct mesh *mesh);
 
 /* link.c */
 void mesh_link_start(struct mesh_peer *peer);

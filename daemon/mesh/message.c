@@ -45,6 +45,7 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.node_name = (char *)options->node_name;
     hello.cluster_name = (char *)options->cluster_name;
     hello.instance = options->instance;
+    hello.incarnation = members_own_incarnation(peer->mesh->members);
     hello.version_text = (char *)options->version_text;
     for (size_t i = 0; i < FEATURE_COUNT; i++) {
         names[i] = (char *)features[i].name;
@@ -61,7 +62,7 @@ void mesh_send_hello(struct mesh_peer *peer)
     }
 }
 
-static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__Hello *hello,
+static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__Hello *hello, uint64_t now_ns,
                                struct error *cause)
 {
     const struct mesh_options *options = &peer->mesh->options;
@@ -82,6 +83,11 @@ static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__
         text_copy(hello->node_name, text, sizeof text);
         return error_set(cause, STATUS_CERTIFICATE,
                          "node %s has a certificate of that name, but calls itself \"%s\"", peer->name, text);
+    }
+    if (hello->incarnation != 0 && !members_accepts(peer->mesh->members, hello->incarnation, now_ns)) {
+        return error_set(cause, STATUS_CONFIG,
+                         "node %s was started more than a day from now, by the clock of node %s", peer->name,
+                         options->node_name);
     }
     if (hello->instance == 0) {
         return error_set(cause, STATUS_PROTOCOL, "node %s greets with instance 0", peer->name);
@@ -122,11 +128,12 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
         mesh_peer_disconnect(peer, &cause);
         return;
     }
-    if (hello_check(peer, hello, &cause) != STATUS_OK) {
+    if (hello_check(peer, hello, now_ns, &cause) != STATUS_OK) {
         mesh_peer_disconnect(peer, &cause);
         return;
     }
     peer->instance = hello->instance;
+    peer->incarnation = hello->incarnation > 0 ? hello->incarnation : 1;
     peer->offers = features_from_wire(hello);
     text_copy(hello->version_text, peer->version_text, sizeof peer->version_text);
     note_settings(peer, hello);
@@ -172,6 +179,21 @@ static void on_echo_answer(struct mesh_peer *peer, const Commd__Mesh__Message *m
     }
 }
 
+static void on_link_need(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    (void)now_ns;
+    mesh_need_received(peer, message->link_need);
+}
+
+static void on_members(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    const ProtobufCBinaryData *records = &message->members->records;
+    const char *why = NULL;
+    if (!members_receive(peer->mesh->members, peer->index, records->data, records->len, now_ns, &why)) {
+        mesh_violation(peer->mesh, peer->index, why);
+    }
+}
+
 static void on_other(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
     const struct mesh_handler *handler = &peer->mesh->handler;
@@ -207,6 +229,10 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_REACH] = on_other,
     [COMMD__MESH__MESSAGE__BODY_AGREE] = on_other,
     [COMMD__MESH__MESSAGE__BODY_NEXT_READY] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_LINK_NEED] = on_link_need,
+    [COMMD__MESH__MESSAGE__BODY_MEMBERS] = on_members,
+    [COMMD__MESH__MESSAGE__BODY_MEET] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_MET] = on_other,
     [COMMD__MESH__MESSAGE__BODY_STORE_ASK] = on_store,
     [COMMD__MESH__MESSAGE__BODY_STORE_ANSWER] = on_store,
 };

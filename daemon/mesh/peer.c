@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
 
@@ -14,10 +16,41 @@ struct mesh_peer *mesh_peer_at(const struct mesh *mesh, uint32_t node)
     return mesh->peers[node];
 }
 
+/* It dials now, or needs not. Then it is the next one's turn. */
+static void peer_leave_queue(struct mesh_peer *peer)
+{
+    struct mesh *mesh = peer->mesh;
+    if (peer->waits_to_dial) {
+        peer->waits_to_dial = false;
+        DL_DELETE(mesh->dial_queue, peer);
+    }
+    if (mesh->dial_queue != NULL && mesh->dials < MESH_DIALS_MAX) {
+        mesh_peer_arm(mesh->dial_queue);
+    }
+}
+
+/* It is not dialled any more, or did not answer yet: others may dial. */
+static void peer_end_turn(struct mesh_peer *peer)
+{
+    peer->mesh->dials -= peer->has_turn;
+    peer->has_turn = false;
+    peer_leave_queue(peer);
+}
+
 static void peer_set_state(struct mesh_peer *peer, enum mesh_node_state state, uint64_t now_ns)
 {
+    peer_end_turn(peer);
+    peer->has_turn = state == MESH_NODE_CONNECTING && peer->dial.failures == 0;
+    peer->mesh->dials += peer->has_turn;
     peer->state = state;
     peer->since_ns = now_ns;
+}
+
+/* Whether others dial before it. */
+static bool peer_waits(const struct mesh_peer *peer)
+{
+    const struct mesh *mesh = peer->mesh;
+    return peer->waits_to_dial && (mesh->dials >= MESH_DIALS_MAX || mesh->dial_queue != peer);
 }
 
 static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
@@ -27,14 +60,17 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
     }
     switch (peer->state) {
     case MESH_NODE_DOWN:
-        return peer->dials && !peer->unresolved ? peer->dial.next_ns : TIME_NEVER;
+        return peer_waits(peer) ? TIME_NEVER : mesh_need_dial_ns(peer);
     case MESH_NODE_CONNECTING: /* the net reports the outcome */
-    case MESH_NODE_UNRESOLVED: /* no peer is in this state: see mesh_node_info */
+        return peer->has_turn ? time_after(peer->since_ns, MESH_DIAL_TURN_NS) : TIME_NEVER;
+    case MESH_NODE_UNRESOLVED: /* no peer is in these states: see mesh_node_info */
+    case MESH_NODE_ALIVE:
+    case MESH_NODE_UNKNOWN:
         return TIME_NEVER;
     case MESH_NODE_GREETING:
         return peer->greeting_deadline_ns;
     case MESH_NODE_UP:
-        return mesh_heartbeat_deadline_ns(peer);
+        return time_min(mesh_heartbeat_deadline_ns(peer), mesh_need_deadline_ns(peer));
     case MESH_NODE_REMOVED:
         return TIME_NEVER;
     }
@@ -43,6 +79,9 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
 
 void mesh_peer_arm(struct mesh_peer *peer)
 {
+    if (peer->waits_to_dial && (peer->state != MESH_NODE_DOWN || mesh_need_dial_ns(peer) == TIME_NEVER)) {
+        peer_leave_queue(peer);
+    }
     uint64_t deadline_ns = peer_deadline_ns(peer);
     if (deadline_ns == TIME_NEVER) {
         timer_heap_remove(&peer->mesh->timers, &peer->timer);
@@ -147,7 +186,7 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
         mesh_peer_disconnect(peer, &cause);
         return;
     }
-    peer->greeting_deadline_ns = time_after(now_ns, mesh->options.heartbeat_timeout_ns);
+    peer->greeting_deadline_ns = time_after(now_ns, 2 * mesh->options.heartbeat_timeout_ns);
     mesh_peer_arm(peer);
     if (net_stream_open(mesh->net, node, NET_STREAM_CONTROL, &peer->outgoing, &cause) != STATUS_OK) {
         peer->outgoing = NULL;
@@ -162,6 +201,7 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     const struct mesh_handler *handler = &peer->mesh->handler;
     peer_set_state(peer, MESH_NODE_UP, now_ns);
     peer->dial.failures = 0;
+    mesh_need_reset(peer);
     mesh_heartbeat_start(peer, now_ns);
     mesh_peer_arm(peer);
     log_info("node %s is up: commd %s, instance %016llx", peer->name, peer->version_text,
@@ -169,6 +209,7 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     struct history_about about = {
         .kind = HISTORY_NODE_UP, .audience = HISTORY_FOR_ALL, .subject = peer->name};
     history_add(&about, "commd %s", peer->version_text);
+    members_linked(peer->mesh->members, peer->index, peer->incarnation, now_ns);
     if (handler->node_up != NULL) {
         handler->node_up(handler->context, peer->index, now_ns);
     }
@@ -207,7 +248,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     const struct mesh_handler *handler = &peer->mesh->handler;
     bool was_up = peer->state == MESH_NODE_UP;
     bool ours = peer->closing;
+    bool idle = was_up && mesh_peer_is_idle(peer);
     bool was_held_off = peer_is_held_off(peer, now_ns);
+    mesh_need_reset(peer);
     peer->closing = false;
     if (peer->outgoing != NULL) {
         net_stream_reset(peer->outgoing);
@@ -224,14 +267,24 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
         peer->dial.next_ns = peer->held_off_until_ns;
     }
     mesh_peer_arm(peer);
-    if (!was_held_off) { /* otherwise last_error keeps the violation */
+    if (idle && cause->status != STATUS_PROTOCOL) {
+        log_debug("node %s: the connection, which nobody needed, is over: %s", peer->name, cause->text);
+    } else if (!was_held_off) { /* otherwise last_error keeps the violation */
         peer_note_down(peer, was_up, ours, cause);
     }
-    if (was_up) {
-        struct error copy = *cause;
+    if (was_up && !idle) {
         struct history_about about = {
             .kind = HISTORY_NODE_DOWN, .audience = HISTORY_FOR_ALL, .subject = peer->name};
         history_add(&about, "%s", cause->text);
+    }
+    if (was_up) {
+        struct error copy = *cause;
+        copy.status = idle                                ? STATUS_UNREACHABLE
+                      : copy.status == STATUS_UNREACHABLE ? STATUS_NODE_LOST
+                                                          : copy.status;
+        if (!peer->removed) {
+            members_unlinked(peer->mesh->members, node, now_ns);
+        }
         mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
         mesh_link_lost(peer);
         if (handler->node_down != NULL) {
@@ -260,9 +313,13 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
     }
     peer->removed = true;
     mesh->removed_count++;
+    mesh->nodes_changed = true;
+    members_remove(mesh->members, node);
     switch (peer->state) {
     case MESH_NODE_DOWN:
     case MESH_NODE_UNRESOLVED:
+    case MESH_NODE_ALIVE:
+    case MESH_NODE_UNKNOWN:
     case MESH_NODE_CONNECTING: /* the net cancels the attempt without a call */
     case MESH_NODE_REMOVED:
         peer_set_state(peer, MESH_NODE_REMOVED, now_ns);
@@ -369,10 +426,21 @@ void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns)
 
 static void peer_dial(struct mesh_peer *peer, uint64_t now_ns)
 {
+    struct mesh *mesh = peer->mesh;
     struct error error;
+    bool is_next = mesh->dial_queue == NULL || mesh->dial_queue == peer;
+    if (peer->dial.failures == 0 && (mesh->dials >= MESH_DIALS_MAX || !is_next)) {
+        if (!peer->waits_to_dial && peer->neighbour) {
+            DL_PREPEND(mesh->dial_queue, peer);
+        } else if (!peer->waits_to_dial) {
+            DL_APPEND(mesh->dial_queue, peer);
+        }
+        peer->waits_to_dial = true;
+        return;
+    }
     peer_set_state(peer, MESH_NODE_CONNECTING, now_ns);
-    if (net_connect(peer->mesh->net, peer->index, &error) != STATUS_OK) {
-        mesh_peer_connect_failed(peer->mesh, peer->index, &error, now_ns);
+    if (net_connect(mesh->net, peer->index, &error) != STATUS_OK) {
+        mesh_peer_connect_failed(mesh, peer->index, &error, now_ns);
     }
 }
 
@@ -381,10 +449,16 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
     struct error cause;
     switch (peer->state) {
     case MESH_NODE_DOWN:
-        peer_dial(peer, now_ns);
+        if (mesh_need_dials(peer, now_ns)) {
+            peer_dial(peer, now_ns);
+        }
         break;
     case MESH_NODE_UNRESOLVED:
+    case MESH_NODE_ALIVE:
+    case MESH_NODE_UNKNOWN:
+        break;
     case MESH_NODE_CONNECTING:
+        peer_end_turn(peer);
         break;
     case MESH_NODE_GREETING:
         error_set(&cause, STATUS_TIMED_OUT, "node %s did not greet within %llu ms", peer->name,
@@ -392,6 +466,7 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
         mesh_peer_disconnect(peer, &cause);
         break;
     case MESH_NODE_UP:
+        mesh_need_tick(peer, now_ns);
         mesh_heartbeat_tick(peer, now_ns);
         break;
     case MESH_NODE_REMOVED:

@@ -49,6 +49,9 @@ static struct stores_link *link_to(struct stores *stores, uint32_t node)
 
 static void handle_free(struct stores_handle *handle)
 {
+    if (handle->link != NULL) {
+        mesh_unneed(handle->stores->mesh, handle->link->node, MESH_NEED_CALL);
+    }
     budget_release(handle->account, BUDGET_STORES, sizeof *handle);
     budget_close(handle->account);
     HASH_DEL(handle->stores->handles, handle);
@@ -115,6 +118,7 @@ enum status stores_open(struct stores *stores, const struct stores_client *clien
         status = error_set(error, STATUS_NO_MEMORY, "no memory for store \"%s\"", name);
     } else {
         struct stores_ask ask = {.request = request, .kind = STORE_KIND_OPEN, .timeout_ns = timeout_ns};
+        mesh_need(stores->mesh, keeper, MESH_NEED_CALL);
         status = stores_sent_queue(handle, &ask, now_ns, error);
     }
     if (status != STATUS_OK) {

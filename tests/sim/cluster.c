@@ -104,6 +104,7 @@ static void node_start(struct cluster_node *node)
     options.version_text = "0";
     options.instance = instance;
     options.seed = instance;
+    options.now_ns = cluster->now_ns;
     if (mesh_new(node->net, &options, &node->mesh, &error) != STATUS_OK ||
         exec_new(node->net, cluster_wake, node, &node->exec, &error) != STATUS_OK ||
         p2p_new(node->net, cluster_wake, node, &node->p2p, &error) != STATUS_OK) {
@@ -477,7 +478,8 @@ bool cluster_connected(const void *context)
             uint32_t peer;
             if (j != i && cluster->nodes[j].alive &&
                 !(mesh_find_node(node->mesh, cluster->nodes[j].name, &peer) &&
-                  mesh_node_is_up(node->mesh, peer))) {
+                  mesh_node_is_alive(node->mesh, peer) &&
+                  (mesh_node_is_up(node->mesh, peer) || !mesh_is_complete(node->mesh)))) {
                 return false;
             }
         }

@@ -113,7 +113,7 @@ class Silent(unittest.TestCase):
                 (["pki", "revoke"], "pki revoke: nothing: expected a node's name, a serial number or a file"),
                 (["pki", "renew", "a", "--new-key", "--request", "x"], "pki renew: --new-key and --request: expected one of them"),
                 (["bench", "--min-bytes", "0"], "bench: --min-bytes 0: expected a size"), (["bench", "-f", "xml"], "bench: --format xml: expected text or json"),
-                (["nodes", "x"], "unexpected argument: x"), (["users", "x"], "unexpected argument: x"), (["gpus", "x"], "unexpected argument: x"),
+                (["nodes", "x"], "nodes: x: expected no argument, --down or --summary"), (["nodes", "--down", "--summary"], "nodes: --summary: expected"), (["users", "x"], "unexpected argument: x"), (["gpus", "x"], "unexpected argument: x"),
                 (["version", "x"], "unexpected argument: x"), (["help", "x"], "unknown verb: x"), (["--watch", "ping", "b"], "ping cannot be watched"),
                 (["frobnicate"], "unknown verb: frobnicate")):
             done = commctl(self.path, *arguments)

@@ -157,6 +157,7 @@ static inline void node_start(struct world *world, unsigned index)
     options.cluster_name = "test";
     options.instance = ++world->instances;
     options.seed = options.instance;
+    options.now_ns = world->now_ns;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
     assert_int_equal(exec_new(node->net, on_wake, node, &node->exec, &error), STATUS_OK);
     assert_int_equal(p2p_new(node->net, on_wake, node, &node->p2p, &error), STATUS_OK);

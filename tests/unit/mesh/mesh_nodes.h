@@ -88,6 +88,7 @@ static inline void node_start(struct world *world, unsigned index, const char *n
     options.version_text = "9.9";
     options.instance = instance;
     options.seed = instance;
+    options.now_ns = world->now_ns;
     options.slice_bytes = settings_slice_bytes;
     options.algorithms = settings_algorithms;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);

@@ -102,6 +102,33 @@ static void test_silent_host_is_noticed(void **state)
     }
 }
 
+/* A node that did not run for a while blames nobody: the answers wait for it. */
+static void test_a_node_that_stalls_blames_nobody(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct world world;
+        world_start(&world, 2, &calm, seed);
+        run(&world, 2 * TIME_S + seed * 41 * TIME_MS);
+        /* It has just asked. */
+        while (network_next_ns(world.network) == TIME_NEVER) {
+            run(&world, TIME_MS);
+        }
+        world.now_ns += 10 * TIME_S;
+        mesh_tick(world.nodes[0].mesh, world.now_ns);
+        run(&world, 10 * TIME_S);
+        assert_int_equal(world.nodes[0].downs[0], 0);
+        assert_true(is_up(&world, 0, 1));
+        /* Its patience is the same as before. */
+        uint64_t killed_ns = world.now_ns;
+        network_kill(world.network, "b");
+        run(&world, 5 * TIME_S);
+        assert_int_equal(world.nodes[0].downs[0], 1);
+        assert_in_range(world.nodes[0].changed_ns[0] - killed_ns, 3500 * TIME_MS, 4300 * TIME_MS);
+        world_stop(&world);
+    }
+}
+
 static void test_one_way_cut_has_one_verdict(void **state)
 {
     (void)state;
@@ -299,6 +326,7 @@ int main(void)
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_messages_arrive_in_order),
         cmocka_unit_test(test_silent_host_is_noticed),
+        cmocka_unit_test(test_a_node_that_stalls_blames_nobody),
         cmocka_unit_test(test_one_way_cut_has_one_verdict),
         cmocka_unit_test(test_blackhole_of_2_seconds_loses_nobody),
         cmocka_unit_test(test_suspicion_shortens_the_wait),

@@ -75,6 +75,7 @@ static inline void node_start(struct world *world, unsigned index, uint64_t inst
     options.version_text = "9.9";
     options.instance = instance;
     options.seed = instance;
+    options.now_ns = world->now_ns;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
     struct stores_options stores_options = {.mesh = node->mesh,
                                             .seed_secure = instance * 7919,

@@ -1,0 +1,203 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/weight.h"
+#include "daemon/comm/meeting.h"
+
+#define PLACE_SEED 0x706c61636573u /* part of the protocol: all nodes must have the same */
+
+/* --- The choice --- */
+
+struct candidate {
+    uint32_t node;
+    bool dead; /* other nodes say so: it comes after those that are not */
+    uint64_t weight;
+    const char *name;
+};
+
+static bool comes_before(const struct candidate *a, const struct candidate *b)
+{
+    if (a->dead != b->dead) {
+        return b->dead;
+    }
+    return a->weight != b->weight ? a->weight > b->weight : strcmp(a->name, b->name) < 0;
+}
+
+static bool turned_to(const struct comms_guest *guest, uint32_t node)
+{
+    for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
+        if (guest->places[i].node == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The best place that it has not turned to. Returns false if there is none. */
+static bool next_place(const struct comms_guest *guest, uint32_t *place)
+{
+    const struct comms *comms = guest->comms;
+    const struct comms_key *key = &guest->key;
+    uint32_t node_count = mesh_node_count(comms->mesh);
+    struct candidate best = {0};
+    for (uint32_t i = 0; i <= node_count; i++) {
+        struct candidate each = {.node = i < node_count ? i : COMMS_NODE_OWN};
+        bool own = each.node == COMMS_NODE_OWN;
+        if (turned_to(guest, each.node) ||
+            (!own && (mesh_node_is_removed(comms->mesh, i) || !comms_user_may(comms, key->owner_uid, i)))) {
+            continue;
+        }
+        each.name = own ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, i);
+        each.dead = !own && mesh_node_is_dead(comms->mesh, i);
+        each.weight = weight_of_node(PLACE_SEED, each.name, key->owner_uid, key->name);
+        best = best.name == NULL || comes_before(&each, &best) ? each : best;
+    }
+    *place = best.node;
+    return best.name != NULL;
+}
+
+/* --- Turning to places --- */
+
+static void say(const struct comms_guest *guest, uint32_t node, bool over)
+{
+    Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+    body.name = (char *)(uintptr_t)guest->key.name;
+    body.owner_uid = guest->key.owner_uid;
+    body.over = over;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+    enum status status = mesh_send(guest->comms->mesh, node, &message);
+    (void)status; /* if this fails the node is lost, and is told when it is up again */
+}
+
+/* Returns false if there is no further place. */
+static bool turn_to_next(struct comms_guest *guest, uint64_t now_ns)
+{
+    struct mesh *mesh = guest->comms->mesh;
+    uint32_t node;
+    if (guest->place_count == MEETING_PLACES_MAX || !next_place(guest, &node)) {
+        return false;
+    }
+    struct comms_place *place = &guest->places[guest->place_count++];
+    place->node = node;
+    if (node == COMMS_NODE_OWN) {
+        comms_meeting_join(guest->comms, COMMS_NODE_OWN, &guest->key, now_ns);
+        return true;
+    }
+    place->needed = true;
+    mesh_need(mesh, node, MESH_NEED_CALL);
+    if (mesh_node_is_up(mesh, node)) {
+        say(guest, node, false);
+    }
+    return true;
+}
+
+struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, uint64_t now_ns)
+{
+    struct comms_guest *guest = calloc(1, sizeof *guest);
+    if (guest == NULL) {
+        return NULL;
+    }
+    guest->comms = comms;
+    guest->key = *key;
+    for (uint32_t i = 0; i < MEETING_FIRST && turn_to_next(guest, now_ns); i++) {
+    }
+    guest->next_ns = time_after(now_ns, MEETING_NEXT_NS);
+    return guest;
+}
+
+uint64_t comms_guest_deadline_ns(const struct comms_guest *guest)
+{
+    return guest != NULL ? guest->next_ns : TIME_NEVER;
+}
+
+void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
+{
+    if (guest == NULL || now_ns < guest->next_ns) {
+        return;
+    }
+    guest->next_ns = turn_to_next(guest, now_ns) ? time_after(now_ns, MEETING_NEXT_NS) : TIME_NEVER;
+}
+
+void comms_guest_node_up(const struct comms_guest *guest, uint32_t node)
+{
+    if (turned_to(guest, node)) {
+        say(guest, node, false);
+    }
+}
+
+/* --- The end --- */
+
+void comms_guest_rest(struct comms_guest *guest)
+{
+    if (guest == NULL) {
+        return;
+    }
+    guest->next_ns = TIME_NEVER;
+    for (uint32_t i = 0; i < guest->place_count; i++) {
+        if (guest->places[i].needed) {
+            guest->places[i].needed = false;
+            mesh_unneed(guest->comms->mesh, guest->places[i].node, MESH_NEED_CALL);
+        }
+    }
+}
+
+void comms_guest_free(struct comms_guest *guest)
+{
+    if (guest == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < guest->place_count; i++) {
+        const struct comms_place *place = &guest->places[i];
+        if (place->node == COMMS_NODE_OWN) {
+            comms_meeting_leave(guest->comms, COMMS_NODE_OWN, &guest->key);
+        } else {
+            say(guest, place->node, true);
+        }
+    }
+    comms_guest_rest(guest);
+    free(guest);
+}
+
+/* --- A communicator that is forming --- */
+
+void comms_guest_announce(struct communicator *comm, uint64_t now_ns)
+{
+    if (comm->guest != NULL || mesh_is_complete(comm->comms->mesh)) {
+        return;
+    }
+    comm->guest = comms_guest_new(comm->comms, &comm->key, now_ns);
+    if (comm->guest == NULL) {
+        struct error error;
+        error_set(&error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+    }
+}
+
+void comms_guest_meets(struct communicator *comm, uint32_t node, uint64_t now_ns)
+{
+    struct comms_claim *claim;
+    struct error error;
+    if (!comms_user_may(comm->comms, comm->terms.owner_uid, node) ||
+        comms_formation_claim(comm, node) != NULL) {
+        return;
+    }
+    if (comms_formation_claim_make(comm, node, &claim, &error) != STATUS_OK) {
+        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+        return;
+    }
+    comms_formation_announce_to(comm, node);
+}
+
+void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh__Met *met, uint64_t now_ns)
+{
+    struct communicator *comm = communicator_find(comms, met->owner_uid, met->name);
+    if (comm == NULL || !turned_to(comm->guest, node)) {
+        return; /* it is over already */
+    }
+    for (size_t i = 0; i < met->n_nodes && comm->state == COMMS_COMM_FORMING; i++) {
+        uint32_t other;
+        if (mesh_find_node(comms->mesh, met->nodes[i], &other)) {
+            comms_guest_meets(comm, other, now_ns);
+        }
+    }
+}

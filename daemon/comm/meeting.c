@@ -1,0 +1,341 @@
+#include "daemon/comm/meeting.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+/* A node with ranks, at a place. */
+struct guest {
+    struct guest *prev, *next;       /* in its meeting, the latest last */
+    struct guest *of_prev, *of_next; /* of its node, the oldest first */
+    struct meeting *meeting;
+    struct visitor *visitor;
+    uint64_t number; /* grows with each guest of the meeting */
+    uint64_t told;   /* it knows of the guests up to this number */
+};
+
+/* The nodes with ranks of one name. */
+struct meeting {
+    struct meeting *prev, *next; /* in `untold` */
+    struct comms_key key;
+    struct guest *guests;
+    uint64_t last_number;
+    bool is_untold; /* some guest does not know of another one */
+    UT_hash_handle hh;
+};
+
+/* A node that is somebody's guest here. */
+struct visitor {
+    uint32_t node;
+    uint32_t count;
+    struct guest *guests;
+    UT_hash_handle hh;
+};
+
+struct comms_meetings {
+    struct meeting *by_key;
+    struct visitor *visitors;
+    struct meeting *untold;
+    uint64_t tell_ns;
+    uint64_t told_ns; /* the last time; 0 before */
+};
+
+/* --- Tables --- */
+
+static struct comms_meetings *meetings_of(struct comms *comms)
+{
+    if (comms->meetings == NULL) {
+        comms->meetings = calloc(1, sizeof *comms->meetings);
+    }
+    return comms->meetings;
+}
+
+static struct meeting *meeting_find(const struct comms_meetings *meetings, const struct comms_key *key,
+                                    size_t key_bytes)
+{
+    struct meeting *meeting;
+    HASH_FIND(hh, meetings->by_key, key, key_bytes, meeting);
+    return meeting;
+}
+
+static size_t key_bytes_of(const struct comms_key *key)
+{
+    return offsetof(struct comms_key, name) + strlen(key->name);
+}
+
+static void guest_free(struct comms_meetings *meetings, struct guest *guest)
+{
+    struct meeting *meeting = guest->meeting;
+    struct visitor *visitor = guest->visitor;
+    DL_DELETE(meeting->guests, guest);
+    DL_DELETE2(visitor->guests, guest, of_prev, of_next);
+    free(guest);
+    if (--visitor->count == 0) {
+        HASH_DEL(meetings->visitors, visitor);
+        free(visitor);
+    }
+    if (meeting->guests == NULL) {
+        if (meeting->is_untold) {
+            DL_DELETE(meetings->untold, meeting);
+        }
+        HASH_DEL(meetings->by_key, meeting);
+        free(meeting);
+    }
+}
+
+static struct meeting *meeting_make(struct comms_meetings *meetings, const struct comms_key *key)
+{
+    size_t key_bytes = key_bytes_of(key);
+    struct meeting *meeting = meeting_find(meetings, key, key_bytes);
+    if (meeting != NULL) {
+        return meeting;
+    }
+    meeting = calloc(1, sizeof *meeting);
+    if (meeting != NULL) {
+        meeting->key = *key;
+        HASH_ADD(hh, meetings->by_key, key, key_bytes, meeting);
+        if (!table_has(meeting, hh)) {
+            free(meeting);
+            return NULL;
+        }
+    }
+    return meeting;
+}
+
+static struct visitor *visitor_make(struct comms_meetings *meetings, uint32_t node)
+{
+    struct visitor *visitor;
+    HASH_FIND(hh, meetings->visitors, &node, sizeof node, visitor);
+    if (visitor != NULL) {
+        return visitor;
+    }
+    visitor = calloc(1, sizeof *visitor);
+    if (visitor != NULL) {
+        visitor->node = node;
+        HASH_ADD(hh, meetings->visitors, node, sizeof visitor->node, visitor);
+        if (!table_has(visitor, hh)) {
+            free(visitor);
+            return NULL;
+        }
+    }
+    return visitor;
+}
+
+static struct guest *guest_find(const struct meeting *meeting, uint32_t node)
+{
+    struct guest *guest;
+    DL_FOREACH(meeting->guests, guest)
+    {
+        if (guest->visitor->node == node) {
+            return guest;
+        }
+    }
+    return NULL;
+}
+
+/* Without memory it adds nobody: the nodes meet at another place. */
+static struct guest *guest_make(struct comms_meetings *meetings, uint32_t node, const struct comms_key *key)
+{
+    struct meeting *meeting = meeting_make(meetings, key);
+    struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
+    if (meeting == NULL || guest != NULL) {
+        return guest;
+    }
+    struct visitor *visitor = visitor_make(meetings, node);
+    guest = calloc(1, sizeof *guest);
+    if (visitor == NULL || guest == NULL) {
+        free(guest);
+        if (visitor != NULL && visitor->count == 0) {
+            HASH_DEL(meetings->visitors, visitor);
+            free(visitor);
+        }
+        if (meeting->guests == NULL) {
+            HASH_DEL(meetings->by_key, meeting);
+            free(meeting);
+        }
+        return NULL;
+    }
+    guest->meeting = meeting;
+    guest->visitor = visitor;
+    DL_APPEND(meeting->guests, guest);
+    DL_APPEND2(visitor->guests, guest, of_prev, of_next);
+    visitor->count++;
+    return guest;
+}
+
+/* --- Coming and going --- */
+
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key, uint64_t now_ns)
+{
+    struct comms_meetings *meetings = meetings_of(comms);
+    struct guest *guest = meetings != NULL ? guest_make(meetings, node, key) : NULL;
+    if (guest == NULL) {
+        return;
+    }
+    struct meeting *meeting = guest->meeting;
+    DL_DELETE(meeting->guests, guest); /* it may have come before: the latest is last */
+    DL_APPEND(meeting->guests, guest);
+    guest->number = ++meeting->last_number;
+    guest->told = 0;
+    if (!meeting->is_untold) {
+        if (meetings->untold == NULL) {
+            uint64_t earliest_ns = time_after(meetings->told_ns, MEETING_PAUSE_NS);
+            meetings->tell_ns = time_after(now_ns, MEETING_TELL_NS);
+            meetings->tell_ns = meetings->tell_ns > earliest_ns ? meetings->tell_ns : earliest_ns;
+        }
+        meeting->is_untold = true;
+        DL_APPEND(meetings->untold, meeting);
+    }
+    if (guest->visitor->count > MEETING_GUESTS_MAX) {
+        guest_free(meetings, guest->visitor->guests);
+    }
+}
+
+void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key)
+{
+    struct meeting *meeting =
+        comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
+    struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
+    if (guest != NULL) {
+        guest_free(comms->meetings, guest);
+    }
+}
+
+void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
+                            uint64_t now_ns)
+{
+    struct comms_key key;
+    if (!comms_text_is_name(meet->name, COMM_NAME_MAX_BYTES)) {
+        mesh_violation(comms->mesh, node, "a malformed name of a communicator");
+        return;
+    }
+    if (!comms_user_may_say(comms, meet->owner_uid, node, meet->name, now_ns)) {
+        return;
+    }
+    (void)comms_key_make(&key, meet->owner_uid, meet->name);
+    if (meet->over) {
+        comms_meeting_leave(comms, node, &key);
+    } else {
+        comms_meeting_join(comms, node, &key, now_ns);
+    }
+}
+
+void comms_meeting_node_lost(struct comms *comms, uint32_t node)
+{
+    struct visitor *visitor = NULL;
+    if (comms->meetings != NULL) {
+        HASH_FIND(hh, comms->meetings->visitors, &node, sizeof node, visitor);
+    }
+    for (uint32_t left = visitor != NULL ? visitor->count : 0; left > 0; left--) {
+        struct guest *guest = visitor->guests;
+        guest_free(comms->meetings, guest); /* with the last one the visitor is gone */
+    }
+}
+
+void comms_meeting_free(struct comms *comms)
+{
+    while (comms->meetings != NULL && comms->meetings->visitors != NULL) {
+        comms_meeting_node_lost(comms, comms->meetings->visitors->node);
+    }
+    free(comms->meetings);
+    comms->meetings = NULL;
+}
+
+/* --- Telling --- */
+
+static bool tell_names(struct comms *comms, const struct guest *guest, char **names, size_t count)
+{
+    Commd__Mesh__Met body = COMMD__MESH__MET__INIT;
+    body.name = guest->meeting->key.name;
+    body.owner_uid = guest->meeting->key.owner_uid;
+    body.nodes = names;
+    body.n_nodes = count;
+    Commd__Mesh__Message message = MESH_MESSAGE(MET, met, &body);
+    return mesh_send(comms->mesh, guest->visitor->node, &message) == STATUS_OK;
+}
+
+/* Tells the guest of those that came after what it knows. A guest without a connection will say Meet again if
+ * it is still interested. */
+static void tell_guest(struct comms *comms, struct guest *guest)
+{
+    char *names[MEETING_NAMES_MAX];
+    size_t count = 0;
+    bool sent = true;
+    struct guest *other;
+    for (other = guest->meeting->guests->prev; other->number > guest->told && sent; other = other->prev) {
+        if (other != guest) {
+            uint32_t node = other->visitor->node;
+            names[count++] = (char *)(uintptr_t)(node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
+                                                                        : mesh_node_name(comms->mesh, node));
+        }
+        if (count == MEETING_NAMES_MAX) {
+            sent = tell_names(comms, guest, names, count);
+            count = 0;
+        }
+        if (other == guest->meeting->guests) {
+            break;
+        }
+    }
+    if (count > 0 && sent) {
+        sent = tell_names(comms, guest, names, count);
+    }
+    guest->told = guest->meeting->last_number;
+}
+
+static struct guest *next_untold(const struct guest *guest)
+{
+    struct guest *other;
+    DL_FOREACH(guest->meeting->guests, other)
+    {
+        if (other->number > guest->told && other != guest) {
+            return other;
+        }
+    }
+    return NULL;
+}
+
+/* Tells this node's communicator. It may fail, and leave the meeting: so each step looks for both again. */
+static void tell_own(struct comms *comms, const struct comms_key *key, uint64_t now_ns)
+{
+    for (;;) {
+        struct meeting *meeting = meeting_find(comms->meetings, key, key_bytes_of(key));
+        struct guest *guest = meeting != NULL ? guest_find(meeting, COMMS_NODE_OWN) : NULL;
+        const struct guest *other = guest != NULL ? next_untold(guest) : NULL;
+        struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
+        if (other == NULL || comm == NULL || comm->state != COMMS_COMM_FORMING) {
+            return;
+        }
+        guest->told = other->number;
+        comms_guest_meets(comm, other->visitor->node, now_ns);
+    }
+}
+
+void comms_meeting_tick(struct comms *comms, uint64_t now_ns)
+{
+    struct comms_meetings *meetings = comms->meetings;
+    if (meetings == NULL || meetings->untold == NULL || now_ns < meetings->tell_ns) {
+        return;
+    }
+    meetings->told_ns = now_ns;
+    while (meetings->untold != NULL) {
+        struct meeting *meeting = meetings->untold;
+        struct comms_key key = meeting->key;
+        struct guest *guest;
+        DL_DELETE(meetings->untold, meeting);
+        meeting->is_untold = false;
+        DL_FOREACH(meeting->guests, guest)
+        {
+            if (guest->visitor->node != COMMS_NODE_OWN) {
+                tell_guest(comms, guest);
+            }
+        }
+        tell_own(comms, &key, now_ns);
+    }
+}
+
+uint64_t comms_meeting_deadline_ns(const struct comms *comms)
+{
+    const struct comms_meetings *meetings = comms->meetings;
+    return meetings != NULL && meetings->untold != NULL ? meetings->tell_ns : TIME_NEVER;
+}

@@ -1,0 +1,81 @@
+#ifndef DAEMON_COMM_MEETING_H
+#define DAEMON_COMM_MEETING_H
+
+#include "daemon/comm/comms_internal.h"
+
+/*
+ * How nodes with ranks of one communicator find each other in a cluster where not every node is connected to
+ * every other (mesh_is_complete).
+ *
+ * The owner's uid and the name choose some nodes of the cluster, the places (base/weight.h). Each node with
+ * ranks, a guest, connects to the first MEETING_FIRST places and says Meet. A place tells each guest the
+ * names of the other ones (Met). Guests then connect to each other and announce their ranks as in a complete
+ * cluster (formation.c). So a place decides nothing: what it says costs at most connections.
+ *
+ * Two nodes find each other if one place is reached by both. Places that are known to be dead come last.
+ * While a communicator is forming, a guest turns to one more place each MEETING_NEXT_NS, up to
+ * MEETING_PLACES_MAX, so nodes that see the cluster differently meet, too.
+ *
+ * A guest keeps its connection to a place while it is forming. The place remembers the guest longer: a rank
+ * that comes too late still finds the nodes that refuse it. It forgets a guest when that says that it is
+ * over, when the connection is lost (not when it ends because nobody needs it), and when the node has
+ * MEETING_GUESTS_MAX later entries. An entry that is out of date costs a connection.
+ */
+#define MEETING_FIRST 3
+#define MEETING_PLACES_MAX 16
+#define MEETING_NEXT_NS (1 * TIME_S)
+/* A place waits that long before it tells guests of new ones, so that many who come at once cost few
+ * messages. */
+#define MEETING_TELL_NS (10 * TIME_MS)
+#define MEETING_PAUSE_NS                                                                                     \
+    (50 * TIME_MS)              /* and tells at most that often: nobody can make it talk all the time */
+#define MEETING_GUESTS_MAX 4096 /* entries of one node at a place; then its oldest is forgotten */
+#define MEETING_NAMES_MAX 256   /* in one Met; more follow in further ones */
+
+/* --- The guest --- */
+
+struct comms_place {
+    uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
+    bool needed;   /* the guest needs the connection */
+};
+
+/* This node, as a guest with one name. */
+struct comms_guest {
+    struct comms *comms;
+    struct comms_key key;
+    struct comms_place places[MEETING_PLACES_MAX]; /* to which it has turned */
+    uint32_t place_count;
+    uint64_t next_ns; /* when to turn to one more; TIME_NEVER: never */
+};
+
+/* Turns to the first places. Null without memory. The other functions accept null. */
+struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, uint64_t now_ns);
+/* Tells the places that it is over. */
+void comms_guest_free(struct comms_guest *guest);
+/* Call it when the deadline has passed. */
+void comms_guest_step(struct comms_guest *guest, uint64_t now_ns);
+uint64_t comms_guest_deadline_ns(const struct comms_guest *guest);
+/* The connections to places are not needed any more. */
+void comms_guest_rest(struct comms_guest *guest);
+void comms_guest_node_up(const struct comms_guest *guest, uint32_t node);
+
+/* Call it when the communicator's ranks were announced. Makes it a guest, unless the cluster is complete. */
+void comms_guest_announce(struct communicator *comm, uint64_t now_ns);
+/* That node has ranks of the communicator, or may have: announces ours to it. */
+void comms_guest_meets(struct communicator *comm, uint32_t node, uint64_t now_ns);
+void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh__Met *met, uint64_t now_ns);
+
+/* --- The place --- */
+
+/* A node says Meet. COMMS_NODE_OWN: a communicator of this node. */
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key, uint64_t now_ns);
+void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key);
+void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
+                            uint64_t now_ns);
+/* The connection is lost: forgets the node. */
+void comms_meeting_node_lost(struct comms *comms, uint32_t node);
+void comms_meeting_tick(struct comms *comms, uint64_t now_ns);
+uint64_t comms_meeting_deadline_ns(const struct comms *comms);
+void comms_meeting_free(struct comms *comms);
+
+#endif

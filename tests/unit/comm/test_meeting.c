@@ -1,0 +1,182 @@
+#include "tests/unit/comm/comm_nodes.h"
+
+/*
+ * Node a is a place where nodes meet (daemon/comm/meeting.h). Nodes b and c are guests whose messages the
+ * test writes. The cluster is complete, so nothing else is said of meetings.
+ */
+static struct world world;
+
+struct heard {
+    unsigned count;
+    char names[256]; /* of all Met so far */
+};
+static struct heard heard[NODES_MAX];
+
+static void on_message(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    struct heard *of = context;
+    (void)now_ns;
+    if (message->body_case != COMMD__MESH__MESSAGE__BODY_MET) {
+        return;
+    }
+    assert_int_equal(node, 0);
+    assert_int_equal(message->met->owner_uid, 1000);
+    of->count++;
+    for (size_t i = 0; i < message->met->n_nodes; i++) {
+        size_t length = strlen(of->names);
+        snprintf(of->names + length, sizeof of->names - length, "%s:%s ", message->met->name,
+                 message->met->nodes[i]);
+    }
+}
+
+static void start(void)
+{
+    memset(heard, 0, sizeof heard);
+    world_start(&world, 3, 1, NULL);
+    connect_all(&world);
+    for (unsigned i = 1; i < 3; i++) {
+        mesh_set_handler(world.nodes[i].mesh,
+                         &(struct mesh_handler){.context = &heard[i], .message = on_message});
+    }
+}
+
+static void say(unsigned node, const char *name, bool over)
+{
+    Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+    body.name = (char *)(uintptr_t)name;
+    body.owner_uid = 1000;
+    body.over = over;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+    assert_int_equal(mesh_send(world.nodes[node].mesh, 0, &message), STATUS_OK);
+}
+
+static void assert_heard(unsigned node, const char *names)
+{
+    assert_string_equal(heard[node].names, names);
+    heard[node].names[0] = '\0';
+}
+
+static void test_guests_hear_of_each_other(void **state)
+{
+    (void)state;
+    start();
+    say(1, "job", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(1, "");
+    say(2, "other", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(2, "");
+    say(2, "job", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(1, "job:c ");
+    assert_heard(2, "job:b ");
+    /* Who asks again hears all again. */
+    say(1, "job", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(1, "job:c ");
+    say(1, "job", true);
+    say(2, "job", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(1, "");
+    assert_heard(2, "job:b "); /* of the second time that b came */
+    world_stop(&world);
+}
+
+/* Many guests at once cost each of them one message. */
+static void test_guests_at_once(void **state)
+{
+    (void)state;
+    start();
+    say(1, "job", false);
+    say(2, "job", false);
+    say(2, "job", false);
+    say(1, "job", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(1, "job:c ");
+    assert_heard(2, "job:b ");
+    assert_int_equal(heard[1].count + heard[2].count, 2);
+    world_stop(&world);
+}
+
+static void test_a_guest_is_lost(void **state)
+{
+    (void)state;
+    start();
+    say(1, "job", false);
+    run(&world, 100 * TIME_MS);
+    node_kill(&world, 1);
+    run(&world, 10 * TIME_S);
+    say(2, "job", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(2, "");
+    world_stop(&world);
+}
+
+/* A node asks for more names than the place keeps: its oldest ones are forgotten, and others' are not. */
+static void test_a_guest_with_too_many_names(void **state)
+{
+    (void)state;
+    start();
+    say(2, "job", false);
+    say(1, "job", false);
+    for (unsigned i = 0; i < 5000; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "n%u", i);
+        say(1, name, false);
+        if (i % 500 == 0) {
+            run(&world, 20 * TIME_MS);
+        }
+    }
+    run(&world, 100 * TIME_MS);
+    assert_heard(2, "job:b ");
+    say(2, "n0", false);
+    say(2, "n4999", false);
+    run(&world, 100 * TIME_MS);
+    assert_heard(2, "n4999:b ");
+    world_stop(&world);
+}
+
+static void test_names_that_cannot_be(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"", "two words", "\x01"};
+    for (unsigned i = 0; i < 3; i++) {
+        start();
+        say(1, names[i], false);
+        run(&world, 20 * TIME_MS);
+        assert_false(mesh_node_is_up(world.nodes[0].mesh, 0));
+        world_stop(&world);
+    }
+}
+
+/* Who was not asked says Met: nothing happens. */
+static void test_a_place_that_was_not_asked(void **state)
+{
+    (void)state;
+    start();
+    struct member *member = join(&world, 0, "job", 0, 2);
+    run(&world, 20 * TIME_MS);
+    char *nodes[] = {"c", "b", "nobody", ""};
+    Commd__Mesh__Met body = COMMD__MESH__MET__INIT;
+    body.name = "job";
+    body.owner_uid = 1000;
+    body.nodes = nodes;
+    body.n_nodes = 4;
+    Commd__Mesh__Message message = MESH_MESSAGE(MET, met, &body);
+    assert_int_equal(mesh_send(world.nodes[1].mesh, 0, &message), STATUS_OK);
+    run(&world, 20 * TIME_MS);
+    assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+    assert_int_equal(member->formed_count, 0);
+    leave_all(&world);
+    world_stop(&world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_guests_hear_of_each_other), cmocka_unit_test(test_guests_at_once),
+        cmocka_unit_test(test_a_guest_is_lost),           cmocka_unit_test(test_a_guest_with_too_many_names),
+        cmocka_unit_test(test_names_that_cannot_be),      cmocka_unit_test(test_a_place_that_was_not_asked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -352,6 +352,7 @@ static bool claim_store(struct communicator *comm, struct comms_claim *claim,
         memcpy(claim->ranks, announce->ranks, announce->n_ranks * sizeof *claim->ranks);
         claim->rank_count = (uint32_t)announce->n_ranks;
         claim->nonce = announce->nonce;
+        comms_formation_need(comm, claim);
     }
     claim->revision = announce->revision;
     claim->comm_id = announce->comm_id;

@@ -70,6 +70,7 @@ struct comms_claim {
     uint64_t latency_ns, bytes_per_s; /* estimate for its links */
     uint32_t rails;
     bool says_reach, agrees;
+    bool needed; /* mesh_need was called for the connection */
     /* The last of our revisions that it knew when it sent its messages. */
     uint64_t acknowledged_revision;
     uint32_t *ranks;
@@ -403,6 +404,8 @@ struct comms_claim *comms_formation_claim(const struct communicator *comm, uint3
 /* LIMIT, NO_MEMORY. */
 enum status comms_formation_claim_make(struct communicator *comm, uint32_t node, struct comms_claim **out,
                                        struct error *error) COMM_MUST_USE;
+/* The communicator needs the connection to that node, until the claim is freed. */
+void comms_formation_need(struct communicator *comm, struct comms_claim *claim);
 /* A node that claims the rank, or null. */
 const struct comms_claim *comms_formation_claimant(const struct communicator *comm, uint32_t rank);
 void comms_formation_free(struct communicator *comm);

@@ -268,7 +268,6 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
     {
         comms_guest_node_up(comm->guest, node);
         if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
-            (mesh_is_complete(comms->mesh) || comms_formation_claim(comm, node) != NULL) &&
             comms_user_may(comms, comm->terms.owner_uid, node)) {
             comms_formation_announce_to(comm, node);
         }

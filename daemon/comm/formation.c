@@ -9,10 +9,10 @@
 #include "daemon/comm/meeting.h"
 
 /*
- * A node announces its ranks to all nodes that may have ranks of the user (users.c); in a cluster that is not
- * complete, to those that it has met (meeting.h). Once it knows all ranks,
- * it makes the communicator's id of all nodes' nonces and promises it to those nodes. The communicator is
- * formed once every one of its nodes has promised the same id. A node that takes its promise back, or
+ * A node announces its ranks to all nodes that may have ranks of the user (users.c), as far as it is
+ * connected to them; in a cluster that is not complete, it meets the others (meeting.h). Once it knows all
+ * ranks, it makes the communicator's id of all nodes' nonces and promises it to those nodes. The communicator
+ * is formed once every one of its nodes has promised the same id. A node that takes its promise back, or
  * withdraws, tells all of them. A node that has formed the communicator by then aborts it. So no node stays
  * in a communicator that another node is not part of.
  */
@@ -47,9 +47,16 @@ enum status comms_formation_claim_make(struct communicator *comm, uint32_t node,
         free(claim);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
     }
-    mesh_need(comm->comms->mesh, node, MESH_NEED_BOTH);
     *out = claim;
     return STATUS_OK;
+}
+
+void comms_formation_need(struct communicator *comm, struct comms_claim *claim)
+{
+    if (!claim->needed) {
+        claim->needed = true;
+        mesh_need(comm->comms->mesh, claim->node, MESH_NEED_BOTH);
+    }
 }
 
 static bool claim_has(const struct comms_claim *claim, uint32_t rank)
@@ -252,7 +259,9 @@ void comms_formation_free(struct communicator *comm)
     struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         HASH_DEL(comm->claims, claim);
-        mesh_unneed(comm->comms->mesh, claim->node, MESH_NEED_BOTH);
+        if (claim->needed) {
+            mesh_unneed(comm->comms->mesh, claim->node, MESH_NEED_BOTH);
+        }
         free(claim->ranks);
         free(claim);
     }
@@ -496,8 +505,8 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
     if (comm->announce_wanted) {
         comm->announce_wanted = false;
         announce(comm);
-        comms_guest_announce(comm, now_ns);
     }
+    comms_guest_announce(comm, now_ns);
     if (comm->state != COMMS_COMM_FORMING) {
         return;
     }

@@ -162,7 +162,7 @@ void comms_guest_free(struct comms_guest *guest)
 
 void comms_guest_announce(struct communicator *comm, uint64_t now_ns)
 {
-    if (comm->guest != NULL || mesh_is_complete(comm->comms->mesh)) {
+    if (!comm->announced || comm->guest != NULL || mesh_is_complete(comm->comms->mesh)) {
         return;
     }
     comm->guest = comms_guest_new(comm->comms, &comm->key, now_ns);
@@ -177,15 +177,18 @@ void comms_guest_meets(struct communicator *comm, uint32_t node, uint64_t now_ns
 {
     struct comms_claim *claim;
     struct error error;
-    if (!comms_user_may(comm->comms, comm->terms.owner_uid, node) ||
-        comms_formation_claim(comm, node) != NULL) {
+    bool known = comms_formation_claim(comm, node) != NULL;
+    if (!comms_user_may(comm->comms, comm->terms.owner_uid, node)) {
         return;
     }
     if (comms_formation_claim_make(comm, node, &claim, &error) != STATUS_OK) {
         communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         return;
     }
-    comms_formation_announce_to(comm, node);
+    comms_formation_need(comm, claim);
+    if (!known) {
+        comms_formation_announce_to(comm, node);
+    }
 }
 
 void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh__Met *met, uint64_t now_ns)

@@ -87,6 +87,7 @@ static bool next_copy_claims(struct communicator *next, const struct communicato
         if (comms_formation_claim_make(next, next->nodes[i].node, &claim, &error) != STATUS_OK) {
             return false;
         }
+        comms_formation_need(next, claim);
         claim->latency_ns = was->latency_ns;
         claim->bytes_per_s = was->bytes_per_s;
         claim->rails = was->rails;

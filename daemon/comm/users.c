@@ -34,15 +34,6 @@ bool comms_user_may_say(struct comms *comms, uid_t uid, uint32_t node, const cha
 void comms_users_broadcast(const struct communicator *comm, const Commd__Mesh__Message *message)
 {
     struct comms *comms = comm->comms;
-    const struct comms_claim *claim, *next;
-    if (!mesh_is_complete(comms->mesh)) {
-        HASH_ITER (hh, comm->claims, claim, next) {
-            if (comms_user_may(comms, comm->terms.owner_uid, claim->node)) {
-                communicator_send((struct communicator *)(uintptr_t)comm, claim->node, message);
-            }
-        }
-        return;
-    }
     if (comms->user_may == NULL) {
         mesh_broadcast(comms->mesh, message);
         return;
@@ -89,6 +80,7 @@ static void recheck(struct communicator *comm, uint64_t now_ns)
     }
     if (comm->state == COMMS_COMM_FORMING) {
         recheck_forming(comm);
+        communicator_queue(comm); /* the cluster may not be complete any more: see comms_guest_announce */
     }
 }
 

@@ -329,6 +329,88 @@ static void test_a_node_that_restarts_while_it_forms(void **state)
     cluster_free(cluster);
 }
 
+/* Adds the nodes from `first` on to all configurations, or removes them. */
+static void configure(struct cluster *cluster, uint32_t first, bool add)
+{
+    for (uint32_t node = 0; node < cluster->node_count; node++) {
+        for (uint32_t other = first; other < cluster->node_count; other++) {
+            struct mesh *mesh = cluster->nodes[node].mesh;
+            char address[NETWORK_ADDRESS_MAX_BYTES];
+            struct error error;
+            uint32_t peer;
+            if (other == node) {
+                continue;
+            }
+            if (add) {
+                network_address(cluster->network, cluster->nodes[other].name, address);
+                assert_int_equal(mesh_add_node(mesh, cluster->nodes[other].name, address, &peer, &error),
+                                 STATUS_OK);
+            } else {
+                error_set(&error, STATUS_NODE_LOST, "it is not in the configuration");
+                assert_true(mesh_find_node(mesh, cluster->nodes[other].name, &peer));
+                mesh_remove_node(mesh, peer, &error, cluster->now_ns);
+            }
+        }
+        comms_recheck_users(cluster->nodes[node].comms, cluster->now_ns);
+    }
+    cluster_touch(cluster);
+}
+
+/* A cluster grows beyond what is complete, and shrinks again, while communicators run and form. */
+static void test_a_cluster_that_grows(void **state)
+{
+    (void)state;
+    struct cluster *cluster = large_cluster(105, 24);
+    static const uint32_t old_nodes[] = {0, 4, 8}, both_nodes[] = {0, 4, 20};
+    configure(cluster, 9, false);
+    cluster_run(cluster, 10 * TIME_S);
+    struct sim_comm *old = sim_comm_new(cluster, "old", 3, old_nodes);
+    struct sim_comm *both = sim_comm_new(cluster, "both", 3, both_nodes);
+    sim_comm_form(old, NULL, 3 * TIME_S);
+    sim_comm_join(both, 0, 0, NULL);
+    sim_comm_join(both, 1, 0, NULL);
+    cluster_run(cluster, TIME_S);
+    configure(cluster, 9, true);
+    cluster_run(cluster, 30 * TIME_S);
+    sim_comm_run(old, &sum);
+    sim_comm_join(both, 2, 0, NULL);
+    assert_true(cluster_run_until(cluster, sim_comm_formed, both, 5 * TIME_S));
+    sim_comm_run(both, &sum);
+    sim_comm_free(both);
+    configure(cluster, 9, false);
+    cluster_run(cluster, 30 * TIME_S);
+    sim_comm_run(old, &sum);
+    sim_comm_free(old);
+    cluster_free(cluster);
+}
+
+/* The places know only some of the nodes: their configurations are older. */
+static void test_configurations_that_differ(void **state)
+{
+    (void)state;
+    struct cluster *cluster = large_cluster(106, 24);
+    static const uint32_t node_of_rank[] = {2, 11, 20};
+    for (uint32_t node = 0; node < 24; node++) {
+        struct error error;
+        uint32_t peer;
+        error_set(&error, STATUS_NODE_LOST, "it is not in the configuration");
+        for (uint32_t other = 21; node < 10 && node != 2 && other < 24; other++) {
+            assert_true(mesh_find_node(cluster->nodes[node].mesh, cluster->nodes[other].name, &peer));
+            mesh_remove_node(cluster->nodes[node].mesh, peer, &error, cluster->now_ns);
+        }
+    }
+    cluster_touch(cluster);
+    for (unsigned job = 0; job < 10; job++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "job%u", job);
+        struct sim_comm *comm = sim_comm_new(cluster, name, 3, node_of_rank);
+        sim_comm_form(comm, NULL, 12 * TIME_S);
+        sim_comm_run(comm, &sum);
+        sim_comm_free(comm);
+    }
+    cluster_free(cluster);
+}
+
 static void test_a_node_that_drains(void **state)
 {
     (void)state;
@@ -371,6 +453,8 @@ int main(void)
         cmocka_unit_test(test_another_size),
         cmocka_unit_test(test_a_node_that_restarts_while_it_forms),
         cmocka_unit_test(test_a_node_that_drains),
+        cmocka_unit_test(test_a_cluster_that_grows),
+        cmocka_unit_test(test_configurations_that_differ),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -393,7 +393,8 @@ void comms_formation_deadline(struct communicator *comm, uint64_t now_ns);
 void comms_formation_announce_to(struct communicator *comm, uint32_t node);
 /* Answers an announcement of that node. */
 void comms_formation_answer(struct communicator *comm, const Commd__Mesh__Announce *announced, uint32_t node);
-void comms_formation_withdraw(struct communicator *comm, const struct error *cause);
+/* failed: it cannot form any more, so it ends on all nodes. */
+void comms_formation_withdraw(struct communicator *comm, const struct error *cause, bool failed);
 /* Removes a local rank from a forming communicator, because it leaves or was refused. */
 void comms_formation_drop_member(struct comms_member *member, const struct error *cause, uint64_t now_ns);
 /* Refusals that waited for the communicator to form take effect now. */

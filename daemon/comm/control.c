@@ -91,8 +91,9 @@ static void on_withdraw(struct comms *comms, uint32_t node, const Commd__Mesh__W
     cause_from_wire(comms, node, withdraw->status, withdraw->text, &cause);
     if (comm->state == COMMS_COMM_FORMING) {
         struct comms_claim *claim = comms_formation_claim(comm, node);
-        if (claim != NULL && claim->nonce == withdraw->nonce && cause.status == STATUS_SHUTTING_DOWN) {
-            communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns); /* its ranks do not come back */
+        bool ends = withdraw->failed || cause.status == STATUS_SHUTTING_DOWN; /* its ranks do not come back */
+        if (claim != NULL && claim->nonce == withdraw->nonce && ends) {
+            communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
         } else if (claim != NULL && claim->nonce == withdraw->nonce) {
             char why[COMMS_LIST_TEXT_MAX_BYTES];
             (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(comms->mesh, node),

@@ -185,7 +185,7 @@ static void update(struct communicator *comm)
     }
 }
 
-void comms_formation_withdraw(struct communicator *comm, const struct error *cause)
+void comms_formation_withdraw(struct communicator *comm, const struct error *cause, bool failed)
 {
     if (!comm->announced) {
         return;
@@ -196,6 +196,7 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     body.nonce = comm->nonce;
     body.status = cause->status;
     body.text = (char *)cause->text;
+    body.failed = failed;
     Commd__Mesh__Message message = MESH_MESSAGE(WITHDRAW, withdraw, &body);
     if (comm->state == COMMS_COMM_FORMED) {
         for (uint32_t i = 0; i < comm->node_count; i++) {

@@ -15,7 +15,7 @@ void comms_formation_drop_member(struct comms_member *member, const struct error
         return;
     }
     if (comm->rank_count == 1) {
-        comms_formation_withdraw(comm, cause);
+        comms_formation_withdraw(comm, cause, false);
         comm->announced = false;
     } else {
         comm->announce_wanted = comm->announce_wanted || member->announced_revision != 0;

@@ -15,6 +15,16 @@
  */
 #define HEARTBEAT_UNANSWERED_DIVISOR 4
 
+/*
+ * In a cluster that is not complete, heartbeats to a neighbour that no communicator needs are half as
+ * frequent: there, all that waits for the verdict is who is a member.
+ */
+static uint64_t heartbeat_interval_ns(const struct mesh_peer *peer)
+{
+    uint64_t interval_ns = peer->mesh->options.heartbeat_interval_ns;
+    return peer->needs == 0 && !mesh_is_complete(peer->mesh) ? 2 * interval_ns : interval_ns;
+}
+
 static uint64_t heartbeat_patience_ns(const struct mesh_options *options)
 {
     return options->heartbeat_timeout_ns > options->heartbeat_interval_ns
@@ -33,7 +43,6 @@ static uint64_t heartbeat_give_up_ns(const struct mesh_peer *peer)
 
 static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
 {
-    const struct mesh_options *options = &peer->mesh->options;
     struct mesh_heartbeat *heartbeat = &peer->heartbeat;
     heartbeat->number++;
     heartbeat->sent_ns = now_ns;
@@ -41,7 +50,7 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
         heartbeat->unanswered_ns = now_ns;
         heartbeat->stalled_ns = peer->mesh->stalled_ns;
     }
-    uint64_t wait_ns = options->heartbeat_interval_ns;
+    uint64_t wait_ns = heartbeat_interval_ns(peer);
     if (now_ns - heartbeat->unanswered_ns >= wait_ns) {
         wait_ns = wait_ns / HEARTBEAT_UNANSWERED_DIVISOR + 1;
     }
@@ -116,8 +125,9 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
         heartbeat->unanswered_ns = now_ns;
         heartbeat->stalled_ns = peer->mesh->stalled_ns;
     }
-    heartbeat->next_ns = time_min(time_after(heartbeat->sent_ns, peer->mesh->options.heartbeat_interval_ns),
-                                  time_after(now_ns, peer->mesh->options.heartbeat_interval_ns));
+    uint64_t interval_ns = heartbeat_interval_ns(peer);
+    heartbeat->next_ns =
+        time_min(time_after(heartbeat->sent_ns, interval_ns), time_after(now_ns, interval_ns));
     if (answer->number >= heartbeat->suspect_number) {
         heartbeat->suspect_ns = TIME_NEVER;
     }

@@ -467,6 +467,37 @@ static void test_a_node_that_gives_up_is_named(void **state)
     world_stop(&world);
 }
 
+/* What ends a forming communicator on one node ends it everywhere at once. */
+static void test_a_failure_that_is_known_ends_it_everywhere(void **state)
+{
+    (void)state;
+    world_start(&world, 3, 41, NULL);
+    connect_all(&world);
+    struct member *members[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        members[i] = join(&world, i, "ends", i, 4); /* rank 3 does not come */
+    }
+    run(&world, 100 * TIME_MS);
+    struct error cause = {.status = STATUS_ABORTED, .text = "by hand"};
+    assert_int_equal(comms_abort(world.nodes[1].comms, 1000, "ends", &cause, world.now_ns), STATUS_OK);
+    run(&world, 10 * TIME_MS);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(members[i]->formed_count, 1);
+        assert_error(&members[i]->formed, STATUS_ABORTED, "by hand");
+    }
+    /* The name is free again. */
+    leave_all(&world);
+    for (uint32_t i = 0; i < 3; i++) {
+        members[i] = join(&world, i, "ends", i, 3);
+    }
+    run(&world, 100 * TIME_MS);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_formed(members[i]);
+    }
+    leave_all(&world);
+    world_stop(&world);
+}
+
 static void test_lost_while_forming(void **state)
 {
     (void)state;
@@ -575,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_a_crowd),
         cmocka_unit_test(test_the_deadline_names_missing_ranks),
         cmocka_unit_test(test_a_node_that_gives_up_is_named),
+        cmocka_unit_test(test_a_failure_that_is_known_ends_it_everywhere),
         cmocka_unit_test(test_lost_while_forming),
         cmocka_unit_test(test_what_is_seen),
     };

@@ -171,7 +171,8 @@ void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns);
 /* Sends to every node that is up. */
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message);
 
-/* For people (commctl ping): sends an echo. done is called exactly once, also on time-out or loss, never from
+/* For people (commctl ping): sends an echo. Dials first if the node is alive, and no connection to it is needed
+ * otherwise; that time does not count as round trip. done is called exactly once, also on time-out or loss, never from
  * within this call. */
 typedef void mesh_ping_function(void *context, enum status result, uint64_t round_trip_ns, uint64_t now_ns);
 #define MESH_PINGS_MAX 1024

@@ -95,8 +95,9 @@ struct mesh_ping_entry {
     struct mesh_ping_entry *prev, *next;
     struct mesh_peer *peer;
     uint64_t token;
-    uint64_t sent_ns;
+    uint64_t sent_ns; /* 0: it waits for the connection */
     uint64_t deadline_ns;
+    bool needs_link; /* it called mesh_need, and is sent once the node is up */
     mesh_ping_function *done;
     void *context;
 };
@@ -197,6 +198,8 @@ void mesh_link_lost(struct mesh_peer *peer);
 bool mesh_link_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
 
 /* ping.c */
+/* The peer is up: sends what waited for that. */
+void mesh_ping_up(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
 /* Ends every ping of the peer. */
 void mesh_ping_lost(struct mesh_peer *peer, enum status status, uint64_t now_ns);

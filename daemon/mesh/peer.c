@@ -210,6 +210,7 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
         .kind = HISTORY_NODE_UP, .audience = HISTORY_FOR_ALL, .subject = peer->name};
     history_add(&about, "commd %s", peer->version_text);
     members_linked(peer->mesh->members, peer->index, peer->incarnation, now_ns);
+    mesh_ping_up(peer, now_ns);
     if (handler->node_up != NULL) {
         handler->node_up(handler->context, peer->index, now_ns);
     }

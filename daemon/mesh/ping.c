@@ -8,6 +8,24 @@ static void ping_remove(struct mesh *mesh, struct mesh_ping_entry *ping)
 {
     DL_DELETE(mesh->pings, ping);
     mesh->ping_count--;
+    if (ping->needs_link) {
+        mesh_unneed(mesh, ping->peer->index, MESH_NEED_CALL);
+    }
+}
+
+static enum status ping_send(struct mesh *mesh, struct mesh_ping_entry *ping, uint64_t now_ns)
+{
+    Commd__Mesh__Echo echo = COMMD__MESH__ECHO__INIT;
+    echo.token = ping->token;
+    Commd__Mesh__Message message = MESH_MESSAGE(ECHO, echo, &echo);
+    ping->sent_ns = now_ns;
+    return mesh_send(mesh, ping->peer->index, &message);
+}
+
+/* Whether there is no connection just because nobody needed one. A neighbour is dialled anyway. */
+static bool may_be_dialled(const struct mesh_peer *peer)
+{
+    return !peer->removed && !peer->neighbour && !mesh_node_is_dead(peer->mesh, peer->index);
 }
 
 /* `done` may start and forget pings. */
@@ -25,7 +43,8 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
                       void *context, uint64_t now_ns, struct error *error)
 {
     struct mesh_peer *peer = mesh_peer_at(mesh, node);
-    if (!mesh_node_is_up(mesh, node)) {
+    bool is_up = mesh_node_is_up(mesh, node);
+    if (!is_up && !may_be_dialled(peer)) {
         return error_set(error, STATUS_UNREACHABLE, "node %s is not up: %s", peer->name,
                          peer->last_error[0] != '\0' ? peer->last_error : mesh_node_state_text(peer->state));
     }
@@ -38,18 +57,18 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
     }
     ping->peer = peer;
     ping->token = ++mesh->ping_token;
-    ping->sent_ns = now_ns;
     ping->deadline_ns = time_after(now_ns, timeout_ns);
     ping->done = done;
     ping->context = context;
-    Commd__Mesh__Echo echo = COMMD__MESH__ECHO__INIT;
-    echo.token = ping->token;
-    Commd__Mesh__Message message = MESH_MESSAGE(ECHO, echo, &echo);
-    enum status status = mesh_send(mesh, node, &message);
+    enum status status = is_up ? ping_send(mesh, ping, now_ns) : STATUS_OK;
     if (status != STATUS_OK) {
         free(ping);
         return error_set(error, status, "node %s: the ping could not be sent: %s", peer->name,
                          status_text(status));
+    }
+    if (!is_up) {
+        ping->needs_link = true;
+        mesh_need(mesh, node, MESH_NEED_CALL);
     }
     DL_APPEND(mesh->pings, ping);
     mesh->ping_count++;
@@ -65,6 +84,18 @@ void mesh_ping_forget(struct mesh *mesh, void *context)
         if (ping->context == context) {
             ping_remove(mesh, ping);
             free(ping);
+        }
+    }
+}
+
+void mesh_ping_up(struct mesh_peer *peer, uint64_t now_ns)
+{
+    struct mesh_ping_entry *ping;
+    DL_FOREACH(peer->mesh->pings, ping)
+    {
+        if (ping->peer == peer && ping->needs_link) {
+            enum status status = ping_send(peer->mesh, ping, now_ns);
+            (void)status; /* if this fails the node is lost, and the ping ends */
         }
     }
 }

@@ -10,15 +10,15 @@
 
 struct candidate {
     uint32_t node;
-    bool dead; /* other nodes say so: it comes after those that are not */
+    bool far; /* out of reach: it comes after those that are not */
     uint64_t weight;
     const char *name;
 };
 
 static bool comes_before(const struct candidate *a, const struct candidate *b)
 {
-    if (a->dead != b->dead) {
-        return b->dead;
+    if (a->far != b->far) {
+        return b->far;
     }
     return a->weight != b->weight ? a->weight > b->weight : strcmp(a->name, b->name) < 0;
 }
@@ -48,7 +48,7 @@ static bool next_place(const struct comms_guest *guest, uint32_t *place)
             continue;
         }
         each.name = own ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, i);
-        each.dead = !own && mesh_node_is_dead(comms->mesh, i);
+        each.far = !own && mesh_node_is_out_of_reach(comms->mesh, i);
         each.weight = weight_of_node(PLACE_SEED, each.name, key->owner_uid, key->name);
         best = best.name == NULL || comes_before(&each, &best) ? each : best;
     }

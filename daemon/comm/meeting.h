@@ -12,7 +12,7 @@
  * names of the other ones (Met). Guests then connect to each other and announce their ranks as in a complete
  * cluster (formation.c). So a place decides nothing: what it says costs at most connections.
  *
- * Two nodes find each other if one place is reached by both. Places that are known to be dead come last.
+ * Two nodes find each other if one place is reached by both. Places that are out of reach come last.
  * While a communicator is forming, a guest turns to one more place each MEETING_NEXT_NS, up to
  * MEETING_PLACES_MAX, so nodes that see the cluster differently meet, too.
  *

@@ -322,7 +322,7 @@ static enum mesh_node_state state_for_people(const struct mesh_peer *peer)
     if (!mesh_peer_is_needed(peer)) {
         switch (members_state(peer->mesh->members, peer->index)) {
         case MEMBER_UNKNOWN:
-            return MESH_NODE_UNKNOWN;
+            return peer->unresolved ? MESH_NODE_UNRESOLVED : MESH_NODE_UNKNOWN;
         case MEMBER_UP:
             return MESH_NODE_ALIVE;
         case MEMBER_DOWN:

@@ -122,11 +122,12 @@ void mesh_unneed(struct mesh *mesh, uint32_t node, enum mesh_need how);
 bool mesh_is_complete(const struct mesh *mesh);
 
 /*
- * Whether the node's commd runs, as far as is known: it is up, or other nodes say so. And whether other nodes
- * say that it does not.
+ * What is known of a node's commd. It is alive if it is up, or if other nodes say that it runs and no
+ * connection is needed here. It is out of reach if it is not up, and other nodes have lost it or its address
+ * has a name that is not resolved.
  */
 bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node);
-bool mesh_node_is_dead(const struct mesh *mesh, uint32_t node);
+bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node);
 
 /*
  * mesh_tick dials, probes, and notices silence. mesh_next_deadline_ns says by when it must be called again.
@@ -171,9 +172,9 @@ void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns);
 /* Sends to every node that is up. */
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message);
 
-/* For people (commctl ping): sends an echo. Dials first if the node is alive, and no connection to it is needed
- * otherwise; that time does not count as round trip. done is called exactly once, also on time-out or loss, never from
- * within this call. */
+/* For people (commctl ping): sends an echo. Dials first if the node is alive, and no connection to it is
+ * needed otherwise; that time does not count as round trip. done is called exactly once, also on time-out or
+ * loss, never from within this call. */
 typedef void mesh_ping_function(void *context, enum status result, uint64_t round_trip_ns, uint64_t now_ns);
 #define MESH_PINGS_MAX 1024
 enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mesh_ping_function *done,

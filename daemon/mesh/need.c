@@ -139,11 +139,13 @@ void mesh_need_neighbours(struct mesh *mesh)
 
 bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node)
 {
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
     return mesh_node_is_up(mesh, node) ||
-           (!mesh_peer_at(mesh, node)->removed && members_state(mesh->members, node) == MEMBER_UP);
+           (!peer->removed && !mesh_peer_is_needed(peer) && members_state(mesh->members, node) == MEMBER_UP);
 }
 
-bool mesh_node_is_dead(const struct mesh *mesh, uint32_t node)
+bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node)
 {
-    return !mesh_node_is_up(mesh, node) && members_state(mesh->members, node) == MEMBER_DOWN;
+    return !mesh_node_is_up(mesh, node) &&
+           (mesh_peer_at(mesh, node)->unresolved || members_state(mesh->members, node) == MEMBER_DOWN);
 }

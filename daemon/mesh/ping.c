@@ -25,7 +25,7 @@ static enum status ping_send(struct mesh *mesh, struct mesh_ping_entry *ping, ui
 /* Whether there is no connection just because nobody needed one. A neighbour is dialled anyway. */
 static bool may_be_dialled(const struct mesh_peer *peer)
 {
-    return !peer->removed && !peer->neighbour && !mesh_node_is_dead(peer->mesh, peer->index);
+    return !peer->removed && !peer->neighbour && !mesh_node_is_out_of_reach(peer->mesh, peer->index);
 }
 
 /* `done` may start and forget pings. */

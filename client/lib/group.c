@@ -131,7 +131,7 @@ static void entry_free(struct client_entry *entry)
 }
 
 /* The queue of an operation that was not submitted gets its completion. */
-static void tell_queue(struct client_entry *entry, comm_result_t result, const char *text)
+static void tell_queue(struct client_entry *entry, const comm_failure_t *data, const char *text)
 {
     struct client_op *op = entry->op;
     if (op == NULL || queue_check(entry->comm, entry->call) != COMM_OK) {
@@ -143,7 +143,7 @@ static void tell_queue(struct client_entry *entry, comm_result_t result, const c
         op->request->op = op;
     }
     queue_expect(op, entry->call);
-    op_fail_unsent(entry->comm, op, result, text);
+    op_fail_unsent(entry->comm, op, data, text);
 }
 
 void group_drop(void)
@@ -171,11 +171,12 @@ void group_forget(struct comm_comm *comm)
         (void)snprintf(text, sizeof text,
                        "%s on \"%s\": this rank left the communicator before the group ended",
                        entry->call->name, comm->name);
+        comm_failure_t aborted = failure_data(COMM_ABORTED, op_kind_text(entry->call->terms.kind));
         entry->request = request_leave_group(entry->request);
         if (entry->call->options.queue != NULL) {
-            tell_queue(entry, COMM_ABORTED, text);
+            tell_queue(entry, &aborted, text);
         } else if (entry->request != NULL) {
-            request_end(entry->request, COMM_ABORTED, NULL, text);
+            request_end(entry->request, COMM_ABORTED, &aborted, text);
         }
         stream_abandon(comm, &entry->order);
         entry_free(entry);
@@ -221,19 +222,21 @@ static void make_buckets(const struct client_entry *entries, size_t count)
 }
 
 /* After a failure to submit: handles and queues of operations that were not submitted get this failure. */
-static void fail_handles(struct client_entry *entries, size_t count, comm_result_t result)
+static void fail_handles(struct client_entry *entries, size_t count)
 {
-    char text[ERROR_TEXT_BYTES];
-    (void)snprintf(text, sizeof text, "%s", comm_last_error());
+    struct kept_error kept;
+    error_keep(&kept);
     for (size_t i = 0; i < count; i++) {
         struct comm_request *request = entries[i].request;
+        comm_failure_t data = kept.data;
+        data.operation = op_kind_text(entries[i].call->terms.kind);
         if (entries[i].call->options.queue != NULL) {
-            tell_queue(&entries[i], result, text);
+            tell_queue(&entries[i], &data, kept.text);
         } else if (request != NULL && request->op == NULL && !request->ended) {
-            request_end(request, result, NULL, text);
+            request_end(request, data.result, &data, kept.text);
         }
     }
-    (void)error_repeat(result, text);
+    (void)error_report_kept(&kept);
 }
 
 /* Submits successive entries of one client. */
@@ -249,7 +252,7 @@ static comm_result_t submit_part(struct client_entry *entries, size_t count)
     }
     result = call_submit_entries(client, entries, count);
     if (result != COMM_OK) {
-        fail_handles(entries, count, result);
+        fail_handles(entries, count);
     }
     client_leave(client);
     return result;
@@ -269,7 +272,7 @@ static comm_result_t end_in_streams(struct client_entry *entries, size_t count)
 comm_result_t comm_group_end(void)
 {
     comm_result_t first_failure = COMM_OK;
-    char text[ERROR_TEXT_BYTES] = "";
+    struct kept_error kept;
     if (group.depth == 0) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_group_end: there is no group");
     }
@@ -287,7 +290,7 @@ comm_result_t comm_group_end(void)
         comm_result_t result = submit_part(&ended.entries[begin], end - begin);
         if (first_failure == COMM_OK && result != COMM_OK) {
             first_failure = result;
-            (void)snprintf(text, sizeof text, "%s", comm_last_error());
+            error_keep(&kept);
         }
     }
     comm_result_t ordered = end_in_streams(ended.entries, ended.count);
@@ -297,5 +300,5 @@ comm_result_t comm_group_end(void)
         entry_free(&ended.entries[i]);
     }
     free(ended.entries);
-    return first_failure != COMM_OK ? error_repeat(first_failure, text) : ordered;
+    return first_failure != COMM_OK ? error_report_kept(&kept) : ordered;
 }

@@ -262,6 +262,13 @@ comm_result_t error_report(comm_result_t result, const char *format, ...)
 comm_result_t error_repeat(comm_result_t result, const char *text);
 /* As error_repeat, with the data for comm_last_failure; its result is the result. */
 comm_result_t error_repeat_failure(const comm_failure_t *data, const char *text);
+/* What this thread has reported last, text and data: kept while it makes other calls, then reported again. */
+struct kept_error {
+    comm_failure_t data;
+    char text[ERROR_TEXT_BYTES];
+};
+void error_keep(struct kept_error *out);
+comm_result_t error_report_kept(const struct kept_error *kept);
 /* Prefixes the text of the failure that was just reported with the place where it happened. */
 comm_result_t error_within(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -121,10 +121,11 @@ static void op_end(struct comm_comm *comm, struct client_op *op, const struct en
     queue_add(op);
 }
 
-void op_fail_unsent(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text)
+void op_fail_unsent(struct comm_comm *comm, struct client_op *op, const comm_failure_t *data,
+                    const char *text)
 {
-    struct ending ending = {
-        .text = text, .data = failure_data(result, op_kind_text(op->kind)), .clean = true};
+    struct ending ending = {.text = text, .data = *data, .clean = true};
+    ending.data.operation = op_kind_text(op->kind);
     op_end(comm, op, &ending);
 }
 
@@ -402,7 +403,7 @@ static void fail_unsent(struct comm_client *client, const struct submit_record *
         unsent->dropped = true;
     } else if (unsent != NULL) {
         (void)list_take(comm, record->ticket);
-        op_fail_unsent(comm, unsent, comm->failure, comm->failure_text);
+        op_fail_unsent(comm, unsent, &comm->failure_data, comm->failure_text);
     }
 }
 

@@ -64,8 +64,9 @@ void op_release(struct comm_client *client, struct client_op *op, bool clean);
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
 /* Copies the outputs of an operation that has ended well out of its staging blocks. */
 void op_copy_out(const struct client_op *op);
-/* Ends an operation that is in no list and was not sent. */
-void op_fail_unsent(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text);
+/* Ends an operation that is in no list and was not sent. data: of a failure; its operation is this one. */
+void op_fail_unsent(struct comm_comm *comm, struct client_op *op, const comm_failure_t *data,
+                    const char *text);
 /* For a thread that waits at this queue since began_ns: if commd does not report an operation in time after
  * its deadline, the operation's communicator fails, and its operations end into the queue. */
 void ops_check_late(struct comm_client *client, const struct comm_queue *queue, uint64_t began_ns);

@@ -172,15 +172,15 @@ comm_result_t comm_test(comm_request_t **handle, int *done, comm_received_t *rec
 comm_result_t comm_wait_all(comm_request_t **handles, size_t count, comm_received_t *received)
 {
     comm_result_t first = count > 0 ? check_waiting("comm_wait_all", handles) : COMM_OK;
-    char text[ERROR_TEXT_BYTES];
+    struct kept_error kept;
     for (size_t i = 0; i < count && handles != NULL && !group_is_open(); i++) {
         comm_result_t result = comm_wait(&handles[i], received != NULL ? &received[i] : NULL);
         if (result != COMM_OK && first == COMM_OK) {
             first = result;
-            (void)snprintf(text, sizeof text, "%s", comm_last_error());
+            error_keep(&kept);
         }
     }
-    return first != COMM_OK && handles != NULL && !group_is_open() ? error_repeat(first, text) : first;
+    return first != COMM_OK && handles != NULL && !group_is_open() ? error_report_kept(&kept) : first;
 }
 
 /* Returns the index of a handle that has ended, or `count`. *waiting gets one that has not ended. */

@@ -58,6 +58,17 @@ comm_result_t error_repeat_failure(const comm_failure_t *data, const char *text)
     return data->result;
 }
 
+void error_keep(struct kept_error *out)
+{
+    out->data = last_failure;
+    memcpy(out->text, last_error, sizeof out->text);
+}
+
+comm_result_t error_report_kept(const struct kept_error *kept)
+{
+    return error_repeat_failure(&kept->data, kept->text);
+}
+
 int comm_last_failure(comm_failure_t *failure)
 {
     size_t size = failure != NULL ? failure->struct_size : 0;

@@ -544,8 +544,12 @@ void api_submit(struct api_session *session, const struct submit_record *record,
         api_session_happened(session, HISTORY_REFUSED, "%s", error.text);
     }
     const struct api_comm *comm = session_comm(session, record->handle);
-    const struct comms_detail *detail = comm != NULL ? comms_refusal_detail(comm->member, &error) : NULL;
-    struct comms_completion refused = {.ticket = record->ticket, .result = &error, .detail = detail};
+    struct comms_detail detail;
+    struct comms_completion refused = {.ticket = record->ticket, .result = &error};
+    if (comm != NULL) {
+        refused.detail =
+            comms_refusal_detail(comm->member, record->terms.kind, record->peer_rank, &error, &detail);
+    }
     api_comm_send_complete(session, record->handle, &refused);
 }
 

@@ -519,10 +519,20 @@ const struct comms_detail *comms_member_detail(const struct comms_member *member
     return member->comm->detail;
 }
 
-const struct comms_detail *comms_refusal_detail(const struct comms_member *member, const struct error *error)
+const struct comms_detail *comms_refusal_detail(const struct comms_member *member, enum op_kind kind,
+                                                uint32_t peer_rank, const struct error *error,
+                                                struct comms_detail *out)
 {
     const struct communicator *comm = member->comm;
-    return comm->state == COMMS_COMM_FAILED && comm->cause.status == error->status ? comm->detail : NULL;
+    if (comm->state == COMMS_COMM_FAILED) {
+        return comm->cause.status == error->status ? comm->detail : NULL;
+    }
+    if (!op_kind_is_message(kind) || error->status != STATUS_RANK_LOST) {
+        return NULL;
+    }
+    *out = (struct comms_detail){.kind = kind + 1};
+    comms_detail_add_peer(out, comm, member->rank, peer_rank);
+    return out;
 }
 
 enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,

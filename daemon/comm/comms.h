@@ -281,8 +281,11 @@ void comms_member_in_cells(const struct comms_member *member, uint64_t now_ns, u
                            uint64_t *completed);
 /* What is known of the failure of the member's communicator; null: nothing more than its cause. */
 const struct comms_detail *comms_member_detail(const struct comms_member *member);
-/* The same of an operation that was refused with `error`: null unless the communicator's failure is why. */
-const struct comms_detail *comms_refusal_detail(const struct comms_member *member, const struct error *error);
+/* The same of an operation that was refused with `error`: of the communicator's failure, if that is why; of a
+ * message also of the rank that has left. Fills *out, and returns it; null if nothing is known. */
+const struct comms_detail *comms_refusal_detail(const struct comms_member *member, enum op_kind kind,
+                                                uint32_t peer_rank, const struct error *error,
+                                                struct comms_detail *out);
 /* Ends the member's communicator on all nodes, because of this member, unless it has failed already. */
 void comms_member_abort(struct comms_member *member, const struct error *cause, uint64_t now_ns);
 /* Aborts a communicator by hand (commctl), or every one (shutdown), as any other failure does. NOT_FOUND if

@@ -25,6 +25,27 @@ void comms_detail_add_member(struct comms_detail *detail, const struct comms_mem
     comms_detail_add(detail, member->comm, member->rank, (int32_t)member->client.pid);
 }
 
+/* The process, if the rank is still on this node; else 0. */
+static int32_t pid_of(const struct communicator *comm, uint32_t rank)
+{
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        if (comm->locals[i] != NULL && comm->locals[i]->rank == rank) {
+            return (int32_t)comm->locals[i]->client.pid;
+        }
+    }
+    return 0;
+}
+
+void comms_detail_add_peer(struct comms_detail *detail, const struct communicator *comm, uint32_t rank,
+                           uint32_t peer_rank)
+{
+    for (uint32_t other = 0; other < comm->terms.size; other++) {
+        if (other == peer_rank || (peer_rank == COMM_ANY_SOURCE_RANK && other != rank)) {
+            comms_detail_add(detail, comm, other, pid_of(comm, other));
+        }
+    }
+}
+
 void comms_detail_add_node(struct comms_detail *detail, const struct communicator *comm, uint32_t index)
 {
     (void)snprintf(detail->node, sizeof detail->node, "%s", comm->node_names[index]);

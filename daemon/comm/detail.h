@@ -35,6 +35,9 @@ static inline uint32_t comms_detail_listed(const struct comms_detail *detail)
 void comms_detail_add(struct comms_detail *detail, const struct communicator *comm, uint32_t rank,
                       int32_t pid);
 void comms_detail_add_member(struct comms_detail *detail, const struct comms_member *member);
+/* Adds the other rank of a message of `rank`; COMM_ANY_SOURCE_RANK: all other ranks. */
+void comms_detail_add_peer(struct comms_detail *detail, const struct communicator *comm, uint32_t rank,
+                           uint32_t peer_rank);
 /* Adds all ranks of the node with this index of the communicator. */
 void comms_detail_add_node(struct comms_detail *detail, const struct communicator *comm, uint32_t index);
 /* Adds ranks that have not posted the operation. missing: null: only those of this node are known. */

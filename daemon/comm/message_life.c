@@ -297,13 +297,8 @@ static struct comms_detail point_detail(const struct comms_p2p *point, const str
     }
     if (!is_own && comm->detail != NULL) {
         detail = *comm->detail;
-    } else if (is_own && message->peer_rank != COMM_ANY_SOURCE_RANK) {
-        int32_t pid = 0;
-        for (uint32_t i = 0; i < comm->local_count; i++) {
-            const struct comms_member *local = comm->locals[i];
-            pid = local != NULL && local->rank == message->peer_rank ? (int32_t)local->client.pid : pid;
-        }
-        comms_detail_add(&detail, comm, message->peer_rank, pid);
+    } else if (is_own && (message->peer_rank != COMM_ANY_SOURCE_RANK || status == STATUS_RANK_LOST)) {
+        comms_detail_add_peer(&detail, comm, message->rank, message->peer_rank);
     }
     detail.kind = (message->sends ? OP_KIND_SEND : OP_KIND_RECEIVE) + 1;
     detail.seq = 0; /* messages have no number that ranks agree on */

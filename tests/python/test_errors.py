@@ -108,8 +108,41 @@ def refused_after_a_loss(comm):
         os._exit(0)
     comm.send(numpy.ones(1), 1)
     time.sleep(0.5)
-    for error in (expect(commd.RankLost, comm.all_reduce, numpy.ones(3)), expect(commd.RankLost, comm.send, numpy.ones(3), 1)):
+
+    def group(*calls):
+        with comm.group():
+            for call in calls:
+                call()
+
+    one, many, into = numpy.ones(3), numpy.ones(3 * comm.size), numpy.ones(3)
+    calls = (lambda: comm.all_reduce(one), lambda: comm.all_reduce(numpy.ones(1 << 18)), lambda: comm.reduce_scatter(many), lambda: comm.scan(one),
+             lambda: comm.all_to_all([one] * comm.size), comm.barrier, lambda: comm.send(one, 1), lambda: comm.recv(into, 2 - comm.rank),
+             lambda: comm.recv(into, commd.ANY_SOURCE), lambda: comm.send_recv(one, 1, into, 1), lambda: comm.objects.bcast(1), lambda: comm.split(0),
+             lambda: group(lambda: comm.all_reduce(one)), lambda: group(lambda: comm.all_reduce(one), lambda: comm.all_gather(one)),
+             lambda: group(lambda: comm.send(one, 1), lambda: comm.recv(into, 1)))
+    for place, call in enumerate(calls):
+        error = expect(commd.RankLost, call)
+        assert error.ranks == (1,) and len(error.pids) == 1 and error.node == comm.node_of(1), (place, error.ranks, error.node, str(error))
+
+
+def messages_after_ranks_have_left(comm):
+    """A rank that has left ends only the messages with it. The failure says which rank that is."""
+    import commd
+    one, into = numpy.ones(3), numpy.zeros(3)
+    if comm.rank == 2:
+        assert comm.recv(into, 0).count == 3
+        return
+    if comm.rank == 1:
+        return
+    time.sleep(0.5)  # rank 1 has left
+    calls = (lambda: comm.send(one, 1), lambda: comm.recv(into, 1), lambda: comm.send_recv(one, 1, into, 1))
+    for call in calls:
+        error = expect(commd.RankLost, call)
         assert error.ranks == (1,) and error.node == comm.node_of(1), (error.ranks, error.node, str(error))
+    comm.send(one, 2)
+    waiting = comm.recv(into, commd.ANY_SOURCE, wait=False)
+    for error in (expect(commd.RankLost, waiting.wait), expect(commd.RankLost, comm.recv, into, commd.ANY_SOURCE)):
+        assert error.ranks == (1, 2) and error.operation == "recv", (error.ranks, error.operation, str(error))
 
 
 def closed(comm):
@@ -195,10 +228,16 @@ def test_two_nodes(two_nodes, function):
     two_nodes.run_ranks(function, 2)
 
 
-def test_rank_lost(daemons):
+def test_rank_lost(daemons, two_nodes):
     for case in (rank_lost, refused_after_a_loss):
-        finished = [finish(process, check=False) for process in daemons.start_ranks(case, 3)]
-        assert finished[0][0] == 0 and finished[2][0] == 0, finished
+        for nodes in (daemons, two_nodes):
+            finished = [finish(process, check=False) for process in nodes.start_ranks(case, 3)]
+            assert finished[0][0] == 0 and finished[2][0] == 0, finished
+
+
+def test_messages_after_ranks_have_left(daemons, two_nodes):
+    for nodes in (daemons, two_nodes):
+        nodes.run_ranks(messages_after_ranks_have_left, 3)
 
 
 INTERRUPTED = """

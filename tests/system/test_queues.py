@@ -403,6 +403,26 @@ class Failures(QueueCase):
                     self.assertEqual((failure.result, failure.operation, failure.ranks, failure.pids, failure.node),
                                      ("RANK_LOST", "all_reduce", [2], [killed.pid], node), failure)
 
+    def test_what_is_submitted_after_a_loss(self):
+        """A group, and a wait for several operations, tell of the loss as a single operation does."""
+        (rank,), (killed,) = self.form_names("later", "a", [("b", "idle")])
+        handles = (ctypes.c_void_p * 2)()
+        for place in range(2):
+            handle = ctypes.c_void_p.from_buffer(handles, place * ctypes.sizeof(ctypes.c_void_p))
+            rank.reduce(1, queue=False, request=handle)
+        killed.kill()
+        rank.require(rank.calls.comm_wait_all(handles, 2, None), "RANK_LOST")
+        failures = [rank.last_failure()]
+        rank.require(rank.calls.comm_group_begin())
+        rank.reduce(2)
+        rank.barrier(3)
+        rank.require(rank.calls.comm_group_end(), "RANK_LOST")
+        failures.append(rank.last_failure())
+        ended = rank.take(2)
+        self.assertEqual([each.failure.operation for each in ended], ["all_reduce", "barrier"])
+        for failure in failures + [each.failure for each in ended]:
+            self.assertEqual((failure.result, failure.ranks, failure.pids, failure.node), ("RANK_LOST", [1], [killed.pid], "b"), failure)
+
     def test_a_node_that_is_lost(self):
         with Cluster("ab") as cluster:
             ranks = form(cluster, "abb", "lost")

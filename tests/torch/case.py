@@ -1,7 +1,10 @@
 """Functions that the cases share: names of cases, data, and checks of results and failures."""
+import os
+import tempfile
 import unittest
 
 import torch
+import torch.distributed as dist
 
 CASES = {}
 CASES_OF_FOUR = {}
@@ -27,6 +30,13 @@ def skip(reason):
 
 def data(rank, count=10, dtype=torch.float32, shift=0):
     return ((torch.arange(count) * 3 + rank * 7 + shift) % 11 + 1).to(dtype)
+
+
+def shared_folder(rank):
+    """A folder of all ranks. Rank 0 makes it."""
+    name = [tempfile.mkdtemp(dir=os.getcwd()) if rank == 0 else None]
+    dist.broadcast_object_list(name, src=0)
+    return name[0]
 
 
 def same(found, expected):

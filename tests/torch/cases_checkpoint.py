@@ -1,19 +1,10 @@
 """Four ranks as a mesh of two by two: sharded training, and checkpoints that are loaded in another layout."""
-import os
 import shutil
-import tempfile
 
 import torch
 import torch.distributed as dist
 
-from case import case_of_four, data, same, skip
-
-
-def shared_folder(rank):
-    """A folder of all ranks. Rank 0 makes it."""
-    name = [tempfile.mkdtemp(dir=os.getcwd()) if rank == 0 else None]
-    dist.broadcast_object_list(name, src=0)
-    return name[0]
+from case import case_of_four, data, same, shared_folder, skip
 
 
 def mesh_of(*shape, names=None):
@@ -93,6 +84,48 @@ def checkpoint_of_a_sharded_model(rank, size):
         same(loaded.full_tensor(), mine.full_tensor())
         for name in ("exp_avg", "exp_avg_sq"):
             same(other_optimizer.state[loaded][name].full_tensor(), optimizer.state[mine][name].full_tensor())
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
+
+
+@case_of_four
+def checkpoint_of_fsdp1(rank, size):
+    """State of FSDP1, whole and in shards, is loaded into another model by a checkpoint."""
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+    folder = shared_folder(rank)
+
+    def make(steps):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            wrapped(data(rank, 16).view(2, 8) / 10).square().mean().backward()
+            optimizer.step()
+        return wrapped, optimizer
+
+    try:
+        trained, optimizer = make(3)
+    except (RuntimeError, AttributeError) as error:
+        skip(f"this torch's FSDP1 does not run on the CPU: {error}")
+    trained.clip_grad_norm_(1.0)
+    for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+        with FullyShardedDataParallel.state_dict_type(trained, kind):
+            trained.load_state_dict(trained.state_dict())
+            FullyShardedDataParallel.optim_state_dict(trained, optimizer)
+    weights, states = get_state_dict(trained, optimizer)
+    checkpoint.save({"model": weights, "optimizer": states}, checkpoint_id=folder)
+    other, other_optimizer = make(1)
+    weights, states = get_state_dict(other, other_optimizer)
+    checkpoint.load({"model": weights, "optimizer": states}, checkpoint_id=folder)
+    set_state_dict(other, other_optimizer, model_state_dict=weights, optim_state_dict=states)
+    with FullyShardedDataParallel.summon_full_params(trained), FullyShardedDataParallel.summon_full_params(other):
+        for mine, loaded in zip(trained.parameters(), other.parameters()):
+            same(loaded.detach(), mine.detach())
     dist.barrier()
     if rank == 0:
         shutil.rmtree(folder)

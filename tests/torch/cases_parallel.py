@@ -65,6 +65,22 @@ def ddp_with_hooks(rank, size):
 
 
 @case
+def ddp_with_built_in_hooks(rank, size):
+    """torch has them in C++."""
+    for kind, tolerance in ((dist.BuiltinCommHookType.ALLREDUCE, 1e-5), (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2)):
+        model = ddp_model()
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        wrapped._register_builtin_comm_hook(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            wrapped(batch(rank)).square().mean().backward()
+            optimizer.step()
+        for parameter, expected in zip(model.parameters(), reference(size, 4).parameters()):
+            assert torch.allclose(parameter, expected, atol=tolerance), (parameter - expected).abs().max()
+
+
+@case
 def fsdp2(rank, size):
     from torch.distributed.device_mesh import init_device_mesh
     if not hasattr(torch.cpu.Stream, "record_event"):
@@ -218,6 +234,28 @@ def zero_redundancy_optimizer(rank, size):
 
 
 @case
+def zero_overlapped_with_ddp(rank, size):
+    """The optimizer's steps and broadcasts run in DDP's hook, while the backward pass goes on."""
+    from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    for kind in (ddp_zero_hook.hook_with_zero_step, ddp_zero_hook.hook_with_zero_step_interleaved):
+        model = ddp_model()
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+        try:
+            hook = kind(default_hooks.allreduce_hook, wrapped, optimizer)
+        except RuntimeError as error:
+            skip(f"this torch's hooks are for backends that it knows: {error}")
+        wrapped.register_comm_hook(None, hook)
+        for _ in range(5):
+            wrapped(batch(rank)).square().mean().backward()
+        for parameter in model.parameters():
+            first = parameter.detach().clone()
+            dist.broadcast(first, 0)
+            assert torch.allclose(parameter, first, atol=1e-6)
+
+
+@case
 def fsdp1(rank, size):
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
@@ -233,6 +271,38 @@ def fsdp1(rank, size):
             optimizer.step()
         with FullyShardedDataParallel.summon_full_params(wrapped):
             check_parameters([parameter.detach().clone() for parameter in wrapped.parameters()], size, 3)
+
+
+@case
+def tensors_in_shards(rank, size):
+    """FSDP1's shards, which torch gathers to one rank on the device that fits the backend."""
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+    shards = sharded_tensor.full(ChunkShardingSpec(0, [f"rank:{each}/cpu" for each in range(size)]), (2 * size, 4), 7.0)
+    whole = torch.zeros(2 * size, 4) if rank == 1 else None
+    shards.gather(1, whole)
+    if rank == 1:
+        same(whole, torch.full((2 * size, 4), 7.0))
+
+
+@case
+def interleaved_pipeline(rank, size):
+    """Each rank has two layers, and works on them in turn."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+    torch.manual_seed(3)
+    layers = [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()) for _ in range(2 * size)]
+    inputs, targets = data(0, 16 * size * 6).view(-1, 6) / 10, data(1, 16 * size * 6).view(-1, 6) / 10
+    stages = [PipelineStage(layers[each], each, 2 * size, torch.device("cpu")) for each in (rank, rank + size)]
+    schedule = ScheduleInterleaved1F1B(stages, n_microbatches=2 * size, loss_fn=torch.nn.functional.mse_loss)
+    losses = []
+    if rank == 0:
+        schedule.step(inputs)
+    elif rank == size - 1:
+        schedule.step(target=targets, losses=losses)
+        expected = torch.nn.functional.mse_loss(torch.nn.Sequential(*layers)(inputs), targets)
+        assert torch.allclose(torch.stack(losses).mean(), expected, atol=1e-6)
+    else:
+        schedule.step()
 
 
 @case

@@ -1,4 +1,4 @@
-"""Buckets of DistributedDataParallel in commd's memory.
+"""Buckets of DistributedDataParallel in commd's memory, and its built-in hooks.
 
 DDP copies gradients into buckets, and reduces these. torch's reducer asks a backend for the buckets' memory, but can
 pass the question on to backends in C++ only. So the reducer of a commd group is made under a mode that answers for it.
@@ -15,6 +15,7 @@ from .. import errors
 from . import _memory
 
 _torch_reducer = distributed.Reducer
+_torch_register_builtin = distributed._register_builtin_comm_hook
 
 
 class _Buckets(TorchDispatchMode):
@@ -38,8 +39,10 @@ class Reducer(_torch_reducer):
     def __init__(self, *arguments, **named) -> None:
         from ._group import ProcessGroup
 
-        groups = [each for each in (*arguments, *named.values()) if isinstance(each, distributed.ProcessGroup)]
-        self._shared = isinstance(groups[0] if groups else None, ProcessGroup)
+        groups = [each for each in (*arguments, *named.values()) if isinstance(each, ProcessGroup)]
+        self.group = groups[0] if groups else None
+        # torch's own switch for memory of backends
+        self._shared = self.group is not None and os.environ.get("DDP_DISABLE_COMM_MEM") != "1"
         self._rebuilt = False
         if self._shared:
             with _Buckets():
@@ -56,7 +59,21 @@ class Reducer(_torch_reducer):
         return self._rebuilt
 
 
+def _register_builtin(reducer, kind) -> None:
+    """torch's built-in hooks are C++, and take no future of Python. A commd group gets the same hooks in Python."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {distributed.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+             distributed.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook}
+    group = getattr(reducer, "group", None)
+    if group is None or kind not in hooks:
+        _torch_register_builtin(reducer, kind)
+    else:
+        distributed._register_comm_hook(reducer, group, hooks[kind])
+
+
 def install() -> None:
-    """Gives DDP this reducer. DDP_DISABLE_COMM_MEM=1, torch's own switch for memory of backends, leaves torch's."""
-    if distributed.Reducer is _torch_reducer and os.environ.get("DDP_DISABLE_COMM_MEM") != "1":
+    """Gives DDP this reducer, and these built-in hooks."""
+    if distributed.Reducer is _torch_reducer:
         distributed.Reducer = Reducer
+        distributed._register_builtin_comm_hook = _register_builtin

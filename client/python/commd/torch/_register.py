@@ -23,12 +23,15 @@ def rendezvous(url: str, timeout=None, **_):
 
 def register() -> None:
     """Registers the backend `commd` and the rendezvous `commd://`, unless that is done already."""
+    import torch
     import torch.distributed as distributed
 
     if not distributed.is_available():
         raise RuntimeError("this torch was built without torch.distributed, so commd cannot be its backend")
     if NAME.upper() not in distributed.Backend._plugins:
-        distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+        # Parts of torch put their tensors on a device that is not the CPU, if the backend names one.
+        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        distributed.Backend.register_backend(NAME, create, extended_api=True, devices=devices)
     # torch has no function that tells whether a handler is registered. The module's name is also a function's.
     handlers = importlib.import_module("torch.distributed.rendezvous")
     if NAME not in getattr(handlers, "_rendezvous_handlers", {}):

@@ -10,7 +10,6 @@ Only root can measure several nodes.
 import argparse
 import json
 import os
-import pathlib
 import platform
 import signal
 import statistics

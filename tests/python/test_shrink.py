@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 
-import numpy
 import pytest
 
 from ranks import Daemons, new_job

@@ -4,7 +4,6 @@ __cuda_array_interface__ or DLPack, and tensors of PyTorch. numpy and torch are 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 
 from ._library import DTYPE_NAMES, DTYPE_SIZES

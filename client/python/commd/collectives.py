@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from operator import index
 
-from . import _buffers, _library, memory
+from . import _library, memory
 from ._buffers import Buffer, describe, describe_output
 
 TYPE_CHECKING = False

@@ -236,7 +236,7 @@ class Communicator(Collectives, Messages):
                                  inside=self._inside)
         finally:
             self._inside.pop()
-        following = Communicator(self._client, made.value, self._name)
+        following = Communicator(self._client, made.value or 0, self._name)
         following._device = self._device
         return following
 

@@ -6,9 +6,13 @@
 #include "daemon/host/copy.h"
 #include "daemon/host/reduce_level.h"
 
-/* One block of wide values: small enough that the accumulator and one converted input stay in a 32 KiB cache.
- */
+/* One block of wide values at most: the accumulator and one converted input stay in a 32 KiB cache. */
 #define BLOCK_BYTES 8192
+/* Results that are written back to the inputs find their lines in the cache, if the blocks of all inputs stay
+ * there so long. Buffers begin with a page, so blocks of different buffers compete for the same sets of it.
+ */
+#define KEPT_BLOCK_BYTES 2048
+#define KEPT_BLOCKS_BYTES 4096 /* where the operation is larger than the caches: of all inputs together */
 /* Past the caches, memory is the limit. Reads and writes that alternate often keep it busy. A block of
  * several KiB leaves it idle while the processor writes the block. Conversions take longer than that. */
 #define STREAMED_BLOCK_BYTES 512
@@ -196,11 +200,30 @@ static void reduce_block(const struct pass *pass, size_t offset_bytes, size_t co
     write_outputs(pass, offset_bytes, result, count * pass->stored_bytes);
 }
 
+/* Of a reduction in which no output streams. */
+static size_t kept_block_bytes(const struct pass *pass)
+{
+    size_t bytes = KEPT_BLOCK_BYTES;
+    if (pass->straight) {
+        return BLOCK_BYTES; /* no line of an input is needed again */
+    }
+    if (!pass->reduction->streams) {
+        return bytes;
+    }
+    while (bytes > STREAMED_BLOCK_BYTES && bytes * pass->reduction->input_count > KEPT_BLOCKS_BYTES) {
+        bytes /= 2;
+    }
+    return bytes;
+}
+
 /* Cache lines that two blocks share are not streamed. If the blocks of some output would share lines, blocks
  * are large. */
 static size_t block_bytes(const struct pass *pass)
 {
-    if (!pass->streams || !pass->lines_agree) {
+    if (!pass->streams) {
+        return kept_block_bytes(pass);
+    }
+    if (!pass->lines_agree) {
         return BLOCK_BYTES;
     }
     return pass->plain ? STREAMED_BLOCK_BYTES : STREAMED_CONVERTED_BLOCK_BYTES;

@@ -34,6 +34,7 @@ struct measured {
     /* of each buffer; a buffer larger than a slice is done in slices, as the daemon does it */
     size_t size_bytes;
     bool streams;
+    bool in_place; /* the outputs are the inputs, as in an all_reduce of ranks of one node */
 };
 
 struct result {
@@ -106,7 +107,7 @@ static double ns_of_calls(const struct measured *measured, uint64_t calls)
     offset = measured->size_bytes > SLICE_BYTES ? (offset + SLICE_BYTES) % BUFFER_BYTES : 0;
     for (size_t k = 0; k < BUFFERS_EACH; k++) {
         from[k] = inputs[k] + offset;
-        to[k] = outputs[k] + offset;
+        to[k] = (measured->in_place ? inputs[k] : outputs[k]) + offset;
     }
     uint64_t began_ns = loop_now_ns();
     for (uint64_t i = 0; i < calls; i++) {
@@ -144,6 +145,7 @@ static struct result measure(const struct measured *measured)
     struct measured copy = *measured;
     copy.work = measured->streams ? WORK_COPY_STREAMING : WORK_COPY;
     copy.input_count = copy.output_count = 1;
+    copy.in_place = false;
     double touched = (double)touched_bytes(measured);
     uint64_t calls = calls_of_sample(measured);
     uint64_t copy_calls = calls_of_sample(&copy);
@@ -170,10 +172,10 @@ static void report(const struct measured *measured)
     bool reduces = measured->work == WORK_REDUCE || measured->work == WORK_REDUCE_INTO;
     struct result result = measure(measured);
     printf("{\"kernel\": \"%s\", \"type\": \"%s\", \"inputs\": %u, \"outputs\": %u, \"bytes\": %zu, "
-           "\"streams\": %s, \"ns\": %.4g, \"gbs\": %.4g, \"of_copy\": %.3f}\n",
+           "\"streams\": %s, \"in_place\": %s, \"ns\": %.4g, \"gbs\": %.4g, \"of_copy\": %.3f}\n",
            names[measured->work], reduces ? dtype_text(measured->dtype) : "", measured->input_count,
            measured->output_count, measured->size_bytes, measured->streams ? "true" : "false",
-           result.buffer_ns, result.rate_gbs, result.of_copy);
+           measured->in_place ? "true" : "false", result.buffer_ns, result.rate_gbs, result.of_copy);
     fflush(stdout);
 }
 
@@ -181,13 +183,18 @@ static void report(const struct measured *measured)
 static void report_work(enum work work, enum dtype dtype, uint32_t input_count, uint32_t output_count,
                         size_t size_bytes)
 {
-    report(&(struct measured){.work = work,
-                              .dtype = dtype,
-                              .input_count = input_count,
-                              .output_count = output_count,
-                              .size_bytes = size_bytes,
-                              .streams =
-                                  host_copy_streams((uint64_t)size_bytes * (input_count + output_count))});
+    struct measured measured = {.work = work,
+                                .dtype = dtype,
+                                .input_count = input_count,
+                                .output_count = output_count,
+                                .size_bytes = size_bytes,
+                                .streams =
+                                    host_copy_streams((uint64_t)size_bytes * (input_count + output_count))};
+    report(&measured);
+    measured.in_place = work == WORK_REDUCE && input_count == output_count;
+    if (measured.in_place) {
+        report(&measured);
+    }
 }
 
 static void report_copies(size_t size_bytes, bool quick)

@@ -1,11 +1,10 @@
-"""Times the torch backend and Gloo, in turn, in one run. tests/torch/run_bench.py runs it on each rank, with RANK and WORLD_SIZE.
+"""Times the torch backend beside Gloo, in turn, in one run. Run by tests/torch/run_bench.py, on each rank, with RANK and WORLD_SIZE.
 
-Both backends have a group of the same processes. A measurement does a few steps of one, then of the other. It prints ratios of medians:
-commd's time divided by Gloo's.
+Both have a group of the same processes; a measurement does a few steps of one, then of the other. It prints ratios of medians: commd's time by Gloo's.
 
-The batch of the DDP step decides how long computing takes, and so what a faster all_reduce can gain. With this batch, computing alone, without any
-synchronisation, is about 0.65 of Gloo's step on two cores; the program prints the share. "Without reducing" is a step whose hook returns the bucket
-as it is. It includes DDP's own copies, so no backend can be faster.
+The batch of the DDP step decides how long computing takes, and so what a faster all_reduce can gain: see the share of computing alone, without any
+synchronisation, in Gloo's step. A step "without reducing" has a hook that returns the bucket as it is. DDP's own copies are in it, so no backend can be
+faster. What Gloo's step takes beyond it is what a backend can change, and "of the rest" is commd's part of that.
 """
 import os
 import statistics
@@ -19,13 +18,14 @@ import commd.torch
 
 LARGE = 24 << 20
 GRADIENTS = 21 << 20
+WIDTH = int((GRADIENTS / 4 / 4) ** 0.5)  # of each of four layers
 SMALL_WIDTH = 158  # four layers of 158 x 158: 0.1 M parameters
-BATCH = int(os.environ.get("BENCH_BATCH", "12"))
+BATCHES = [int(batch) for batch in os.environ.get("BENCH_BATCHES", "4 8 12").split()]
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 
 
 def measure(steps, counts):
-    """steps: {name: function}. Runs the functions in turn. Returns {name: median seconds of one step}."""
+    """steps: by name a function. Runs them in turn, and returns the median seconds of one step by name."""
     taken = {name: [] for name in steps}
     for round_ in range(ROUNDS + 1):
         for name, step in steps.items():
@@ -61,22 +61,21 @@ def unreduced(_, bucket):
     return future
 
 
-def ddp_steps(ours, gloo):
-    """Returns {name: step} for the steps that are compared."""
-    width = int((GRADIENTS / 4 / 4) ** 0.5)
-    by_gloo, gloo_step = stepper(4, width, BATCH, process_group=gloo)
-    copies, copies_step = stepper(4, width, BATCH, process_group=ours)
+def ddp_steps(ours, gloo, batch):
+    """By name: the steps that are compared."""
+    by_gloo, gloo_step = stepper(4, WIDTH, batch, process_group=gloo)
+    copies, copies_step = stepper(4, WIDTH, batch, process_group=ours)
     copies.register_comm_hook(None, unreduced)
 
     def alone():
         with by_gloo.no_sync():
             gloo_step()
-    return {"gloo": gloo_step, "commd": stepper(4, width, BATCH, process_group=ours)[1], "alone": alone, "unreduced": copies_step,
-            "views": stepper(4, width, BATCH, process_group=ours, gradient_as_bucket_view=True)[1]}
+    return {"gloo": gloo_step, "commd": stepper(4, WIDTH, batch, process_group=ours)[1], "alone": alone, "unreduced": copies_step,
+            "views": stepper(4, WIDTH, batch, process_group=ours, gradient_as_bucket_view=True)[1]}
 
 
 def evenly(steps, count):
-    """Returns the steps for measure(); each runs `count` times in a row."""
+    """As measure takes them, `count` steps at a time of each."""
     return steps, dict.fromkeys(steps, count)
 
 
@@ -92,7 +91,7 @@ def main():
     waited = measure({"gloo": lambda: dist.all_reduce(small, group=gloo), "commd": lambda: dist.all_reduce(small)}, {"gloo": 300, "commd": 300})
     later = measure({"gloo": lambda: dist.all_reduce(small, group=gloo, async_op=True).wait(),
                      "commd": lambda: dist.all_reduce(small, async_op=True).wait()}, {"gloo": 300, "commd": 300})
-    ddp = measure(*evenly(ddp_steps(ours, gloo), 3))
+    ddp = {batch: measure(*evenly(ddp_steps(ours, gloo, batch), 3)) for batch in BATCHES}
     small_model = measure(*evenly({"gloo": stepper(4, SMALL_WIDTH, 8, process_group=gloo)[1], "commd": stepper(4, SMALL_WIDTH, 8, process_group=ours)[1]}, 30))
     if rank == 0:
         print(f"torch {torch.__version__}, {size} processes")
@@ -101,10 +100,11 @@ def main():
         for name, found in (("waited", waited), ("asynchronous", later)):
             print(f"all_reduce 4 B, {name}: gloo {found['gloo'] * 1e6:.0f} us, commd {found['commd'] * 1e6:.0f} us; commd by gloo "
                   f"{found['commd'] / found['gloo']:.2f}")
-        print(f"DDP step of 21 MB: gloo {ddp['gloo'] * 1e3:.1f} ms, commd {ddp['commd'] * 1e3:.1f} ms; commd by gloo {ddp['commd'] / ddp['gloo']:.2f}; "
-              f"with gradients as views of buckets {ddp['views'] / ddp['gloo']:.2f}")
-        print(f"  by gloo's step: computing alone {ddp['alone'] / ddp['gloo']:.2f} ({ddp['alone'] * 1e3:.1f} ms), without reducing "
-              f"{ddp['unreduced'] / ddp['gloo']:.2f} ({ddp['unreduced'] * 1e3:.1f} ms)")
+        for batch, found in ddp.items():
+            part = {name: f"{seconds / found['gloo']:.2f}" for name, seconds in found.items()}
+            rest = (found["commd"] - found["unreduced"]) / (found["gloo"] - found["unreduced"])
+            print(f"DDP step of 21 MB, batch {batch:2}: gloo {found['gloo'] * 1e3:.1f} ms; commd by gloo {part['commd']}, with gradients as views of buckets "
+                  f"{part['views']}; computing alone {part['alone']}, without reducing {part['unreduced']}; of the rest, commd takes {rest:.2f}")
         print(f"DDP step of 0.1 M parameters: gloo {small_model['gloo'] * 1e3:.2f} ms, commd {small_model['commd'] * 1e3:.2f} ms; commd by gloo "
               f"{small_model['commd'] / small_model['gloo']:.2f}", flush=True)
     dist.barrier()

@@ -1,10 +1,11 @@
 """Four ranks as a mesh of two by two: sharded training, and checkpoints that are loaded in another layout."""
+import datetime
 import shutil
 
 import torch
 import torch.distributed as dist
 
-from case import case_of_four, data, same, shared_folder, skip
+from case import case_of_four, data, rejected, same, shared_folder, skip
 
 
 def mesh_of(*shape, names=None):
@@ -165,15 +166,24 @@ def slices_of_a_mesh(rank, size):
 
 @case_of_four
 def split_of_the_world(rank, size):
-    """torch.distributed.split_group. torch 2.6 offers it only for groups that are bound to a GPU."""
-    try:
-        part = dist.split_group(split_ranks=[[0, 2], [1, 3]])
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        skip(f"this torch splits no group on the CPU: {error}")
+    """torch.distributed.split_group, which torch itself offers only for groups that are bound to a GPU."""
+    part = dist.split_group(split_ranks=[[0, 2], [1, 3]])
     members = [0, 2] if rank % 2 == 0 else [1, 3]
     assert dist.get_process_group_ranks(part) == members
-    tensor = data(rank)
-    dist.all_reduce(tensor, group=part)
-    same(tensor, sum(data(each) for each in members))
+    for _ in range(2):  # parts of a part; and the same parts again
+        tensor = data(rank)
+        dist.all_reduce(tensor, group=part)
+        same(tensor, sum(data(each) for each in members))
+        again = dist.split_group(part, [[0, 1]])
+        tensor = data(rank)
+        dist.broadcast(tensor, members[1], group=again)
+        same(tensor, data(members[1]))
+    some = dist.split_group(split_ranks=[[0, 3]], timeout=datetime.timedelta(seconds=30), group_desc="outer")
+    assert (rank in (0, 3)) == (some is not None and some != dist.GroupMember.NON_GROUP_MEMBER)
+    if rank in (0, 3):
+        dist.barrier(group=some)
+        assert some.group_desc == "outer"
+    for wrong in ([], [[]], [[0, 0]], [[0, 4]], [[0, -1]]):
+        rejected(ValueError, lambda wrong=wrong: dist.split_group(split_ranks=wrong), "split_group")
     dist.destroy_process_group(part)
     dist.barrier()

@@ -14,7 +14,7 @@ import torch.distributed as distributed
 from torch._C._distributed_c10d import PrefixStore
 
 from .. import _library, client
-from . import _barrier, _ddp, _failures, _memory, _records
+from . import _barrier, _ddp, _failures, _memory, _records, _split
 from ._collectives import Collectives
 from ._completion import Completions
 from ._messages import Messages
@@ -48,6 +48,7 @@ def create(options, backend_options=None):
     """Makes the process group that torch asks for."""
     _barrier.install()
     _ddp.install()
+    _split.install()
     device = getattr(backend_options, "device_id", None)
     return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, device)
 

@@ -172,7 +172,7 @@ void nodes_tick(struct nodes *nodes, uint64_t now_ns)
             continue;
         }
         nodes->look_ns = time_after(now_ns, NODES_LOOK_NS);
-        if (mesh_node_is_up(nodes->mesh, named->node)) {
+        if (!mesh_wants_address(nodes->mesh, named->node)) {
             named->again = (struct backoff){0};
         } else if (!named->asked && named->again.next_ns <= now_ns) {
             ask(nodes, named, now_ns);

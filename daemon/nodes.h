@@ -8,8 +8,9 @@
 
 /*
  * The other nodes of the configuration, as known to the mesh and the rails' threads, and the IP addresses of
- * those that are configured by name. While such a node is not up, its name is resolved again and again, with
- * back-off: the name may get an address, or another one. Only the main thread calls these functions.
+ * those that are configured by name. While the mesh wants such a node's address (mesh_wants_address), its
+ * name is resolved again and again, with back-off: the name may get an address, or another one. Only the main
+ * thread calls these functions.
  */
 struct nodes;
 

@@ -58,6 +58,7 @@ void comms_free(struct comms *comms)
     }
     comms_drain_free(comms);
     comms_meeting_free(comms);
+    comms_farewells_tick(comms, TIME_NEVER);
     comms_names_free(comms);
     comms_past_free(comms);
     timer_heap_free(&comms->timers);
@@ -90,7 +91,8 @@ uint64_t comms_next_deadline_ns(const struct comms *comms)
         return 0;
     }
     const struct timer_node *first = timer_heap_first(&comms->timers);
-    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER, comms_meeting_deadline_ns(comms));
+    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER,
+                    time_min(comms_meeting_deadline_ns(comms), comms_farewells_deadline_ns(comms)));
 }
 
 static void comms_expire(struct communicator *comm, uint64_t now_ns)
@@ -145,6 +147,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
     struct timer_node *first;
     comms->now_ns = now_ns;
     comms_meeting_tick(comms, now_ns);
+    comms_farewells_tick(comms, now_ns);
     /* A communicator that expires gets queued, or a deadline later than now. The bound is only a guard:
      * without it a bug there would hang the daemon. */
     for (uint32_t turn = 0; turn <= comms->comm_count; turn++) {

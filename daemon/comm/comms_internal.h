@@ -321,7 +321,9 @@ struct comms {
     uint32_t tells_left;             /* callbacks left in this tick, or for the ended operation */
     struct comms_names *names;       /* by uid; names.c */
     uint32_t name_count;
-    struct comms_meetings *meetings; /* of which this node is the place; null before the first */
+    struct comms_meetings *meetings;  /* of which this node is the place; null before the first */
+    struct comms_farewell *farewells; /* of guests of this node: meeting.h */
+    uint32_t farewell_count;
     struct comms_past *past; /* loss.c: decisions of communicators that are gone; null before the first */
     struct timer_heap timers;
     uint64_t (*clock)(void); /* may be null */

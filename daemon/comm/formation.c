@@ -59,6 +59,14 @@ void comms_formation_need(struct communicator *comm, struct comms_claim *claim)
     }
 }
 
+static void claim_unneed(const struct communicator *comm, struct comms_claim *claim)
+{
+    if (claim->needed) {
+        claim->needed = false;
+        mesh_unneed(comm->comms->mesh, claim->node, MESH_NEED_BOTH);
+    }
+}
+
 static bool claim_has(const struct comms_claim *claim, uint32_t rank)
 {
     for (uint32_t i = 0; i < claim->rank_count; i++) {
@@ -260,9 +268,7 @@ void comms_formation_free(struct communicator *comm)
     struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         HASH_DEL(comm->claims, claim);
-        if (claim->needed) {
-            mesh_unneed(comm->comms->mesh, claim->node, MESH_NEED_BOTH);
-        }
+        claim_unneed(comm, claim);
         free(claim->ranks);
         free(claim);
     }
@@ -433,15 +439,20 @@ cleanup:
 
 /*
  * Refuses ranks of nodes that came too late. Each node of the communicator refuses the numbers of its own
- * ranks. Together these are all ranks.
+ * ranks. Together these are all ranks. The connections to nodes without ranks, of which a place told, are not
+ * needed any more.
  */
 static void refuse_others(struct communicator *comm)
 {
-    const struct comms_claim *claim, *next;
+    struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
-        if (claim->rank_count > 0 && communicator_node_index(comm, claim->node) == comm->node_count) {
+        if (communicator_node_index(comm, claim->node) < comm->node_count) {
+            continue;
+        }
+        if (claim->rank_count > 0) {
             comms_refuse_late_ranks(comm, claim);
         }
+        claim_unneed(comm, claim);
     }
 }
 

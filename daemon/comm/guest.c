@@ -1,6 +1,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "daemon/base/weight.h"
 #include "daemon/comm/meeting.h"
 
@@ -58,14 +60,14 @@ static bool next_place(const struct comms_guest *guest, uint32_t *place)
 
 /* --- Turning to places --- */
 
-static void say(const struct comms_guest *guest, uint32_t node, bool over)
+static void say(const struct comms *comms, const struct comms_key *key, uint32_t node, bool over)
 {
     Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
-    body.name = (char *)(uintptr_t)guest->key.name;
-    body.owner_uid = guest->key.owner_uid;
+    body.name = (char *)(uintptr_t)key->name;
+    body.owner_uid = key->owner_uid;
     body.over = over;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
-    enum status status = mesh_send(guest->comms->mesh, node, &message);
+    enum status status = mesh_send(comms->mesh, node, &message);
     (void)status; /* if this fails the node is lost, and is told when it is up again */
 }
 
@@ -86,7 +88,7 @@ static bool turn_to_next(struct comms_guest *guest, uint64_t now_ns)
     place->needed = true;
     mesh_need(mesh, node, MESH_NEED_CALL);
     if (mesh_node_is_up(mesh, node)) {
-        say(guest, node, false);
+        say(guest->comms, &guest->key, node, false);
     }
     return true;
 }
@@ -121,11 +123,69 @@ void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
 void comms_guest_node_up(const struct comms_guest *guest, uint32_t node)
 {
     if (turned_to(guest, node)) {
-        say(guest, node, false);
+        say(guest->comms, &guest->key, node, false);
     }
 }
 
 /* --- The end --- */
+
+/* A place that is to be told that a guest is gone, once it is connected. */
+struct comms_farewell {
+    struct comms_farewell *prev, *next; /* in comms->farewells, the oldest first */
+    struct comms_key key;
+    uint32_t node;
+    uint64_t until_ns;
+};
+
+static void farewell_free(struct comms *comms, struct comms_farewell *farewell)
+{
+    DL_DELETE(comms->farewells, farewell);
+    comms->farewell_count--;
+    mesh_unneed(comms->mesh, farewell->node, MESH_NEED_CALL);
+    free(farewell);
+}
+
+/* Without memory, or if there are too many, the place is not told: an old entry costs a connection. */
+static void farewell_new(struct comms *comms, const struct comms_key *key, uint32_t node)
+{
+    if (comms->farewell_count >= MEETING_FAREWELLS_MAX || mesh_node_is_removed(comms->mesh, node) ||
+        mesh_node_is_out_of_reach(comms->mesh, node)) {
+        return;
+    }
+    struct comms_farewell *farewell = calloc(1, sizeof *farewell);
+    if (farewell != NULL) {
+        farewell->key = *key;
+        farewell->node = node;
+        farewell->until_ns = time_after(comms->now_ns, MEETING_FAREWELL_NS);
+        DL_APPEND(comms->farewells, farewell);
+        comms->farewell_count++;
+        mesh_need(comms->mesh, node, MESH_NEED_CALL);
+    }
+}
+
+void comms_farewells_node_up(struct comms *comms, uint32_t node)
+{
+    struct comms_farewell *farewell, *next;
+    DL_FOREACH_SAFE(comms->farewells, farewell, next)
+    {
+        if (farewell->node == node) {
+            say(comms, &farewell->key, node, true);
+            farewell_free(comms, farewell);
+        }
+    }
+}
+
+uint64_t comms_farewells_deadline_ns(const struct comms *comms)
+{
+    return comms->farewells != NULL ? comms->farewells->until_ns : TIME_NEVER;
+}
+
+void comms_farewells_tick(struct comms *comms, uint64_t now_ns)
+{
+    while (comms->farewells != NULL && comms->farewells->until_ns <= now_ns) {
+        farewell_free(comms, comms->farewells);
+    }
+}
 
 void comms_guest_rest(struct comms_guest *guest)
 {
@@ -150,8 +210,10 @@ void comms_guest_free(struct comms_guest *guest)
         const struct comms_place *place = &guest->places[i];
         if (place->node == COMMS_NODE_OWN) {
             comms_meeting_leave(guest->comms, COMMS_NODE_OWN, &guest->key);
+        } else if (mesh_node_is_up(guest->comms->mesh, place->node)) {
+            say(guest->comms, &guest->key, place->node, true);
         } else {
-            say(guest, place->node, true);
+            farewell_new(guest->comms, &guest->key, place->node);
         }
     }
     comms_guest_rest(guest);

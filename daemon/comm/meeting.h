@@ -18,8 +18,10 @@
  *
  * A guest keeps its connection to a place while it is forming. The place remembers the guest longer: a rank
  * that comes too late still finds the nodes that refuse it. It forgets a guest when that says that it is
- * over, when the connection is lost (not when it ends because nobody needs it), and when the node has
- * MEETING_GUESTS_MAX later entries. An entry that is out of date costs a connection.
+ * over, when the connection is lost (not when it ends because nobody needs it), when there is another one,
+ * over which the guest says Meet again, and when the node has MEETING_GUESTS_MAX later entries. To say that
+ * it is over, a guest connects to the place again (a farewell). An entry that is out of date costs a
+ * connection until the communicator has formed.
  */
 #define MEETING_FIRST 3
 #define MEETING_PLACES_MAX 16
@@ -31,6 +33,8 @@
     (50 * TIME_MS)              /* and tells at most that often: nobody can make it talk all the time */
 #define MEETING_GUESTS_MAX 4096 /* entries of one node at a place; then its oldest is forgotten */
 #define MEETING_NAMES_MAX 256   /* in one Met; more follow in further ones */
+#define MEETING_FAREWELL_NS (10 * TIME_S) /* then the place is not told */
+#define MEETING_FAREWELLS_MAX 4096
 
 /* --- The guest --- */
 
@@ -59,6 +63,11 @@ uint64_t comms_guest_deadline_ns(const struct comms_guest *guest);
 void comms_guest_rest(struct comms_guest *guest);
 void comms_guest_node_up(const struct comms_guest *guest, uint32_t node);
 
+/* The farewells of guests that are gone. Call node_up before comms_guest_node_up. */
+void comms_farewells_node_up(struct comms *comms, uint32_t node);
+void comms_farewells_tick(struct comms *comms, uint64_t now_ns);
+uint64_t comms_farewells_deadline_ns(const struct comms *comms);
+
 /* Call it when the communicator's ranks were announced. Makes it a guest, unless the cluster is complete. */
 void comms_guest_announce(struct communicator *comm, uint64_t now_ns);
 /* That node has ranks of the communicator, or may have: announces ours to it. */
@@ -72,7 +81,7 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_k
 void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key);
 void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
                             uint64_t now_ns);
-/* The connection is lost: forgets the node. */
+/* The connection is lost, or a new one begins: forgets the node. */
 void comms_meeting_node_lost(struct comms *comms, uint32_t node);
 void comms_meeting_tick(struct comms *comms, uint64_t now_ns);
 uint64_t comms_meeting_deadline_ns(const struct comms *comms);

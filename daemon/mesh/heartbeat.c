@@ -12,8 +12,11 @@
  * pause is noticed early.
  *
  * Time in which this node did not run, or was too busy to look, does not count: the answers may wait here.
+ * But between any two heartbeats this node has looked. So once HEARTBEAT_LOOKS of them are unanswered, all
+ * time counts: a node that is always busy still notices that another one is dead.
  */
 #define HEARTBEAT_UNANSWERED_DIVISOR 4
+#define HEARTBEAT_LOOKS 16
 
 /*
  * In a cluster that is not complete, heartbeats to a neighbour that no communicator needs are half as
@@ -35,7 +38,9 @@ static uint64_t heartbeat_patience_ns(const struct mesh_options *options)
 static uint64_t heartbeat_give_up_ns(const struct mesh_peer *peer)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    uint64_t stalled_ns = peer->mesh->stalled_ns - peer->heartbeat.stalled_ns;
+    uint64_t stalled_ns = peer->heartbeat.unanswered < HEARTBEAT_LOOKS
+                              ? peer->mesh->stalled_ns - peer->heartbeat.stalled_ns
+                              : 0;
     uint64_t silent_ns =
         time_after(peer->heartbeat.unanswered_ns, heartbeat_patience_ns(options) + stalled_ns);
     return time_min(silent_ns, time_after(peer->heartbeat.suspect_ns, options->suspect_timeout_ns));
@@ -48,8 +53,10 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
     heartbeat->sent_ns = now_ns;
     if (now_ns < heartbeat->unanswered_ns) {
         heartbeat->unanswered_ns = now_ns;
+        heartbeat->unanswered = 0;
         heartbeat->stalled_ns = peer->mesh->stalled_ns;
     }
+    heartbeat->unanswered++;
     uint64_t wait_ns = heartbeat_interval_ns(peer);
     if (now_ns - heartbeat->unanswered_ns >= wait_ns) {
         wait_ns = wait_ns / HEARTBEAT_UNANSWERED_DIVISOR + 1;
@@ -123,6 +130,7 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
         heartbeat->unanswered_ns = TIME_NEVER;
     } else {
         heartbeat->unanswered_ns = now_ns;
+        heartbeat->unanswered = 1;
         heartbeat->stalled_ns = peer->mesh->stalled_ns;
     }
     uint64_t interval_ns = heartbeat_interval_ns(peer);

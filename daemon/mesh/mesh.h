@@ -103,6 +103,12 @@ enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address
 enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
                               struct error *error) COMM_MUST_USE;
 void mesh_unresolved(struct mesh *mesh, uint32_t node, const struct error *why);
+/*
+ * Whether the node's name should be resolved now: no address is known, or the node is not up although a
+ * connection is needed. In a large cluster most nodes are not connected. To ask for all their names again and
+ * again would load the name servers.
+ */
+bool mesh_wants_address(const struct mesh *mesh, uint32_t node);
 
 /*
  * Connections. A node keeps one to each of its neighbours (members.h): at most 8, whatever the cluster's

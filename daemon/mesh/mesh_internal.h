@@ -34,6 +34,7 @@ struct mesh_heartbeat {
     uint64_t next_ns;        /* when the next is due */
     uint64_t unanswered_ns;  /* when the oldest unanswered one was sent; TIME_NEVER when there is none */
     uint64_t answered_ns;    /* when the last answer came, or the node came up */
+    uint64_t unanswered;     /* how many were sent since then, with it */
     uint64_t stalled_ns;     /* mesh->stalled_ns when the oldest unanswered one was sent */
     uint64_t suspect_ns;     /* since when the peer is suspect; TIME_NEVER when it is not */
     uint64_t suspect_number; /* an answer to this or a later heartbeat ends the suspicion */

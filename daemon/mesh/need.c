@@ -120,6 +120,12 @@ void mesh_unneed(struct mesh *mesh, uint32_t node, enum mesh_need how)
     mesh_peer_arm(peer);
 }
 
+bool mesh_wants_address(const struct mesh *mesh, uint32_t node)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return !peer->removed && peer->state != MESH_NODE_UP && (peer->unresolved || mesh_peer_is_needed(peer));
+}
+
 bool mesh_is_complete(const struct mesh *mesh)
 {
     return mesh_configured_count(mesh) + 1 <= MEMBER_RINGS_SMALL;

@@ -260,7 +260,11 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     peer->incoming = NULL;
     frame_decoder_free(&peer->decoder);
     peer_set_state(peer, peer->removed ? MESH_NODE_REMOVED : MESH_NODE_DOWN, now_ns);
-    peer_back_off(peer, now_ns);
+    if (idle && cause->status != STATUS_PROTOCOL) {
+        peer->dial = (struct backoff){.next_ns = now_ns}; /* no failure: it waits its turn to dial again */
+    } else {
+        peer_back_off(peer, now_ns);
+    }
     if (cause->status == STATUS_PROTOCOL) {
         peer_hold_off(peer, now_ns);
     }

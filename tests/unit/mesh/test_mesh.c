@@ -129,6 +129,39 @@ static void test_a_node_that_stalls_blames_nobody(void **state)
     }
 }
 
+static void on_no_answer(void *context, enum status result, uint64_t round_trip_ns, uint64_t now_ns)
+{
+    (void)context;
+    (void)result;
+    (void)round_trip_ns;
+    (void)now_ns;
+}
+
+/* A node that is busy all the time, and late with everything, still notices that another one is dead. */
+static void test_a_busy_node_notices_silence(void **state)
+{
+    (void)state;
+    for (uint64_t turn_ns = 15 * TIME_MS; turn_ns <= 405 * TIME_MS; turn_ns += 130 * TIME_MS) {
+        struct world world;
+        world_start(&world, 2, &calm, turn_ns);
+        run(&world, 2 * TIME_S);
+        network_kill(world.network, "b");
+        uint64_t killed_ns = world.now_ns;
+        while (world.nodes[0].downs[0] == 0 && world.now_ns - killed_ns < 100 * TIME_S) {
+            struct error error;
+            world.now_ns += turn_ns;
+            network_advance(world.network, world.now_ns);
+            /* Something is always due. */
+            enum status status =
+                mesh_ping(world.nodes[0].mesh, 0, 1, on_no_answer, NULL, world.now_ns, &error);
+            assert_true(status == STATUS_OK || !is_up(&world, 0, 1));
+            mesh_tick(world.nodes[0].mesh, world.now_ns);
+        }
+        assert_in_range(world.now_ns - killed_ns, 3500 * TIME_MS, 10 * TIME_S);
+        world_stop(&world);
+    }
+}
+
 static void test_one_way_cut_has_one_verdict(void **state)
 {
     (void)state;
@@ -327,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_messages_arrive_in_order),
         cmocka_unit_test(test_silent_host_is_noticed),
         cmocka_unit_test(test_a_node_that_stalls_blames_nobody),
+        cmocka_unit_test(test_a_busy_node_notices_silence),
         cmocka_unit_test(test_one_way_cut_has_one_verdict),
         cmocka_unit_test(test_blackhole_of_2_seconds_loses_nobody),
         cmocka_unit_test(test_suspicion_shortens_the_wait),

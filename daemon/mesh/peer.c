@@ -250,6 +250,10 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     bool was_up = peer->state == MESH_NODE_UP;
     bool ours = peer->closing;
     bool idle = was_up && mesh_peer_is_idle(peer);
+    /* The other side may not have heard yet that we need the connection: then it heard nothing later either.
+     */
+    bool let_go = was_up && cause->status == STATUS_UNREACHABLE && !peer->peer_needs;
+    bool unneeded = (idle && cause->status != STATUS_PROTOCOL) || let_go;
     bool was_held_off = peer_is_held_off(peer, now_ns);
     mesh_need_reset(peer);
     peer->closing = false;
@@ -272,19 +276,19 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
         peer->dial.next_ns = peer->held_off_until_ns;
     }
     mesh_peer_arm(peer);
-    if (idle && cause->status != STATUS_PROTOCOL) {
+    if (unneeded) {
         log_debug("node %s: the connection, which nobody needed, is over: %s", peer->name, cause->text);
     } else if (!was_held_off) { /* otherwise last_error keeps the violation */
         peer_note_down(peer, was_up, ours, cause);
     }
-    if (was_up && !idle) {
+    if (was_up && !idle && !let_go) {
         struct history_about about = {
             .kind = HISTORY_NODE_DOWN, .audience = HISTORY_FOR_ALL, .subject = peer->name};
         history_add(&about, "%s", cause->text);
     }
     if (was_up) {
         struct error copy = *cause;
-        copy.status = idle                                ? STATUS_UNREACHABLE
+        copy.status = idle || let_go                      ? STATUS_UNREACHABLE
                       : copy.status == STATUS_UNREACHABLE ? STATUS_NODE_LOST
                                                           : copy.status;
         if (!peer->removed) {

@@ -175,7 +175,12 @@ void stores_handle_node_down(struct stores *stores, uint32_t node, const struct 
 {
     struct stores_handle *handle, *next;
     HASH_ITER (hh, stores->handles, handle, next) {
-        if (handle->link != NULL && handle->link->node == node && handle->was_sent) {
+        if (handle->link == NULL || handle->link->node != node || !handle->was_sent) {
+            continue;
+        }
+        if (cause->status == STATUS_UNREACHABLE && !handle->open) { /* nobody needed the connection before */
+            stores_sent_again(handle);
+        } else {
             struct error lost;
             error_set(&lost, STATUS_NODE_LOST, "store \"%s\" is lost with node %s, which kept it: %s",
                       handle->key.name, mesh_node_name(stores->mesh, node), cause->text);

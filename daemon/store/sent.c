@@ -230,6 +230,19 @@ void stores_sent_fail(struct stores_handle *handle, const struct error *cause)
     }
 }
 
+void stores_sent_again(struct stores_handle *handle)
+{
+    struct stores_sent *sent = handle->sent;
+    handle->was_sent = false;
+    if (sent != NULL && sent->is_sent) {
+        sent->is_sent = false;
+        handle->link->in_flight -= stores_kind_is_quick(sent->kind);
+        DL_APPEND(handle->unsent, sent);
+        DL_APPEND(handle->link->senders, handle);
+        handle->stores->run_ns = 0;
+    }
+}
+
 void stores_sent_close(struct stores_handle *handle)
 {
     struct stores *stores = handle->stores;

@@ -192,6 +192,8 @@ enum status stores_sent_queue(struct stores_handle *handle, const struct stores_
                               struct error *error) COMM_MUST_USE;
 /* Answers all requests with the cause. */
 void stores_sent_fail(struct stores_handle *handle, const struct error *cause);
+/* The keeper has not heard of the handle, which is not open: sends OPEN, the only request, again. */
+void stores_sent_again(struct stores_handle *handle);
 /* Forgets all requests, and tells the keeper that the handle is closed. */
 void stores_sent_close(struct stores_handle *handle);
 /* Sends requests that waited. Returns how many. */

@@ -16,7 +16,7 @@
 /* Nodes with meshes and stores on a network of pipes, and processes that have stores open. Time is the
  * test's. */
 
-enum { NODES_MAX = 4, PROCESSES_MAX = 8, ANSWERS_MAX = 1200 };
+enum { NODES_MAX = 16, PROCESSES_MAX = 8, ANSWERS_MAX = 1200 };
 
 struct node {
     char name[2];

@@ -353,6 +353,37 @@ static void test_nodes_whose_configurations_differ(void **state)
     fail_msg("no name shows it");
 }
 
+/* A process opens a store at the moment when the keeper, or its own node, ends the idle connection. */
+static void test_opening_when_the_connection_ends(void **state)
+{
+    (void)state;
+    for (unsigned low = 0; low < 2; low++) {
+        start(16);
+        unsigned opener = low == 0 ? 0 : 15, keeper = opener;
+        uint32_t peer = 0;
+        do {
+            keeper = low == 0 ? keeper + 1 : keeper - 1;
+            assert_true(mesh_find_node(world.nodes[opener].mesh, world.nodes[keeper].name, &peer));
+        } while (mesh_node_is_up(world.nodes[opener].mesh, peer));
+        char name[32];
+        (void)snprintf(name, sizeof name, "job@%s", world.nodes[keeper].name);
+        for (unsigned turn = 0; turn < 200; turn++) {
+            struct process *process = open_as(&world, opener, name, TIME_S, 1000);
+            run(&world, 500 * TIME_MS);
+            assert_true(process->answers[0].came);
+            assert_string_equal(process->answers[0].result.text, "");
+            assert_int_equal(process->answers[0].result.status, STATUS_OK);
+            const struct answer *answer = set(&world, process, "key", "value");
+            run(&world, TIME_S);
+            assert_true(answer->came && answer->result.status == STATUS_OK);
+            close_store(&world, process);
+            world.process_count = 0;
+            run(&world, 9999500 * TIME_US + turn * 10 * TIME_US);
+        }
+        world_stop(&world);
+    }
+}
+
 int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
@@ -365,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_a_process_without_room),
         cmocka_unit_test(test_the_end_of_a_store),
         cmocka_unit_test(test_the_keeper_is_lost),
+        cmocka_unit_test(test_opening_when_the_connection_ends),
         cmocka_unit_test(test_the_node_of_a_process_is_lost),
         cmocka_unit_test(test_a_keeper_of_an_older_release),
         cmocka_unit_test(test_drain),

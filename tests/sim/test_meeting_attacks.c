@@ -7,37 +7,13 @@
 
 #include <cmocka.h>
 
-#include "tests/sim/cases.h"
-#include "tests/sim/cluster.h"
-#include "tests/sim/conditions.h"
-#include "tests/sim/sim_comm.h"
+#include "tests/sim/large_cluster.h"
 #include "tests/sim/sim_text.h"
 
 /*
  * What strains the choice of connections: jobs of one name on changing nodes, claims at the same moment, many
  * nodes that are needed at once, and places that lie.
  */
-
-static const struct sim_call sum = {
-    .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1001};
-
-static struct cluster *large_cluster(uint32_t which, uint32_t node_count)
-{
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(which), .node_count = node_count, .conditions = calm});
-    cluster_connect(cluster);
-    return cluster;
-}
-
-static uint32_t links_of(const struct cluster *cluster, uint32_t node)
-{
-    const struct mesh *mesh = cluster->nodes[node].mesh;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < mesh_node_count(mesh); i++) {
-        count += mesh_node_is_up(mesh, i);
-    }
-    return count;
-}
 
 /* Jobs of one name, one after the other, on other nodes each time. */
 static void test_the_same_name_on_other_nodes(void **state)

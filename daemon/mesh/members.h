@@ -116,8 +116,6 @@ bool members_accepts(const struct members *members, uint64_t incarnation, uint64
 
 /* Whether to keep a standing link to the node. With at most MEMBER_RINGS_SMALL nodes in all, to each. */
 bool members_is_neighbour(struct members *members, uint32_t node);
-typedef void members_visit_function(void *context, uint32_t node);
-void members_visit_neighbours(struct members *members, members_visit_function *visit, void *context);
 
 /* --- Time --- */
 

@@ -211,18 +211,6 @@ bool members_is_neighbour(struct members *members, uint32_t node)
            (members->records[index].flags & MEMBER_WANTED) != 0;
 }
 
-void members_visit_neighbours(struct members *members, members_visit_function *visit, void *context)
-{
-    if (members->rewire) {
-        members_find_neighbours(members, members->now_ns);
-    }
-    for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
-        if (members->links[i].index != MEMBER_RINGS_NONE) {
-            visit(context, members_node(members, members->links[i].index));
-        }
-    }
-}
-
 /* --- What we see of them --- */
 
 static void cast_vote(struct members *members, struct member_link *link, uint64_t now_ns)

@@ -4,7 +4,7 @@
 
 /* --- States --- */
 
-static void a_link_makes_a_node_up(void **state)
+static void test_a_link_makes_a_node_up(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -18,7 +18,7 @@ static void a_link_makes_a_node_up(void **state)
 }
 
 /* Who is linked hears of us at once, and of who else is there. */
-static void a_new_link_hears_what_we_know(void **state)
+static void test_a_new_link_hears_what_we_know(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -37,7 +37,7 @@ static void a_new_link_hears_what_we_know(void **state)
     end(&fixture);
 }
 
-static void digests_that_differ_are_answered(void **state)
+static void test_digests_that_differ_are_answered(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -65,7 +65,7 @@ static void digests_that_differ_are_answered(void **state)
     end(&fixture);
 }
 
-static void news_goes_once_to_all_but_its_sender(void **state)
+static void test_news_goes_once_to_all_but_its_sender(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -92,7 +92,7 @@ static void news_goes_once_to_all_but_its_sender(void **state)
     end(&fixture);
 }
 
-static void a_lost_neighbour_gets_our_vote_at_once(void **state)
+static void test_a_lost_neighbour_gets_our_vote_at_once(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -108,7 +108,7 @@ static void a_lost_neighbour_gets_our_vote_at_once(void **state)
 }
 
 /* A node that is lost to one neighbour comes back. It hears of the vote from us. */
-static void a_node_hears_of_the_votes_against_it(void **state)
+static void test_a_node_hears_of_the_votes_against_it(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -131,7 +131,7 @@ static void a_node_hears_of_the_votes_against_it(void **state)
 }
 
 /* How many votes make a node down at once, in clusters of each size. */
-static void few_observers_need_a_majority(void **state)
+static void test_few_observers_need_a_majority(void **state)
 {
     static const uint32_t enough[] = {0, 0, 1, 2, 2, 3, 3, 3, 3, 3, 3, 3}; /* by the count of nodes */
     (void)state;
@@ -154,7 +154,7 @@ static void few_observers_need_a_majority(void **state)
     }
 }
 
-static void too_few_votes_count_after_the_suspicion_time(void **state)
+static void test_too_few_votes_count_after_the_suspicion_time(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -173,7 +173,7 @@ static void too_few_votes_count_after_the_suspicion_time(void **state)
     end(&fixture);
 }
 
-static void a_refutation_ends_suspicion_and_loss(void **state)
+static void test_a_refutation_ends_suspicion_and_loss(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -195,7 +195,7 @@ static void a_refutation_ends_suspicion_and_loss(void **state)
     end(&fixture);
 }
 
-static void votes_beyond_enough_are_no_news(void **state)
+static void test_votes_beyond_enough_are_no_news(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -208,7 +208,7 @@ static void votes_beyond_enough_are_no_news(void **state)
     end(&fixture);
 }
 
-static void a_link_of_ours_counts_more_than_votes(void **state)
+static void test_a_link_of_ours_counts_more_than_votes(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -223,7 +223,7 @@ static void a_link_of_ours_counts_more_than_votes(void **state)
     end(&fixture);
 }
 
-static void a_goodbye_counts_at_once(void **state)
+static void test_a_goodbye_counts_at_once(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -251,7 +251,7 @@ static void a_goodbye_counts_at_once(void **state)
 /* --- Our votes --- */
 
 /* An observer whose link stays lost votes again, but each time after twice the wait. */
-static void each_refuted_vote_doubles_the_wait(void **state)
+static void test_each_refuted_vote_doubles_the_wait(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -269,7 +269,7 @@ static void each_refuted_vote_doubles_the_wait(void **state)
     end(&fixture);
 }
 
-static void a_neighbour_that_never_came_gets_a_vote(void **state)
+static void test_a_neighbour_that_never_came_gets_a_vote(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -286,7 +286,7 @@ static void a_neighbour_that_never_came_gets_a_vote(void **state)
 }
 
 /* The node is back with a new life before its old link is lost. */
-static void a_lost_link_to_an_earlier_life_gets_no_vote(void **state)
+static void test_a_lost_link_to_an_earlier_life_gets_no_vote(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -301,7 +301,7 @@ static void a_lost_link_to_an_earlier_life_gets_no_vote(void **state)
     end(&fixture);
 }
 
-static void links_lost_in_a_stall_get_a_further_patience(void **state)
+static void test_links_lost_in_a_stall_get_a_further_patience(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -322,7 +322,7 @@ static void links_lost_in_a_stall_get_a_further_patience(void **state)
     end(&fixture);
 }
 
-static void a_stall_prolongs_suspicions(void **state)
+static void test_a_stall_prolongs_suspicions(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -339,7 +339,7 @@ static void a_stall_prolongs_suspicions(void **state)
 }
 
 /* If the node after us on a ring is down, the next one is a neighbour, too. */
-static void gone_neighbours_are_replaced(void **state)
+static void test_gone_neighbours_are_replaced(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -374,7 +374,7 @@ static void gone_neighbours_are_replaced(void **state)
 
 /* --- Ourselves --- */
 
-static void what_is_said_of_us_is_refuted(void **state)
+static void test_what_is_said_of_us_is_refuted(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -411,7 +411,7 @@ static void what_is_said_of_us_is_refuted(void **state)
 }
 
 /* A clock may be a day ahead of ours. No forged incarnation lasts longer than that. */
-static void incarnations_far_ahead_are_refused(void **state)
+static void test_incarnations_far_ahead_are_refused(void **state)
 {
     (void)state;
     struct fixture fixture;
@@ -440,26 +440,26 @@ static void incarnations_far_ahead_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_link_makes_a_node_up),
-        cmocka_unit_test(a_new_link_hears_what_we_know),
-        cmocka_unit_test(digests_that_differ_are_answered),
-        cmocka_unit_test(news_goes_once_to_all_but_its_sender),
-        cmocka_unit_test(a_lost_neighbour_gets_our_vote_at_once),
-        cmocka_unit_test(a_node_hears_of_the_votes_against_it),
-        cmocka_unit_test(few_observers_need_a_majority),
-        cmocka_unit_test(too_few_votes_count_after_the_suspicion_time),
-        cmocka_unit_test(a_refutation_ends_suspicion_and_loss),
-        cmocka_unit_test(votes_beyond_enough_are_no_news),
-        cmocka_unit_test(a_link_of_ours_counts_more_than_votes),
-        cmocka_unit_test(a_goodbye_counts_at_once),
-        cmocka_unit_test(each_refuted_vote_doubles_the_wait),
-        cmocka_unit_test(a_neighbour_that_never_came_gets_a_vote),
-        cmocka_unit_test(a_lost_link_to_an_earlier_life_gets_no_vote),
-        cmocka_unit_test(links_lost_in_a_stall_get_a_further_patience),
-        cmocka_unit_test(a_stall_prolongs_suspicions),
-        cmocka_unit_test(gone_neighbours_are_replaced),
-        cmocka_unit_test(what_is_said_of_us_is_refuted),
-        cmocka_unit_test(incarnations_far_ahead_are_refused),
+        cmocka_unit_test(test_a_link_makes_a_node_up),
+        cmocka_unit_test(test_a_new_link_hears_what_we_know),
+        cmocka_unit_test(test_digests_that_differ_are_answered),
+        cmocka_unit_test(test_news_goes_once_to_all_but_its_sender),
+        cmocka_unit_test(test_a_lost_neighbour_gets_our_vote_at_once),
+        cmocka_unit_test(test_a_node_hears_of_the_votes_against_it),
+        cmocka_unit_test(test_few_observers_need_a_majority),
+        cmocka_unit_test(test_too_few_votes_count_after_the_suspicion_time),
+        cmocka_unit_test(test_a_refutation_ends_suspicion_and_loss),
+        cmocka_unit_test(test_votes_beyond_enough_are_no_news),
+        cmocka_unit_test(test_a_link_of_ours_counts_more_than_votes),
+        cmocka_unit_test(test_a_goodbye_counts_at_once),
+        cmocka_unit_test(test_each_refuted_vote_doubles_the_wait),
+        cmocka_unit_test(test_a_neighbour_that_never_came_gets_a_vote),
+        cmocka_unit_test(test_a_lost_link_to_an_earlier_life_gets_no_vote),
+        cmocka_unit_test(test_links_lost_in_a_stall_get_a_further_patience),
+        cmocka_unit_test(test_a_stall_prolongs_suspicions),
+        cmocka_unit_test(test_gone_neighbours_are_replaced),
+        cmocka_unit_test(test_what_is_said_of_us_is_refuted),
+        cmocka_unit_test(test_incarnations_far_ahead_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,7 @@
 #include "daemon/comm/call.h"
 #include "daemon/comm/cells.h"
 #include "daemon/comm/comms.h"
+#include "daemon/comm/text.h"
 
 /* What the files of daemon/comm share. Private to daemon/comm. */
 
@@ -585,26 +586,5 @@ void comms_op_check_left(struct communicator *comm, uint64_t now_ns);
 uint64_t comms_op_deadline_ns(const struct communicator_op *op);
 void comms_op_free_all(struct communicator *comm);
 bool comms_op_any_pending(const struct communicator *comm);
-
-/* text.c */
-/* The text without its beginning "communicator \"name\":", if it begins so. */
-const char *comms_text_without_name(const char *name, const char *text);
-bool comms_text_is_name(const char *text, size_t max_bytes);
-/* Copies a text from another node; replaces unprintable characters and cuts it to size. */
-void comms_text_from_wire(const char *text, char *out, size_t size);
-struct comms_text {
-    char *out;
-    size_t size;
-    size_t length;
-    bool cut;
-};
-/* comms_text_add appends. Once a part does not fit, the text ends with "…" and takes no more. size is at
- * least 8. */
-void comms_text_begin(struct comms_text *text, char *out, size_t size);
-/* Goes on with a text that was written in this way before. If it was cut, it takes no more. */
-void comms_text_continue(struct comms_text *text, char *out, size_t size);
-void comms_text_add(struct comms_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Appends the numbers below size whose bit equals `set`: "3, 5-7". */
-void comms_text_add_ranks(struct comms_text *text, const uint8_t *bits, uint32_t size, bool set);
 
 #endif

@@ -2,7 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/comm/comms_internal.h"
+#include "daemon/comm/text.h"
+#include "proto/types.h"
 
 #define TEXT_ELLIPSIS "\xe2\x80\xa6"
 

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/comm/comms_internal.h"
+#include "daemon/comm/text.h"
 
 /* Texts that grow part by part, in a place of fixed size. */
 

@@ -546,38 +546,7 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
                                                       size_t count, comm_dtype_t dtype, comm_op_t op,
                                                       const comm_call_options_t *options);
 
-/*
- * Messages of any size from one rank to another, or to itself. A receive takes the oldest message from rank
- * `peer` with that tag which no earlier receive took. Messages are not ordered with collectives, and no third
- * rank takes part in them. A message may be shorter than the receive's count. If it is longer, or has another
- * dtype, the receive fails with COMM_MISMATCH.
- *
- * A message of at most 16 KiB is copied, and its send ends at once, on one node and between nodes. This
- * requires that at most 64 KiB from this sender wait for receives. With more than 256 ranks the limit is
- * smaller: 16 MiB for all senders to one rank together. Any other send ends when its message is received. On
- * a GPU, the stream of the receive must also have reached the receive. Messages that one pair of ranks does
- * not receive delay no other pair, tag or collective.
- *
- * A failure ends only that message, on both ranks, and the communicator goes on:
- *   COMM_TIMED_OUT   the deadline of the send or of the receive passed.
- *   COMM_MISMATCH    the message does not fit its receive.
- *   COMM_LIMIT       the receiver's user has no room for more unexpected messages.
- *   COMM_DEVICE, COMM_NO_MEMORY   a GPU failed, or memory for the message was missing, on either rank.
- *   COMM_RANK_LOST   the other rank has left the communicator, and all its messages have been received. A
- *                    receive from COMM_ANY_SOURCE fails so when every other rank has left.
- */
-#define COMM_ANY_SOURCE UINT32_MAX
-COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count,
-                                            comm_dtype_t dtype, uint32_t peer, uint32_t tag,
-                                            const comm_call_options_t *options);
-/* peer: a rank, or COMM_ANY_SOURCE. */
-COMM_API COMM_CHECK comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
-                                            uint32_t peer, uint32_t tag, const comm_call_options_t *options);
-/* Sends and receives at the same time, and waits for both. Of options, timeout_ms and stream are used. */
-COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count,
-                                                 uint32_t to, void *receive, size_t receive_count,
-                                                 uint32_t from, comm_dtype_t dtype, uint32_t tag,
-                                                 const comm_call_options_t *options);
+#include "commclient/messages.h"
 
 /*
  * Between comm_group_begin and comm_group_end, the operations of the calling thread are collected, on any
@@ -598,46 +567,13 @@ COMM_API COMM_CHECK comm_result_t comm_group_end(void);
  * options, it does not wait: the operation ends when every rank has called comm_barrier. */
 COMM_API COMM_CHECK comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options);
 
-/* --- Waiting --- */
-
-/*
- * Waits until the operation has ended, and returns its result. received may be null. Then the handle is freed
- * and *request becomes null. A persistent handle is kept instead, and can be started again. A null handle
- * counts as ended well.
- */
-COMM_API COMM_CHECK comm_result_t comm_wait(comm_request_t **request, comm_received_t *received);
-/* If the operation has ended, sets *done to 1 and does the same as comm_wait. Otherwise sets *done to 0 and
- * returns COMM_OK. */
-COMM_API COMM_CHECK comm_result_t comm_test(comm_request_t **request, int *done, comm_received_t *received);
-/* Waits for all handles; returns the failure with the lowest index. received: null, or `count` elements. */
-COMM_API COMM_CHECK comm_result_t comm_wait_all(comm_request_t **requests, size_t count,
-                                                comm_received_t *received);
-/* Waits until one operation has ended, sets *index to its index, and returns its result. Null handles, and
- * persistent ones that are not started, are ignored. If no other handle is given, *index becomes `count`. All
- * handles must belong to one client. */
-COMM_API COMM_CHECK comm_result_t comm_wait_any(comm_request_t **requests, size_t count, size_t *index,
-                                                comm_received_t *received);
-/* Starts a persistent operation. Returns COMM_IN_PROGRESS if its last start has not been waited for. */
-COMM_API COMM_CHECK comm_result_t comm_start(comm_request_t *request);
-/* Frees a handle without waiting. Its operation goes on, and comm_sync reports its failure. Null is accepted.
- */
-COMM_API void comm_request_free(comm_request_t *request);
-
-/*
- * Waits until every operation that was submitted on the communicator has ended. Then outputs are valid and
- * inputs may be changed (outputs of operations with a queue: when their completions were taken). Returns the
- * communicator's failure, or the first failure of an operation with neither handle nor queue. If timeout_ms
- * is 0, the operations' own deadlines bound the wait. Otherwise the call returns COMM_TIMED_OUT after
- * timeout_ms, and the operations go on.
- */
-COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
-
 #include "commclient/event.h"
 #include "commclient/lists.h"
 #include "commclient/pool.h"
 #include "commclient/queue.h"
 #include "commclient/recovery.h"
 #include "commclient/store.h"
+#include "commclient/waiting.h"
 
 #ifdef __cplusplus
 }

@@ -343,10 +343,14 @@ void client_take_all(struct comm_client *client);
  * Sends one packet, and with it `fd` unless negative. The caller keeps fd. May release the lock. Returns
  * COMM_TIMED_OUT (nothing was sent) or client->lost, without reporting it.
  */
-comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
-                          uint64_t deadline_ns);
 comm_result_t client_send_packet(struct comm_client *client, const void *packet, size_t size_bytes, int fd,
                                  uint64_t deadline_ns);
+
+/* --- question.c --- */
+
+/* As client_send_packet, for a request. */
+comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
+                          uint64_t deadline_ns);
 
 /* How to send one request, and which reply is expected. */
 struct client_question {

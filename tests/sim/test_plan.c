@@ -54,6 +54,7 @@ static void compare(struct cluster *cluster, const char *rule, enum op_kind kind
     }
     struct sim_comm *comm = sim_comm_new(cluster, "plan", PLAN_NODES, node_of_rank);
     sim_comm_form(comm, &(struct sim_options){.algorithms = rule}, 60 * TIME_S);
+    cluster_run(cluster, TIME_S); /* places still tell nodes of each other */
     struct sim_call call = {.kind = kind, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = count};
     remember_sent(cluster, before);
     struct sim_op *op = sim_op_new(comm, &call);

@@ -22,6 +22,7 @@
 #include "daemon/configuration.h"
 #include "daemon/drain.h"
 #include "daemon/exec/exec.h"
+#include "daemon/gather/gathers.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpus.h"
 #include "daemon/host/guard.h"
@@ -54,6 +55,7 @@ struct daemon {
     struct nodes *nodes;
     struct comms *comms;
     struct stores *stores;
+    struct gathers *gathers;
     struct api *api;
     struct loop_timer *tick;
     struct loop_timer *watchdog;
@@ -80,6 +82,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(workers_rails(daemon->workers)));
     deadline_ns = time_min(deadline_ns, nodes_next_deadline_ns(daemon->nodes));
     deadline_ns = time_min(deadline_ns, stores_next_deadline_ns(daemon->stores));
+    deadline_ns = time_min(deadline_ns, gathers_next_deadline_ns(daemon->gathers));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
     deadline_ns = time_min(deadline_ns, drain_next_deadline_ns(&daemon->drain, now_ns));
     loop_timer_set(daemon->tick, deadline_ns);
@@ -99,6 +102,7 @@ static void daemon_tick(void *context, uint64_t now_ns)
     rails_tick(workers_rails(daemon->workers), now_ns);
     comms_tick(daemon->comms, now_ns);
     stores_tick(daemon->stores, now_ns);
+    gathers_tick(daemon->gathers, now_ns);
     daemon->stopping = daemon->stopping || drain_tick(&daemon->drain, now_ns);
 }
 
@@ -137,6 +141,7 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
         any = true;
     }
     any |= stores_run(daemon->stores, now_ns);
+    any |= gathers_run(daemon->gathers, now_ns);
     api_ring_bells(daemon->api);
     return any;
 }
@@ -183,6 +188,7 @@ static enum status daemon_reload(void *context, struct conf_changes *changes, ui
                             .nodes = daemon->nodes,
                             .comms = daemon->comms,
                             .stores = daemon->stores,
+                            .gathers = daemon->gathers,
                             .api = daemon->api};
     return reload_run(&reload, changes, now_ns, error);
 }
@@ -313,6 +319,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .admin_group = conf->admin_group,
                                   .comms = daemon->comms,
                                   .stores = daemon->stores,
+                                  .gathers = daemon->gathers,
                                   .mesh = daemon->mesh,
                                   .net = daemon->net,
                                   .rails = workers_rails(daemon->workers),
@@ -337,6 +344,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) {
         daemon->drain = (struct drain){.comms = daemon->comms,
                                        .stores = daemon->stores,
+                                       .gathers = daemon->gathers,
                                        .api = daemon->api,
                                        .node_name = mesh_own_name(daemon->mesh),
                                        .deadline_ns = TIME_NEVER};
@@ -465,11 +473,31 @@ static enum status daemon_make_stores(struct daemon *daemon, struct error *error
     return status != STATUS_OK ? status : stores_new(&options, &daemon->stores, error);
 }
 
+/* A generation of an elastic job will not form: its ranks need not wait. */
+static void daemon_voided(void *context, uint32_t uid, const char *comm_name, const struct error *cause,
+                          uint64_t now_ns)
+{
+    const struct daemon *daemon = context;
+    comms_abort_forming(daemon->comms, uid, comm_name, cause, now_ns);
+}
+
+static enum status daemon_make_gathers(struct daemon *daemon, struct error *error)
+{
+    struct gathers_options options = {.mesh = daemon->mesh,
+                                      .now_ns = loop_now_ns(),
+                                      .user_may = daemon_user_may,
+                                      .voided = daemon_voided,
+                                      .context = daemon};
+    enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
+    return status != STATUS_OK ? status : gathers_new(&options, &daemon->gathers, error);
+}
+
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
     static enum status (*const parts[])(struct daemon * daemon, struct error * error) = {
-        daemon_make_base,  daemon_make_net,   daemon_make_mesh,   daemon_make_engines, daemon_make_workers,
-        daemon_make_nodes, daemon_make_comms, daemon_make_stores, daemon_make_signals, daemon_make_api};
+        daemon_make_base,    daemon_make_net,     daemon_make_mesh,  daemon_make_engines,
+        daemon_make_workers, daemon_make_nodes,   daemon_make_comms, daemon_make_stores,
+        daemon_make_gathers, daemon_make_signals, daemon_make_api};
     enum status status = STATUS_OK;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == STATUS_OK; i++) {
         status = parts[i](daemon, error);
@@ -496,6 +524,7 @@ static void daemon_free(struct daemon *daemon)
         api_say_goodbye(daemon->api, cause.text);
     }
     api_free(daemon->api);
+    gathers_free(daemon->gathers);
     stores_free(daemon->stores);
     comms_free(daemon->comms);
     nodes_free(daemon->nodes);

@@ -20,8 +20,10 @@ static void drain_apply(struct drain *drain, uint64_t now_ns)
     if (drain->active) {
         comms_drain(drain->comms, drain->why, now_ns);
         stores_drain(drain->stores, drain->why);
+        gathers_drain(drain->gathers, drain->why, now_ns);
     } else {
         stores_drain(drain->stores, NULL);
+        gathers_drain(drain->gathers, NULL, now_ns);
         comms_undrain(drain->comms);
     }
 }

@@ -12,6 +12,7 @@
 struct drain {
     struct comms *comms;
     struct stores *stores;
+    struct gathers *gathers;
     struct api *api;
     const char *node_name;
     bool active;

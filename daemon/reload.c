@@ -101,6 +101,7 @@ static void apply(const struct reload *reload, struct configuration *next, struc
     use_certificates(reload, next, changes);
     comms_recheck_users(reload->comms, now_ns);
     stores_recheck_users(reload->stores, now_ns);
+    gathers_recheck_users(reload->gathers, now_ns);
 }
 
 static void log_changes(const struct conf_changes *changes)

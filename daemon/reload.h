@@ -18,6 +18,7 @@ struct reload {
     struct nodes *nodes;
     struct comms *comms;
     struct stores *stores;
+    struct gathers *gathers;
     struct api *api;
 };
 

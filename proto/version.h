@@ -36,7 +36,9 @@
 #define CLIENT_FEATURE_STORE "store"       /* StoreAsk, proto/store.h */
 #define CLIENT_FEATURE_GRAPHS "graphs"     /* RECORD_CAPTURED, proto/records.h */
 #define CLIENT_FEATURE_WINDOWS "windows"   /* proto/window.h */
-#define MESH_FEATURE_STORE "store"         /* likewise */
+#define CLIENT_FEATURE_GATHER "gather"     /* CommJoin, CommGrow */
+#define MESH_FEATURE_STORE "store"         /* StoreAsk */
+#define MESH_FEATURE_GATHER "gather"       /* Gather */
 /* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */
 #define CLIENT_RING_BYTES 65536u
 /* Sent with the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */

@@ -567,6 +567,7 @@ COMM_API COMM_CHECK comm_result_t comm_group_end(void);
  * options, it does not wait: the operation ends when every rank has called comm_barrier. */
 COMM_API COMM_CHECK comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options);
 
+#include "commclient/elastic.h"
 #include "commclient/event.h"
 #include "commclient/lists.h"
 #include "commclient/pool.h"

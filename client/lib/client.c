@@ -121,6 +121,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
     client->shrinks = has_feature(reply, CLIENT_FEATURE_SHRINK);
     client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
+    client->gathers = has_feature(reply, CLIENT_FEATURE_GATHER);
     client->cells.offered = has_feature(reply, CLIENT_FEATURE_CELLS);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
@@ -220,6 +221,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_STORE,
                         (char *)CLIENT_FEATURE_SHRINK,
                         (char *)CLIENT_FEATURE_WINDOWS,
+                        (char *)CLIENT_FEATURE_GATHER,
                         (char *)CLIENT_FEATURE_CELLS};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;
@@ -428,6 +430,7 @@ void comm_client_close(comm_client_t *client)
         member_drop(client->comms, deadline_ns);
     }
     queues_free_all(client);
+    joins_free_all(client);
     memory_withdraw_all(client, clock_after_ms(FINISH_TIMEOUT_MS));
     if (client->gpus != NULL) { /* GPU memory is freed below; of host memory commd has its own mapping */
         client_await_daemon_end(client, clock_after_ms(FINISH_TIMEOUT_MS));

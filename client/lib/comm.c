@@ -49,7 +49,9 @@ static void member_free(struct comm_comm *comm)
     free(comm->algorithms);
     free(comm->name);
     free(comm->buckets);
+    struct client_join *join = comm->join;
     free(comm);
+    join_release(join); /* last: it may release the lock */
 }
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle)
@@ -410,6 +412,9 @@ comm_result_t member_next(struct comm_comm *failed, uint64_t timeout_ms, struct 
     }
     result = member_joined(next, result);
     *out = result == COMM_OK ? next : NULL;
+    if (result == COMM_OK) {
+        next->join = join_hold(failed->join);
+    }
     return result;
 }
 
@@ -445,6 +450,11 @@ void member_drop(struct comm_comm *comm, uint64_t deadline_ns)
         comm->graph = NULL;
     }
     group_forget(comm);
+    if (comm->successor != NULL) {
+        struct comm_comm *successor = comm->successor;
+        comm->successor = NULL;
+        member_drop(successor, deadline_ns);
+    }
     while ((part = part_of(comm)) != NULL) {
         member_drop(part, deadline_ns);
     }

@@ -180,6 +180,8 @@ struct comm_comm {
     bool captures;              /* a thread is adding an operation to a CUDA graph */
     uint32_t trace_row_count;   /* trace.c: rows of bars, and when the last bar of each row ends */
     uint64_t trace_row_ends_ns[TRACE_ROWS_MAX];
+    struct client_join *join;    /* the job that it is a generation of; null: none */
+    struct comm_comm *successor; /* made by comm_agree, and not yet returned by comm_shrink; null: none */
     comm_init_options_t options; /* the options of comm_init; its algorithms points to the copy below */
     char *algorithms;
 };
@@ -229,6 +231,7 @@ struct comm_client {
     uint32_t pending_ops_max;
     struct client_request *requests;
     struct comm_comm *comms;
+    struct client_join *joins;
     struct client_gpu *gpus; /* of its communicators and memories; changes need the fences' lock, too */
     struct client_fences fences;
     struct comm_event *events;       /* under the fences' lock */
@@ -249,6 +252,7 @@ struct comm_client {
     bool shrinks;               /* commd takes comm_shrink */
     bool takes_graphs;          /* commd takes operations of CUDA graphs */
     bool offers_stores;         /* commd keeps stores of keys and values */
+    bool gathers;               /* commd takes comm_join, and tells the numbers of collectives */
     bool offers_windows;        /* commd takes operations with windows */
     bool records_by_ticket;     /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
@@ -298,6 +302,16 @@ static inline void trace_op_seen(struct client_trace *trace, struct comm_comm *c
         trace_write_op(trace, comm, op, result);
     }
 }
+
+/* --- join.c: elastic jobs. With the lock. --- */
+
+struct client_join;
+/* The communicator is part of the job, or was: the process leaves it with the last one. Null is accepted. */
+struct client_join *join_hold(struct client_join *join);
+void join_release(struct client_join *join);
+void join_handle_waiting(struct comm_client *client, const Commd__Client__Waiting *event);
+/* Frees all jobs, of a client that ends. */
+void joins_free_all(struct comm_client *client);
 
 /* --- connection.c --- */
 

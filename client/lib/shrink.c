@@ -48,6 +48,20 @@ static comm_result_t await_verdict(struct comm_comm *comm, uint64_t deadline_ns,
     return COMM_OK;
 }
 
+/* What comm_agree has made: the newest. May release the lock. */
+static struct comm_comm *take_successor(struct comm_comm *comm)
+{
+    struct comm_comm *next = comm->successor;
+    comm->successor = NULL;
+    while (next->successor != NULL) {
+        struct comm_comm *failed = next;
+        next = failed->successor;
+        failed->successor = NULL;
+        member_drop(failed, clock_after_ms(FINISH_TIMEOUT_MS));
+    }
+    return next;
+}
+
 comm_result_t comm_shrink(comm_t *comm, const comm_shrink_options_t *options, comm_t **out)
 {
     comm_shrink_options_t given = COMM_SHRINK_OPTIONS_INIT;
@@ -64,6 +78,11 @@ comm_result_t comm_shrink(comm_t *comm, const comm_shrink_options_t *options, co
         return result;
     }
     struct comm_client *client = comm->client;
+    if (comm->successor != NULL) {
+        *out = take_successor(comm);
+        client_leave(client);
+        return COMM_OK;
+    }
     uint64_t timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : FORM_TIMEOUT_DEFAULT_MS;
     if (!client->shrinks) {
         result =
@@ -77,6 +96,20 @@ comm_result_t comm_shrink(comm_t *comm, const comm_shrink_options_t *options, co
         result = member_next(comm, timeout_ms, out);
     }
     client_leave(client);
+    return result;
+}
+
+comm_result_t comm_recover(comm_t **comm, const comm_shrink_options_t *options)
+{
+    comm_t *next = NULL;
+    if (comm == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_recover: a communicator is a null pointer");
+    }
+    comm_result_t result = comm_shrink(*comm, options, &next);
+    if (result == COMM_OK) {
+        comm_destroy(*comm);
+        *comm = next;
+    }
     return result;
 }
 

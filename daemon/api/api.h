@@ -11,6 +11,7 @@
 #include "daemon/comm/comms.h"
 #include "daemon/conf/changes.h"
 #include "daemon/exec/rails.h"
+#include "daemon/gather/gathers.h"
 #include "daemon/store/stores.h"
 
 /*
@@ -31,6 +32,7 @@ struct api;
 #define API_ADMIN_SESSIONS_OF_ROOT 16  /* of these, only for root and commd's own user */
 #define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; more: LIMIT */
 #define API_SESSION_STORES_MAX 1024    /* stores that one client has open; more: LIMIT */
+#define API_SESSION_JOINS_MAX 256 /* ranks of elastic jobs that one client has or waits for; more: LIMIT */
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; more: LIMIT */
 #define API_SESSION_RESERVED_SHARE 2   /* memories of one client, times a GPU's memory; more: LIMIT */
 #define API_SESSION_PACKETS_MAX 65536  /* unread packets of one client; more: it is dropped */
@@ -71,7 +73,8 @@ struct api_options {
     int admin_listen_fd;     /* like listen_fd */
     const char *admin_group; /* "" or null: no group */
     struct comms *comms;
-    struct stores *stores; /* null: clients cannot use stores. Charged to the api's budget */
+    struct stores *stores;   /* null: clients cannot use stores. Charged to the api's budget */
+    struct gathers *gathers; /* null: clients cannot join elastic jobs. Likewise */
     struct mesh *mesh;
     struct net *net;             /* for statistics; null if standalone */
     struct rails *rails;         /* for statistics; null if there are none. Must outlive the api */

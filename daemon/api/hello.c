@@ -57,6 +57,12 @@ static bool begin_windows(struct api_session *session, uint64_t now_ns)
     return session->api->gpus == NULL;
 }
 
+static bool begin_gather(struct api_session *session, uint64_t now_ns)
+{
+    (void)now_ns;
+    return session->api->gathers != NULL;
+}
+
 static const struct feature {
     const char *name;
     bool (*begin)(struct api_session *session, uint64_t now_ns);
@@ -71,6 +77,7 @@ static const struct feature {
     {CLIENT_FEATURE_FAILURES, begin_failures},
     {CLIENT_FEATURE_STORE, begin_store},
     {CLIENT_FEATURE_WINDOWS, begin_windows},
+    {CLIENT_FEATURE_GATHER, begin_gather},
 };
 #define FEATURES (sizeof features / sizeof features[0])
 

@@ -221,6 +221,9 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
     int gpu;
     struct api_comm *comm = NULL;
     enum status status = api_session_gpu(session, &request->device_uuid, request->device, &gpu, error);
+    if (status == STATUS_OK && session->api->gathers != NULL) {
+        status = gathers_check(session->api->gathers, session->client.uid, request->name, error);
+    }
     if (status == STATUS_OK) {
         status = comm_add(session, request_id, request->handle, request->name, &comm, error);
     }
@@ -313,6 +316,7 @@ void api_comm_table(struct api_session *session, uint64_t request_id, const Comm
         uint32_t left = view.node_count - request->first_node;
         answer.n_node_names = left < CLIENT_TABLE_NODES_MAX ? left : CLIENT_TABLE_NODES_MAX;
     }
+    answer.last_seq = view.last_seq;
     Commd__Client__Reply reply = API_REPLY(request_id, COMM_TABLE, comm_table, &answer);
     api_session_reply(session, &reply);
 }
@@ -571,6 +575,10 @@ bool api_session_release_one(struct api_session *session, uint64_t now_ns)
             comms_member_leave(comm->member, COMMS_LEAVE_LOST, now_ns);
         }
         comm_forget(comm);
+        return true;
+    }
+    if (session->joins != NULL) {
+        api_join_forget(session->joins);
         return true;
     }
     if (session->stores != NULL) {

@@ -308,6 +308,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->now_ns = now_ns;
     api->comms = options->comms;
     api->stores = options->stores;
+    api->gathers = options->gathers;
     api->mesh = options->mesh;
     api->net = options->net;
     api->rails = options->rails;
@@ -348,6 +349,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     if (api->stores != NULL) {
         stores_set_budget(api->stores, api->budget);
     }
+    if (api->gathers != NULL) {
+        gathers_set_budget(api->gathers, api->budget);
+    }
     *out = api;
     return STATUS_OK;
 }
@@ -378,6 +382,9 @@ void api_free(struct api *api)
     api_heart_free(api);
     if (api->stores != NULL) {
         stores_set_budget(api->stores, NULL);
+    }
+    if (api->gathers != NULL) {
+        gathers_set_budget(api->gathers, NULL);
     }
     budget_free(api->budget);
     free(api->network_address);

@@ -431,6 +431,10 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(DISCONNECT, api_disconnect(session, id, request->disconnect));
         HANDLE(DRAIN, api_drain(session, id, request->drain, now_ns));
         HANDLE(UNDRAIN, api_undrain(session, id, now_ns));
+        HANDLE(COMM_JOIN, api_join(session, id, request->comm_join, now_ns));
+        HANDLE(COMM_GROW, api_grow(session, id, request->comm_grow, now_ns));
+        HANDLE(COMM_SETTLE, api_settle(session, id, request->comm_settle));
+        HANDLE(COMM_LEAVE, api_leave(session, id, request->comm_leave));
         HANDLE(STORE, api_store(session, id, request->store, now_ns));
         HANDLE(ALGORITHMS, api_algorithms(session, id, request->algorithms));
     case COMMD__CLIENT__REQUEST__BODY__NOT_SET:

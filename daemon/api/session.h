@@ -51,6 +51,15 @@ struct api_store {
     UT_hash_handle hh;
 };
 
+/* A process of an elastic job. */
+struct api_join {
+    uint32_t handle;
+    struct api_session *session;
+    struct gathers_entry *entry;
+    uint64_t request_id; /* its request that has no answer yet; 0: none */
+    UT_hash_handle hh;
+};
+
 struct api_memory {
     uint32_t id;
     struct memory *memory;
@@ -124,6 +133,7 @@ struct api_session {
     uint64_t connected_ns;
     struct api_comm *comms;
     struct api_store *stores;
+    struct api_join *joins;
     struct api_memory *memories;
     uint64_t memory_bytes;
     uint32_t gpu_memory_count; /* memories that are on GPUs */
@@ -176,7 +186,8 @@ struct api_graphs {
 struct api {
     struct loop *loop;
     struct comms *comms;
-    struct stores *stores; /* null: none */
+    struct stores *stores;   /* null: none */
+    struct gathers *gathers; /* null: none */
     struct mesh *mesh;
     struct net *net;
     struct rails *rails;
@@ -480,6 +491,16 @@ void api_store(struct api_session *session, uint64_t request_id, const Commd__Cl
                uint64_t now_ns);
 /* Closes the store, if it is open. */
 void api_store_forget(struct api_store *store, uint64_t now_ns);
+
+/* joins.c */
+void api_join(struct api_session *session, uint64_t request_id, const Commd__Client__CommJoin *request,
+              uint64_t now_ns);
+void api_grow(struct api_session *session, uint64_t request_id, const Commd__Client__CommGrow *request,
+              uint64_t now_ns);
+void api_settle(struct api_session *session, uint64_t request_id, const Commd__Client__CommSettle *request);
+void api_leave(struct api_session *session, uint64_t request_id, const Commd__Client__CommLeave *request);
+/* The process leaves its job. */
+void api_join_forget(struct api_join *join);
 
 /* requests.c: communicators, operations. fd: -1 or the packet's descriptor, which the caller keeps. */
 void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,

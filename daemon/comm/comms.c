@@ -31,7 +31,7 @@ enum status comms_new(const struct comms_options *options, struct comms **out, s
     random_seed(&comms->random, options->seed_secure);
     struct mesh_handler handler = {comms, comms_control_node_up, comms_control_node_down,
                                    comms_control_received};
-    mesh_set_handler(comms->mesh, &handler);
+    mesh_set_handler(comms->mesh, MESH_ROOM_COMM, &handler);
     *out = comms;
     return STATUS_OK;
 }
@@ -42,7 +42,7 @@ void comms_free(struct comms *comms)
         return;
     }
     struct mesh_handler nobody = {0};
-    mesh_set_handler(comms->mesh, &nobody);
+    mesh_set_handler(comms->mesh, MESH_ROOM_COMM, &nobody);
     struct error cause;
     error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", mesh_own_name(comms->mesh));
     while (comms->comms != NULL) {
@@ -505,6 +505,7 @@ void comms_member_view(const struct comms_member *member, struct communicator_vi
         .node_count = comm->node_count,
         .node_of_rank = comm->node_of_rank,
         .node_names = comm->node_names,
+        .last_seq = comms_cells_head(member),
     };
 }
 
@@ -547,6 +548,15 @@ enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, 
     }
     communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
     return STATUS_OK;
+}
+
+void comms_abort_forming(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,
+                         uint64_t now_ns)
+{
+    struct communicator *comm = communicator_find(comms, owner_uid, name);
+    if (comm != NULL && comm->state == COMMS_COMM_FORMING) {
+        communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
+    }
 }
 
 void comms_abort_all(struct comms *comms, const struct error *cause, uint64_t now_ns)

@@ -266,6 +266,7 @@ struct communicator_view {
     uint32_t node_count;
     const uint32_t *node_of_rank;  /* size: index into node_names */
     const char *const *node_names; /* node_count */
+    uint64_t last_seq;             /* the member's last collective */
 };
 void comms_member_view(const struct comms_member *member, struct communicator_view *out);
 
@@ -292,6 +293,9 @@ void comms_member_abort(struct comms_member *member, const struct error *cause, 
  * that user has none of that name. */
 enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,
                         uint64_t now_ns) COMM_MUST_USE;
+/* The same, but only if it has not formed yet. */
+void comms_abort_forming(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,
+                         uint64_t now_ns);
 void comms_abort_all(struct comms *comms, const struct error *cause, uint64_t now_ns);
 
 /* Returns whether no communicator has an operation pending (for a drain). */

@@ -149,14 +149,9 @@ void mesh_free(struct mesh *mesh)
     free(mesh);
 }
 
-void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler)
+void mesh_set_handler(struct mesh *mesh, enum mesh_room room, const struct mesh_handler *handler)
 {
-    mesh->handler = *handler;
-}
-
-void mesh_set_store_handler(struct mesh *mesh, const struct mesh_handler *handler)
-{
-    mesh->store_handler = *handler;
+    mesh->handlers[room] = *handler;
 }
 
 /* --- Nodes --- */

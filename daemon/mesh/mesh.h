@@ -72,9 +72,15 @@ struct mesh_handler {
 enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out,
                      struct error *error) COMM_MUST_USE;
 void mesh_free(struct mesh *mesh);
-void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler);
-/* Likewise for stores: of messages it gets StoreAsk and StoreAnswer, and comms gets all others. */
-void mesh_set_store_handler(struct mesh *mesh, const struct mesh_handler *handler);
+/* The rooms that mesh serves. Each gets the messages that are its own. They are told of nodes in this order.
+ */
+enum mesh_room {
+    MESH_ROOM_COMM,   /* all messages that are not another room's */
+    MESH_ROOM_STORE,  /* StoreAsk, StoreAnswer */
+    MESH_ROOM_GATHER, /* Gather, Gathered */
+    MESH_ROOMS
+};
+void mesh_set_handler(struct mesh *mesh, enum mesh_room room, const struct mesh_handler *handler);
 
 /* Adds a node of the configuration (net_add_peer). A node that was removed gets its old index back. LIMIT,
  * ALREADY_EXISTS, INVALID_ARGUMENT (also for our own name). */
@@ -134,6 +140,8 @@ bool mesh_is_complete(const struct mesh *mesh);
  */
 bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node);
+/* Whether the node's commd runs, as this node or others say, with or without a connection to it from here. */
+bool mesh_node_is_member(const struct mesh *mesh, uint32_t node);
 
 /*
  * mesh_tick dials, probes, and notices silence. mesh_next_deadline_ns says by when it must be called again.
@@ -240,6 +248,7 @@ const char *mesh_node_name(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
 /* Features that a node may offer, one bit each. Their names on the wire are in proto/version.h. */
 #define MESH_OFFERS_STORE 1u
+#define MESH_OFFERS_GATHER 2u
 /* Whether the node offered this feature when it last said Hello. */
 bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature);
 /* Whether a node of that name is known and not removed; *node gets its index. */

@@ -110,9 +110,8 @@ struct mesh {
     char cluster_name[MESH_CLUSTER_NAME_MAX_BYTES + 1];
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     char *algorithms;
-    struct mesh_handler handler;       /* of comms */
-    struct mesh_handler store_handler; /* of stores */
-    struct mesh_peer **peers;          /* by the net's index */
+    struct mesh_handler handlers[MESH_ROOMS];
+    struct mesh_peer **peers; /* by the net's index */
     uint32_t peer_count;
     uint32_t removed_count; /* removed ones of these */
     uint32_t peer_capacity;

@@ -21,7 +21,7 @@ static void text_copy(const char *from, char *out, size_t size)
 static const struct {
     const char *name;
     unsigned bit;
-} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE}};
+} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE}, {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER}};
 #define FEATURE_COUNT (sizeof features / sizeof features[0])
 
 static unsigned features_from_wire(const Commd__Mesh__Hello *hello)
@@ -194,20 +194,28 @@ static void on_members(struct mesh_peer *peer, const Commd__Mesh__Message *messa
     }
 }
 
-static void on_other(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+static void pass_on(struct mesh_peer *peer, enum mesh_room room, const Commd__Mesh__Message *message,
+                    uint64_t now_ns)
 {
-    const struct mesh_handler *handler = &peer->mesh->handler;
+    const struct mesh_handler *handler = &peer->mesh->handlers[room];
     if (handler->message != NULL) {
         handler->message(handler->context, peer->index, message, now_ns);
     }
 }
 
+static void on_other(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    pass_on(peer, MESH_ROOM_COMM, message, now_ns);
+}
+
 static void on_store(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
-    const struct mesh_handler *handler = &peer->mesh->store_handler;
-    if (handler->message != NULL) {
-        handler->message(handler->context, peer->index, message, now_ns);
-    }
+    pass_on(peer, MESH_ROOM_STORE, message, now_ns);
+}
+
+static void on_gather(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    pass_on(peer, MESH_ROOM_GATHER, message, now_ns);
 }
 
 typedef void message_function(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns);
@@ -235,6 +243,8 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_MET] = on_other,
     [COMMD__MESH__MESSAGE__BODY_STORE_ASK] = on_store,
     [COMMD__MESH__MESSAGE__BODY_STORE_ANSWER] = on_store,
+    [COMMD__MESH__MESSAGE__BODY_GATHER] = on_gather,
+    [COMMD__MESH__MESSAGE__BODY_GATHERED] = on_gather,
 };
 
 static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_t size, uint64_t now_ns)

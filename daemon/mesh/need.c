@@ -150,6 +150,12 @@ bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node)
            (!peer->removed && !mesh_peer_is_needed(peer) && members_state(mesh->members, node) == MEMBER_UP);
 }
 
+bool mesh_node_is_member(const struct mesh *mesh, uint32_t node)
+{
+    return !mesh_peer_at(mesh, node)->removed &&
+           (mesh_node_is_up(mesh, node) || members_state(mesh->members, node) == MEMBER_UP);
+}
+
 bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node)
 {
     return !mesh_node_is_up(mesh, node) &&

@@ -198,7 +198,6 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
 
 void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
 {
-    const struct mesh_handler *handler = &peer->mesh->handler;
     peer_set_state(peer, MESH_NODE_UP, now_ns);
     peer->dial.failures = 0;
     mesh_need_reset(peer);
@@ -211,11 +210,11 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     history_add(&about, "commd %s", peer->version_text);
     members_linked(peer->mesh->members, peer->index, peer->incarnation, now_ns);
     mesh_ping_up(peer, now_ns);
-    if (handler->node_up != NULL) {
-        handler->node_up(handler->context, peer->index, now_ns);
-    }
-    if (peer->mesh->store_handler.node_up != NULL) {
-        peer->mesh->store_handler.node_up(peer->mesh->store_handler.context, peer->index, now_ns);
+    for (unsigned room = 0; room < MESH_ROOMS; room++) {
+        const struct mesh_handler *handler = &peer->mesh->handlers[room];
+        if (handler->node_up != NULL) {
+            handler->node_up(handler->context, peer->index, now_ns);
+        }
     }
 }
 
@@ -246,7 +245,6 @@ static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const
 void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
-    const struct mesh_handler *handler = &peer->mesh->handler;
     bool was_up = peer->state == MESH_NODE_UP;
     bool ours = peer->closing;
     bool idle = was_up && mesh_peer_is_idle(peer);
@@ -296,11 +294,11 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
         }
         mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
         mesh_link_lost(peer);
-        if (handler->node_down != NULL) {
-            handler->node_down(handler->context, node, &copy, now_ns);
-        }
-        if (peer->mesh->store_handler.node_down != NULL) {
-            peer->mesh->store_handler.node_down(peer->mesh->store_handler.context, node, &copy, now_ns);
+        for (unsigned room = 0; room < MESH_ROOMS; room++) {
+            const struct mesh_handler *handler = &peer->mesh->handlers[room];
+            if (handler->node_down != NULL) {
+                handler->node_down(handler->context, node, &copy, now_ns);
+            }
         }
     }
 }

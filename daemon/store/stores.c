@@ -33,7 +33,7 @@ enum status stores_new(const struct stores_options *options, struct stores **out
     stores->run_ns = TIME_NEVER;
     stores->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
     struct mesh_handler handler = {stores, control_node_up, control_node_down, stores_control_received};
-    mesh_set_store_handler(stores->mesh, &handler);
+    mesh_set_handler(stores->mesh, MESH_ROOM_STORE, &handler);
     *out = stores;
     return STATUS_OK;
 }
@@ -44,7 +44,7 @@ void stores_free(struct stores *stores)
         return;
     }
     struct mesh_handler nobody = {0};
-    mesh_set_store_handler(stores->mesh, &nobody);
+    mesh_set_handler(stores->mesh, MESH_ROOM_STORE, &nobody);
     while (stores->openers != NULL) {
         stores_opener_close(stores->openers, 0);
     }

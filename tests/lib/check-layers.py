@@ -29,8 +29,9 @@ BELOW = {
     "daemon/p2p": BASE + LAYER_2,
     "daemon/comm": BASE + LAYER_2 + LAYER_3,
     "daemon/store": BASE + LAYER_2 + LAYER_3,
-    "daemon/api": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/store"],
-    "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/store", "daemon/api"],
+    "daemon/gather": BASE + LAYER_2 + LAYER_3,
+    "daemon/api": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/store", "daemon/gather"],
+    "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/store", "daemon/gather", "daemon/api"],
     "client/include": ["client/include/commclient"],
     "client/include/commclient": [],
     "client/lib": ["proto", "client/include", "client/lib/gpu", "daemon/host"],  # of daemon/host only reduce.h: see ALLOWED_ALONE

@@ -55,4 +55,26 @@ typedef struct comm_lost {
  */
 COMM_API COMM_CHECK comm_result_t comm_lost(comm_t *comm, uint32_t *ranks, uint32_t max, comm_lost_t *lost);
 
+/*
+ * comm_shrink, which puts the next communicator in the place of *comm, and destroys that. After a failure
+ * *comm stays. Memory, events and queues of the client stay valid; persistent handles of *comm do not.
+ */
+COMM_API COMM_CHECK comm_result_t comm_recover(comm_t **comm, const comm_shrink_options_t *options);
+
+/*
+ * Agrees on *flags: every surviving rank gets the bitwise AND of what the ranks passed that are alive, or
+ * were alive when they called. All survivors get the same result, whoever is lost meanwhile, and also if
+ * `comm` has failed already (MPI's ULFM: MPI_Comm_agree). Every surviving rank must call it, in the same
+ * order among the collectives; no other thread may start a collective of `comm` meanwhile. After it,
+ * comm_lost or the next operation says whether ranks were lost. If they were, comm_shrink returns at once.
+ *
+ * timeout_ms: how long to wait for the other ranks, each time that ranks are lost; 0: 60,000. If a rank does
+ * not call in time, `comm` ends with COMM_ABORTED, and ranks get COMM_TIMED_OUT or COMM_ABORTED.
+ *
+ * Errors: COMM_TIMED_OUT, COMM_ABORTED (also of a minority), COMM_MISMATCH (another rank calls another
+ * collective), COMM_RANK_LOST (the survivors count this rank as lost), COMM_UNSUPPORTED (a commd is older),
+ * COMM_INVALID_ARGUMENT, COMM_NO_MEMORY, COMM_LIMIT, COMM_DAEMON_LOST.
+ */
+COMM_API COMM_CHECK comm_result_t comm_agree(comm_t *comm, uint64_t *flags, uint32_t timeout_ms);
+
 #endif

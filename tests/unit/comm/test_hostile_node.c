@@ -28,7 +28,7 @@ static void hostile_start(void)
     world_start(&world, 2, 1, NULL);
     connect_all(&world);
     struct mesh_handler handler = {.context = &heard, .message = on_message};
-    mesh_set_handler(world.nodes[1].mesh, &handler);
+    mesh_set_handler(world.nodes[1].mesh, MESH_ROOM_COMM, &handler);
 }
 
 static void say(Commd__Mesh__Message *message)

@@ -35,7 +35,7 @@ static void start(void)
     world_start(&world, 3, 1, NULL);
     connect_all(&world);
     for (unsigned i = 1; i < 3; i++) {
-        mesh_set_handler(world.nodes[i].mesh,
+        mesh_set_handler(world.nodes[i].mesh, MESH_ROOM_COMM,
                          &(struct mesh_handler){.context = &heard[i], .message = on_message});
     }
 }

@@ -83,7 +83,7 @@ static void test_names_go_to_the_users_nodes_alone(void **state)
         struct heard heard = {0};
         world_start(&world, 3, 3, NULL);
         struct mesh_handler handler = {.context = &heard, .message = on_message};
-        mesh_set_handler(world.nodes[2].mesh, &handler);
+        mesh_set_handler(world.nodes[2].mesh, MESH_ROOM_COMM, &handler);
         limit("ab", is_limited != 0 ? "ab" : "abc");
         struct member *first = join_user(0, 0, USER_UID);
         connect_all(&world); /* sent to each node that comes up */

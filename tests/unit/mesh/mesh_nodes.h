@@ -92,7 +92,7 @@ static inline void node_start(struct world *world, unsigned index, const char *n
     options.slice_bytes = settings_slice_bytes;
     options.algorithms = settings_algorithms;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
-    mesh_set_handler(node->mesh, &(struct mesh_handler){node, on_up, on_down, on_message});
+    mesh_set_handler(node->mesh, MESH_ROOM_COMM, &(struct mesh_handler){node, on_up, on_down, on_message});
 }
 
 static inline void node_stop(struct node *node)

@@ -39,7 +39,7 @@ static void start(void)
     memset(&heard, 0, sizeof heard);
     world_start(&world, 2);
     struct mesh_handler handler = {.message = on_message};
-    mesh_set_store_handler(world.nodes[1].mesh, &handler);
+    mesh_set_handler(world.nodes[1].mesh, MESH_ROOM_STORE, &handler);
     run(&world, 2 * TIME_S);
     assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
 }

@@ -1,0 +1,237 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/gather/gathers_internal.h"
+
+/* Which processes get ranks, and when. */
+
+#define AGAIN_NS (100 * TIME_MS) /* after a lack of memory */
+#define CHOSEN UINT32_MAX        /* a rank that is not known yet */
+
+/* What a meeting's processes want. */
+struct tally {
+    uint32_t waiting;
+    uint32_t running;     /* ranks of a generation that is not void */
+    uint32_t least, most; /* of those that wait: the greatest and the smallest */
+    uint64_t last_call_ns;
+    bool minority_continues; /* all that wait say so */
+};
+
+static struct tally count(const struct gathers_meeting *meeting)
+{
+    struct tally tally = {.most = UINT32_MAX, .minority_continues = true};
+    const struct gathers_party *party;
+    DL_FOREACH(meeting->parties, party)
+    {
+        for (uint32_t i = 0; i < party->count; i++) {
+            const struct gathers_guest *guest = &party->guests[i];
+            if (guest->generation != 0) {
+                tally.running += !guest->is_void;
+                continue;
+            }
+            tally.waiting++;
+            tally.least = guest->least > tally.least ? guest->least : tally.least;
+            tally.most = guest->most < tally.most ? guest->most : tally.most;
+            tally.last_call_ns =
+                guest->last_call_ns > tally.last_call_ns ? guest->last_call_ns : tally.last_call_ns;
+            tally.minority_continues = tally.minority_continues && guest->minority_continues;
+        }
+    }
+    return tally;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(struct gathers_meeting *meeting, const char *format,
+                                                      ...)
+{
+    char text[GATHERS_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (strcmp(text, meeting->text) != 0) {
+        memcpy(meeting->text, text, sizeof text);
+        meeting->text_number++;
+    }
+}
+
+/* --- Seats --- */
+
+static int by_arrival(const void *left, const void *right)
+{
+    const struct gathers_guest *const *a = left, *const *b = right;
+    return ((*a)->came > (*b)->came) - ((*a)->came < (*b)->came);
+}
+
+/* Chooses those that came first, such that the size, `from` and they, is at most `to`, and what each of them
+ * allows. Their rank is CHOSEN then. Returns how many; 0 without memory. */
+static uint32_t choose(struct gathers_meeting *meeting, uint32_t waiting, uint32_t from, uint32_t to)
+{
+    struct gathers_guest **list = calloc(waiting, sizeof(struct gathers_guest *));
+    struct gathers_party *party;
+    uint32_t count = 0, chosen = 0, most = to;
+    if (list == NULL) {
+        return 0;
+    }
+    DL_FOREACH(meeting->parties, party)
+    {
+        for (uint32_t i = 0; i < party->count; i++) {
+            if (party->guests[i].generation == 0) {
+                list[count++] = &party->guests[i];
+            }
+        }
+    }
+    qsort(list, count, sizeof(struct gathers_guest *), by_arrival);
+    for (uint32_t i = 0; i < count && from + chosen < most; i++) {
+        if (list[i]->most > from + chosen) {
+            most = list[i]->most < most ? list[i]->most : most;
+            list[i]->rank = CHOSEN;
+            chosen++;
+        }
+    }
+    free(list);
+    return chosen;
+}
+
+/* Gives the chosen ones ranks of the next generation, by node and arrival. */
+static struct gathers_number seat(struct gathers_meeting *meeting, uint32_t from, uint32_t chosen)
+{
+    struct gathers_number number = {++meeting->generation, random_u64(&meeting->gathers->random)};
+    struct gathers_party *party;
+    uint32_t rank = from;
+    DL_FOREACH(meeting->parties, party)
+    {
+        for (uint32_t i = 0; i < party->count; i++) {
+            struct gathers_guest *guest = &party->guests[i];
+            if (guest->generation == 0 && guest->rank == CHOSEN) {
+                guest->generation = number.generation;
+                guest->nonce = number.nonce;
+                guest->settled = guest->is_void = false;
+                guest->rank = rank++;
+                guest->size = from + chosen;
+                guest->seat_untold = true;
+            }
+        }
+    }
+    log_debug("job \"%s\" of uid %u: generation %llu gets %u ranks", meeting->key.name,
+              (unsigned)meeting->key.owner_uid, (unsigned long long)number.generation, from + chosen);
+    return number;
+}
+
+/* --- A first generation --- */
+
+/* Whether this node sees most of the cluster; of exactly half, the half with the lowest name. */
+static bool sees_most(const struct gathers *gathers, uint32_t *seen, uint32_t *all)
+{
+    const struct mesh *mesh = gathers->mesh;
+    const char *lowest = mesh_own_name(mesh);
+    bool has_lowest = true;
+    *seen = *all = 1;
+    for (uint32_t node = 0; node < mesh_node_count(mesh); node++) {
+        if (mesh_node_is_removed(mesh, node)) {
+            continue;
+        }
+        bool is_member = mesh_node_is_member(mesh, node);
+        ++*all;
+        *seen += is_member;
+        if (strcmp(mesh_node_name(mesh, node), lowest) < 0) {
+            lowest = mesh_node_name(mesh, node);
+            has_lowest = is_member;
+        }
+    }
+    return 2 * *seen > *all || (2 * *seen == *all && has_lowest);
+}
+
+static void wait_until(struct gathers_meeting *meeting, uint64_t then_ns)
+{
+    meeting->next_ns = time_min(meeting->next_ns, then_ns);
+    meeting->gathers->next_ns = time_min(meeting->gathers->next_ns, meeting->next_ns);
+}
+
+static void try_to_form(struct gathers_meeting *meeting, const struct tally *tally, uint64_t now_ns)
+{
+    uint32_t seen, all;
+    uint64_t last_call_ns = time_after(meeting->last_came_ns, tally->last_call_ns);
+    if (tally->least > tally->most) {
+        say(meeting, "one process wants at least %u ranks, and another one at most %u", tally->least,
+            tally->most);
+        return;
+    }
+    if (tally->waiting < tally->least) {
+        say(meeting, "at least %u are needed", tally->least);
+        return;
+    }
+    if (!tally->minority_continues && !sees_most(meeting->gathers, &seen, &all)) {
+        say(meeting, "the node sees only %u of the cluster's %u nodes", seen, all);
+        wait_until(meeting, time_after(now_ns, GATHERS_CHECK_NS));
+        return;
+    }
+    if (now_ns < meeting->grace_ns) {
+        say(meeting, "the node may not have heard of all processes yet");
+        wait_until(meeting, meeting->grace_ns);
+        return;
+    }
+    if (tally->waiting < tally->most && now_ns < last_call_ns) {
+        say(meeting, "more may come");
+        wait_until(meeting, last_call_ns);
+        return;
+    }
+    uint32_t chosen = choose(meeting, tally->waiting, 0, tally->most);
+    say(meeting, "%s", "");
+    if (chosen > 0) {
+        (void)seat(meeting, 0, chosen);
+    } else {
+        wait_until(meeting, time_after(now_ns, AGAIN_NS));
+    }
+}
+
+/* --- Growing --- */
+
+static void grow(struct gathers_meeting *meeting, struct gathers_guest *guest)
+{
+    struct tally tally = count(meeting);
+    uint32_t chosen = 0;
+    guest->grow_answered = guest->grow_number;
+    guest->grow_untold = true;
+    guest->grown = (struct gathers_number){0};
+    guest->grown_size = guest->grow_from;
+    if (tally.waiting > 0) {
+        chosen = choose(meeting, tally.waiting, guest->grow_from, guest->grow_to);
+    }
+    if (chosen > 0) {
+        guest->grown = seat(meeting, guest->grow_from, chosen);
+        guest->grown_size = guest->grow_from + chosen;
+    }
+}
+
+static void grow_all(struct gathers_meeting *meeting)
+{
+    struct gathers_party *party;
+    DL_FOREACH(meeting->parties, party)
+    {
+        for (uint32_t i = 0; i < party->count; i++) {
+            struct gathers_guest *guest = &party->guests[i];
+            if (guest->generation != 0 && guest->grow_number > guest->grow_answered) {
+                grow(meeting, guest);
+            }
+        }
+    }
+}
+
+void gathers_decide(struct gathers_meeting *meeting, uint64_t now_ns)
+{
+    meeting->next_ns = TIME_NEVER;
+    grow_all(meeting);
+    struct tally tally = count(meeting);
+    if (tally.waiting > 0 && tally.running == 0) {
+        try_to_form(meeting, &tally, now_ns);
+        tally = count(meeting);
+    } else {
+        say(meeting, "%s", "");
+    }
+    meeting->waiting = tally.waiting;
+}

@@ -195,6 +195,9 @@ static void grow(struct gathers_meeting *meeting, struct gathers_guest *guest)
 {
     struct tally tally = count(meeting);
     uint32_t chosen = 0;
+    if (gathers_grows_in_vain(guest)) {
+        gathers_make_void(meeting, &guest->grown); /* the ranks did not take that step */
+    }
     guest->grow_answered = guest->grow_number;
     guest->grow_untold = true;
     guest->grown = (struct gathers_number){0};

@@ -95,7 +95,7 @@ static void on_node_up(void *context, uint32_t node, uint64_t now_ns)
 static void on_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     (void)cause;
-    gathers_place_node_down(context, node);
+    gathers_place_node_down(context, node, now_ns);
     gathers_here_node_down(context, node, now_ns);
 }
 

@@ -23,10 +23,10 @@
  *
  * One generation at a time. A place forms a first generation only if it sees most of the cluster's nodes, of
  * exactly half the half with the lowest name (unless all processes say that a minority may go on). If it may
- * not have heard of everybody yet, it first waits GATHERS_GRACE_NS: after its start, if a process tells it of
- * another place before, and if another node would be the place but does not run. Two generations can still
- * run if nodes see the cluster differently for longer; they are different communicators, because a random
- * number is part of the communicator's name.
+ * not have heard of everybody, it first waits GATHERS_GRACE_NS: after its start; if a node with ranks is lost
+ * or turns to another place; if a node has turned to it from another place; and if another node would be the
+ * place but does not run. Two generations can still run if nodes see the cluster differently for longer; they
+ * are different communicators, because a random number is part of the communicator's name.
  *
  * A rank that is lost before its communicator has formed makes the generation void: the place tells all its
  * nodes, so that no process waits for that rank.

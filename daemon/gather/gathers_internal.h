@@ -187,11 +187,16 @@ void gathers_entry_fail(struct gathers_entry *entry, const struct error *cause, 
 /* place.c */
 void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd__Mesh__Gather *report,
                             uint64_t now_ns);
-void gathers_place_node_down(struct gathers *gathers, uint32_t node);
+void gathers_place_node_down(struct gathers *gathers, uint32_t node, uint64_t now_ns);
 void gathers_place_free(struct gathers *gathers);
 bool gathers_place_run(struct gathers *gathers, uint64_t now_ns);
 void gathers_place_tick(struct gathers *gathers, uint64_t now_ns);
 void gathers_meeting_undecided(struct gathers_meeting *meeting);
+
+/* The generation will not form: those of its ranks that have not settled do not count any more. */
+void gathers_make_void(struct gathers_meeting *meeting, const struct gathers_number *number);
+/* Whether the guest asked to grow, newcomers got ranks, and it has not settled in that generation. */
+bool gathers_grows_in_vain(const struct gathers_guest *guest);
 
 /* decide.c: what comes of a meeting, now. */
 void gathers_decide(struct gathers_meeting *meeting, uint64_t now_ns);

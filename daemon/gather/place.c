@@ -8,6 +8,7 @@
 /* The names for which this node decides, and who has told it of processes. */
 
 #define NOTHING_TOLD UINT32_MAX
+#define GENERATION_MAX (UINT64_C(1) << 62) /* of no honest node: so adding one is always right */
 
 void gathers_meeting_undecided(struct gathers_meeting *meeting)
 {
@@ -197,20 +198,22 @@ static bool has_entry(const Commd__Mesh__Gather *report, uint64_t id)
     return false;
 }
 
-/* Its ranks do not count any more. */
-static void make_void(struct gathers_meeting *meeting, const struct gathers_guest *left)
+void gathers_make_void(struct gathers_meeting *meeting, const struct gathers_number *number)
 {
-    uint64_t generation = left->generation;
     struct gathers_party *party;
-    meeting->voids[meeting->void_count++ % GATHERS_VOIDS_MAX] =
-        (struct gathers_number){.generation = generation, .nonce = left->nonce};
+    meeting->voids[meeting->void_count++ % GATHERS_VOIDS_MAX] = *number;
     DL_FOREACH(meeting->parties, party)
     {
         for (uint32_t i = 0; i < party->count; i++) {
             struct gathers_guest *guest = &party->guests[i];
-            guest->is_void = guest->is_void || (guest->generation == generation && !guest->settled);
+            guest->is_void = guest->is_void || (guest->generation == number->generation && !guest->settled);
         }
     }
+}
+
+bool gathers_grows_in_vain(const struct gathers_guest *guest)
+{
+    return guest->grown.generation > guest->generation;
 }
 
 /* A generation that one of its ranks has left before it had formed. No report: all have left. */
@@ -220,7 +223,11 @@ static void note_voids(struct gathers_party *party, const Commd__Mesh__Gather *r
         const struct gathers_guest *guest = &party->guests[i];
         bool left = report == NULL || !has_entry(report, guest->id);
         if (guest->generation != 0 && !guest->settled && !guest->is_void && left) {
-            make_void(party->meeting, guest);
+            struct gathers_number number = {guest->generation, guest->nonce};
+            gathers_make_void(party->meeting, &number);
+        }
+        if (gathers_grows_in_vain(guest) && left) {
+            gathers_make_void(party->meeting, &guest->grown);
         }
     }
 }
@@ -263,9 +270,10 @@ static const char *what_is_wrong(const Commd__Mesh__Gather *report)
     }
     for (size_t i = 0; i < report->n_entries; i++) {
         const Commd__Mesh__GatherEntry *entry = report->entries[i];
-        bool fits = entry->id != 0 && entry->least > 0 && entry->least <= entry->most &&
-                    entry->most <= COMM_SIZE_MAX && entry->grow_from <= entry->grow_to &&
-                    entry->grow_to <= COMM_SIZE_MAX && (entry->grow_number == 0 || entry->grow_from > 0);
+        bool fits = entry->id != 0 && entry->generation < GENERATION_MAX && entry->least > 0 &&
+                    entry->least <= entry->most && entry->most <= COMM_SIZE_MAX &&
+                    entry->grow_from <= entry->grow_to && entry->grow_to <= COMM_SIZE_MAX &&
+                    (entry->grow_number == 0 || entry->grow_from > 0);
         if (!fits) {
             return "a process of an elastic job that wants what cannot be";
         }
@@ -273,9 +281,29 @@ static const char *what_is_wrong(const Commd__Mesh__Gather *report)
     return NULL;
 }
 
-static void party_gone(struct gathers_party *party)
+static void wait_at_least(struct gathers_meeting *meeting, uint64_t grace_ns)
+{
+    meeting->grace_ns = grace_ns > meeting->grace_ns ? grace_ns : meeting->grace_ns;
+}
+
+static bool has_ranks(const struct gathers_party *party)
+{
+    for (uint32_t i = 0; i < party->count; i++) {
+        if (party->guests[i].generation != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The node tells this place of nobody any more. now_ns: its ranks may live, and be told to another place;
+ * TIME_NEVER: they do not. */
+static void party_gone(struct gathers_party *party, uint64_t now_ns)
 {
     struct gathers_meeting *meeting = party->meeting;
+    if (now_ns != TIME_NEVER && has_ranks(party)) {
+        wait_at_least(meeting, time_after(now_ns, GATHERS_GRACE_NS));
+    }
     note_voids(party, NULL);
     party_free(party);
     if (meeting->parties != NULL) {
@@ -299,7 +327,7 @@ void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd_
     if (report->n_entries == 0) {
         struct gathers_party *party = meeting != NULL ? party_find(meeting, node) : NULL;
         if (party != NULL) {
-            party_gone(party);
+            party_gone(party, report->turns ? now_ns : TIME_NEVER);
         }
         return;
     }
@@ -316,26 +344,24 @@ void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd_
     }
     bool taken = party_take(party, report, now_ns);
     if (!taken && party->guests == NULL) {
-        party_gone(party);
+        party_gone(party, TIME_NEVER);
         return;
     }
-    if (report->moved) {
-        uint64_t grace_ns = time_after(now_ns, GATHERS_GRACE_NS);
-        bool first = !meeting->has_moved;
+    if (report->moved && !meeting->has_moved) {
         meeting->has_moved = true;
-        meeting->grace_ns = first && grace_ns > meeting->grace_ns ? grace_ns : meeting->grace_ns;
+        wait_at_least(meeting, time_after(now_ns, GATHERS_GRACE_NS));
     }
     party->told_waiting = NOTHING_TOLD; /* it gets an answer, so that it knows that the place lives */
     gathers_meeting_undecided(meeting);
 }
 
-void gathers_place_node_down(struct gathers *gathers, uint32_t node)
+void gathers_place_node_down(struct gathers *gathers, uint32_t node, uint64_t now_ns)
 {
     struct gathers_meeting *meeting, *next;
     HASH_ITER (hh, gathers->meetings, meeting, next) {
         struct gathers_party *party = party_find(meeting, node);
         if (party != NULL) {
-            party_gone(party);
+            party_gone(party, now_ns);
         }
     }
 }

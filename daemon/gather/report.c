@@ -65,7 +65,7 @@ static void entry_to_wire(const struct gathers_entry *entry, Commd__Mesh__Gather
     }
 }
 
-/* A report with nobody in it takes leave of the place. */
+/* leaves: the node turns to another place, and tells this one of nobody. */
 static bool send_report(struct gathers_here *here, bool leaves, uint64_t now_ns)
 {
     struct gathers *gathers = here->gathers;
@@ -85,6 +85,7 @@ static bool send_report(struct gathers_here *here, bool leaves, uint64_t now_ns)
     report.owner_uid = here->key.owner_uid;
     report.number = ++here->number;
     report.moved = here->moved;
+    report.turns = leaves;
     report.entries = list;
     if (here->place == GATHERS_NODE_OWN) {
         gathers_place_received(gathers, GATHERS_NODE_OWN, &report, now_ns);

@@ -17,6 +17,7 @@
 struct tally {
     uint32_t waiting;
     uint32_t running;     /* ranks of a generation that is not void */
+    uint32_t doubtful;    /* ranks of one that is: they will ask again or leave, or had formed it after all */
     uint32_t least, most; /* of those that wait: the greatest and the smallest */
     uint64_t last_call_ns;
     bool minority_continues; /* all that wait say so */
@@ -32,6 +33,7 @@ static struct tally count(const struct gathers_meeting *meeting)
             const struct gathers_guest *guest = &party->guests[i];
             if (guest->generation != 0) {
                 tally.running += !guest->is_void;
+                tally.doubtful += guest->is_void;
                 continue;
             }
             tally.waiting++;
@@ -170,6 +172,11 @@ static void try_to_form(struct gathers_meeting *meeting, const struct tally *tal
         wait_until(meeting, time_after(now_ns, GATHERS_CHECK_NS));
         return;
     }
+    if (tally->doubtful > 0 && now_ns < meeting->doubt_ns) {
+        say(meeting, "%u ranks of a generation that was lost have not said what they do", tally->doubtful);
+        wait_until(meeting, meeting->doubt_ns);
+        return;
+    }
     if (now_ns < meeting->grace_ns) {
         say(meeting, "the node may not have heard of all processes yet");
         wait_until(meeting, meeting->grace_ns);
@@ -230,6 +237,11 @@ void gathers_decide(struct gathers_meeting *meeting, uint64_t now_ns)
     meeting->next_ns = TIME_NEVER;
     grow_all(meeting);
     struct tally tally = count(meeting);
+    if (tally.doubtful == 0) {
+        meeting->doubt_ns = 0;
+    } else if (meeting->doubt_ns == 0) {
+        meeting->doubt_ns = time_after(now_ns, GATHERS_GRACE_NS);
+    }
     if (tally.waiting > 0 && tally.running == 0) {
         try_to_form(meeting, &tally, now_ns);
         tally = count(meeting);

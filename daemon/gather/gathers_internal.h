@@ -116,12 +116,13 @@ struct gathers_meeting {
     struct gathers_name key;
     struct gathers_party *parties;
     struct budget_account *account;
-    uint64_t generation;                            /* the last one */
-    uint64_t last_came;                             /* number of arrivals */
-    uint64_t last_came_ns;                          /* time of the last */
-    uint64_t grace_ns;                              /* no first generation before it */
-    bool has_moved;                                 /* a node has told of another place before */
-    uint64_t next_ns;                               /* when to decide again; TIME_NEVER */
+    uint64_t generation;   /* the last one */
+    uint64_t last_came;    /* number of arrivals */
+    uint64_t last_came_ns; /* time of the last */
+    uint64_t grace_ns;     /* no first generation before it */
+    uint64_t doubt_ns; /* the same, while ranks of a void generation have not said what they do; 0: none */
+    bool has_moved;    /* a node has told of another place before */
+    uint64_t next_ns;  /* when to decide again; TIME_NEVER */
     struct gathers_number voids[GATHERS_VOIDS_MAX]; /* void number i is at i % GATHERS_VOIDS_MAX */
     uint64_t void_count;
     char text[GATHERS_TEXT_BYTES];

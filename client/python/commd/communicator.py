@@ -240,6 +240,63 @@ class Communicator(Collectives, Messages):
         following._device = self._device
         return following
 
+    def grow(self, most: int | None = None, timeout: float | None = None) -> Communicator | None:
+        """Takes in the processes that wait in join(). Returns the next communicator, or None if nobody waits.
+
+        Only for a communicator that join(), shrink() or grow() made. All its ranks call it. Their ranks stay, and
+        newcomers come last, up to `most` ranks (rank 0's; that of join() if None). This one stays until destroy().
+        timeout: seconds for the newcomers (60). Raises RankLost or NodeLost if a newcomer is lost meanwhile: this
+        communicator goes on, and grow() may be called again.
+        """
+        options = _library.GrowOptions(ctypes.sizeof(_library.GrowOptions), 0 if most is None else index(most) & 0xffffffff,
+                                       _call.milliseconds(timeout))
+        made = ctypes.c_void_p()
+        library = self._library
+        self._inside.append(None)
+        try:
+            if self._handle is None:
+                raise self._closed_error()
+            client.interruptible(self._client.error_of, library.comm_grow, self._handle, ctypes.byref(options),
+                                 ctypes.byref(made), operation="grow", undo=lambda: library.comm_destroy(made),
+                                 inside=self._inside)
+        finally:
+            self._inside.pop()
+        if not made.value:
+            return None
+        following = Communicator(self._client, made.value, self._name)
+        following._device = self._device
+        return following
+
+    @property
+    def waiting(self) -> int:
+        """How many processes wait in join() to be taken in with grow(). It may be some 100 ms old."""
+        count = ctypes.c_uint32()
+        self._inside.append(None)
+        try:
+            if self._handle is None:
+                raise self._closed_error()
+            self._client.check(self._library.comm_waiting(self._handle, ctypes.byref(count)), "waiting")
+        finally:
+            self._inside.pop()
+        return count.value
+
+    def agree(self, flags: int = 1, timeout: float | None = None) -> int:
+        """Returns the bitwise AND of all surviving ranks' flags (64 bits): the same on all of them, whoever is lost.
+
+        Every surviving rank calls it, also after a failure. If ranks are lost, the survivors agree without them, and
+        shrink() returns at once. timeout: seconds to wait for the others, each time that ranks are lost (60).
+        """
+        value = ctypes.c_uint64(index(flags) & (1 << 64) - 1)
+        self._inside.append(None)
+        try:
+            if self._handle is None:
+                raise self._closed_error()
+            client.interruptible(self._client.error_of, self._library.comm_agree, self._handle, ctypes.byref(value),
+                                 _call.milliseconds(timeout), operation="agree", inside=self._inside)
+        finally:
+            self._inside.pop()
+        return value.value
+
     def _lost(self) -> tuple[tuple[int, ...], int]:
         found = _library.Lost()
         size = self.size
@@ -408,5 +465,34 @@ def init(name: str | None = None, rank: int | None = None, size: int | None = No
             join(library.comm_init, owner.use(), alone[-127:].encode(), 0, 1, 0 if number == _library.DEVICE_LOCAL_RANK
                  else number, ctypes.byref(options))
     made = Communicator(owner, handle.value or 0, name or "world")
+    made._device = number
+    return made
+
+
+def join(name: str, least: int = 1, most: int = 65536, device: int | str | None = None, *, timeout: float | None = None,
+         last_call: float | None = None, op_timeout: float | None = None, algorithms: str | None = None, slice_bytes: int = 0,
+         minority_continues: bool = False, socket: str | None = None, daemon_wait: float | None = None) -> Communicator:
+    """Takes part in the job `name`, whose number of ranks is not known before: waits for a rank.
+
+    A communicator is formed when `most` processes wait, or when `least` wait and nobody else has come for `last_call`
+    seconds (1). While one runs, processes wait until its ranks call grow(). timeout: seconds to wait for a rank (600).
+    The other arguments are those of init(), and the same for all processes.
+    """
+    if not 0 < index(least) <= index(most) <= 65536:
+        raise ValueError(f"at least {least} and at most {most} ranks: expected 1 to 65536, in that order")
+    init_options = _library.InitOptions(ctypes.sizeof(_library.InitOptions), 0, _call.milliseconds(op_timeout, "op_timeout"),
+                                        index(slice_bytes) & (1 << 64) - 1,
+                                        _name_bytes(algorithms) if algorithms is not None else None, minority_continues)
+    number = _device_number(device)
+    options = _library.JoinOptions(ctypes.sizeof(_library.JoinOptions), max(number, -1), _call.milliseconds(timeout),
+                                   _call.milliseconds(last_call, "last_call"), ctypes.addressof(init_options))
+    options.keep = init_options  # the call may outlive this function, if Ctrl-C ends the wait
+    owner = client.shared_client(socket, daemon_wait)
+    handle = ctypes.c_void_p()
+    library = owner.calls
+    client.interruptible(owner.error_of, library.comm_join, owner.use(), _name_bytes(name), index(least), index(most),
+                         ctypes.byref(options), ctypes.byref(handle), operation="join",
+                         undo=lambda: library.comm_destroy(handle))
+    made = Communicator(owner, handle.value or 0, name)
     made._device = number
     return made

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Data-parallel training that goes on when ranks are lost, also whole nodes.
+"""Data-parallel training that goes on when ranks, daemons or nodes are lost, and takes in processes that come later.
 
-usage: elastic.py NAME RANK SIZE [STEPS [SECONDS]]
+usage: elastic.py JOB [STEPS [SECONDS [LEAST]]]
 
-Each rank fits the same line to its own part of the data. When a rank, a node or a daemon ends, the others shrink
-their communicator, take the state of the first survivor, and go on with the next step. A step lasts SECONDS at least.
-Each line of the output has the step, the number of ranks and the loss.
+Start as many as you like, on any node, at any time. Each rank fits the same line to its own part of the data. When
+ranks are lost, the others shrink their communicator; newcomers are taken in every ten steps. All take the state of
+rank 0, which was there before. A process whose daemon is lost comes back as a newcomer. Each line of the output has
+the step, the number of ranks and the loss. A step lasts SECONDS at least.
 """
 import sys
 import time
@@ -14,43 +15,61 @@ import numpy
 
 import commd
 
+GROW_STEPS = 10
+
 
 def gradient(weights, rank, size):
     """Of the squared error on this rank's part of the data; its last element is the error itself."""
     x = numpy.arange(rank, 240, size) / 240
     error = weights[0] * x + weights[1] - (3 * x - 1)
-    return numpy.array([(error * x).mean(), error.mean(), (error ** 2).mean()])
+    return numpy.array([(error * x).sum(), error.sum(), (error ** 2).sum()]) / 240
+
+
+
+
+def change(comm, following, state):
+    """Goes on with another communicator, and the state of its rank 0, which was there before."""
+    comm.destroy()
+    following.broadcast(state, root=0)
+    return following
 
 
 def recover(comm, state):
-    """Returns the survivors' communicator. `state` becomes the first survivor's."""
+    """Returns the survivors' communicator."""
     while True:
-        survivors = comm.shrink(timeout=30)
-        print(f"lost {comm.lost}: {survivors.size} ranks go on", flush=True)
-        comm.destroy()
-        comm = survivors
+        following = comm.shrink(timeout=30)
+        print(f"lost {comm.lost}: {following.size} ranks go on", flush=True)
         try:
-            comm.broadcast(state, root=0)
-            return comm
+            return change(comm, following, state)
         except (commd.RankLost, commd.NodeLost):
-            pass  # another loss: shrink again
+            comm = following  # another loss: shrink again
 
 
-def train(comm, steps, pause_s):
-    state = numpy.array([0.0, 0.0, 0.0])  # two weights, and the number of steps that are done
+def train(comm, state, steps, pause_s):
+    comm.broadcast(state, root=0)
     while state[2] < steps:
         try:
             total = comm.all_reduce(gradient(state[:2], comm.rank, comm.size))
+            state[:2] -= 0.5 * total[:2]
+            state[2] += 1
+            print(f"step {int(state[2])} ranks {comm.size} loss {total[2]:.6f}", flush=True)
+            if state[2] % GROW_STEPS == 0 and (following := comm.grow()) is not None:
+                comm = change(comm, following, state)
         except (commd.RankLost, commd.NodeLost):
             comm = recover(comm, state)
-            continue
-        state[:2] -= 0.5 * total[:2] / comm.size
-        state[2] += 1
-        print(f"step {int(state[2])} ranks {comm.size} loss {total[2] / comm.size:.6f}", flush=True)
         time.sleep(pause_s)
     comm.destroy()
 
 
+def main():
+    job, steps, pause_s, least = (sys.argv[1:] + ["200", "0.01", "1"][len(sys.argv) - 2:])[:4]
+    state = numpy.array([0.0, 0.0, 0.0])  # two weights, and the number of steps that are done
+    while state[2] < int(steps):
+        try:
+            train(commd.join(job, least=int(least), op_timeout=30, daemon_wait=60), state, int(steps), float(pause_s))
+        except (commd.DaemonLost, commd.Aborted) as error:
+            print(f"comes back after: {error}", flush=True)
+
+
 if __name__ == "__main__":
-    arguments = sys.argv[1:] + ["200", "0.01"][len(sys.argv) - 4:]
-    train(commd.init(arguments[0], int(arguments[1]), int(arguments[2]), op_timeout=30), int(arguments[3]), float(arguments[4]))
+    main()

@@ -5,6 +5,8 @@
  * Jobs whose processes come, go, die and grow at random, on nodes that die and return. Whatever happens:
  * every rank of a generation is given once, all its ranks know the same size, no new generation begins while
  * ranks of another one are there, and in the end everybody who waits gets a rank.
+ *
+ * COMMD_CASES says how many jobs to draw (150), COMMD_SEED where to begin.
  */
 
 enum { NODES = 5, STEPS = 150, SEEDS = 150, LIVING_MAX = 12 };
@@ -210,9 +212,12 @@ static void rest(void)
 
 static void test_random(void **state)
 {
+    const char *from = getenv("COMMD_SEED"), *cases = getenv("COMMD_CASES");
+    unsigned first = from != NULL ? (unsigned)strtoul(from, NULL, 10) : 0;
+    unsigned count = cases != NULL ? (unsigned)strtoul(cases, NULL, 10) : SEEDS;
     (void)state;
-    for (unsigned seed = 0; seed < SEEDS; seed++) {
-        print_message("seed %u\n", seed);
+    for (unsigned seed = first; seed < first + count; seed++) {
+        print_message("COMMD_SEED=%u\n", seed);
         random_seed(&chance, seed);
         memset(is_down, 0, sizeof is_down);
         world_ready(&world, NODES);
@@ -223,7 +228,9 @@ static void test_random(void **state)
         world_stop(&world);
     }
     print_message("%u first generations, %u that grew, %u void\n", seen.first, seen.grown, seen.voids);
-    assert_true(seen.first > SEEDS && seen.grown > SEEDS && seen.voids > SEEDS);
+    if (count >= SEEDS) {
+        assert_true(seen.first > SEEDS && seen.grown > SEEDS && seen.voids > SEEDS);
+    }
 }
 
 int main(void)

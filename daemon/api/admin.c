@@ -309,11 +309,38 @@ static bool visit_comm(void *context, const struct communicator_info *info)
     return page_add(visit, &row.base);
 }
 
+/* An elastic job with processes that wait on this node. */
+static bool visit_job(void *context, const struct gathers_view *job)
+{
+    struct list_visit *visit = context;
+    char text[400];
+    if (job->here_waiting == 0) {
+        return true;
+    }
+    if (!api_session_sees(visit->session, job->owner_uid)) {
+        visit->others++;
+        return true;
+    }
+    Commd__Client__CommInfo row = COMMD__CLIENT__COMM_INFO__INIT;
+    (void)snprintf(text, sizeof text, "%u processes wait%s%.250s (node %.64s gathers them)", job->waiting,
+                   job->text[0] != '\0' ? ": " : " for ranks to grow", job->text, job->place);
+    row.name = (char *)job->name;
+    row.owner_uid = job->owner_uid;
+    row.state = (char *)"waiting";
+    row.local_size = job->here_waiting;
+    row.known_ranks = job->waiting;
+    row.error = text;
+    return page_add(visit, &row.base);
+}
+
 void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
     struct list_visit visit = {.session = session, .page = {.skip = after, .now_ns = now_ns}};
     comms_read_cells(session->api->comms, now_ns);
     comms_visit_comms(session->api->comms, visit_comm, &visit);
+    if (visit.page.next == 0 && session->api->gathers != NULL) {
+        gathers_list(session->api->gathers, visit_job, &visit);
+    }
     Commd__Client__CommsReply answer = COMMD__CLIENT__COMMS_REPLY__INIT;
     answer.comms = (Commd__Client__CommInfo **)visit.page.rows;
     answer.n_comms = visit.page.count;

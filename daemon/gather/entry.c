@@ -364,6 +364,8 @@ void gathers_list(const struct gathers *gathers, gathers_view_function *each, vo
             view.here_seated += entry->generation != 0;
             view.generation = entry->generation > view.generation ? entry->generation : view.generation;
         }
-        each(context, &view);
+        if (!each(context, &view)) {
+            return;
+        }
     }
 }

@@ -141,7 +141,8 @@ struct gathers_view {
     const char *place; /* a node */
     const char *text;  /* why no generation forms yet; "" */
 };
-typedef void gathers_view_function(void *context, const struct gathers_view *view);
+/* Returns false to stop. */
+typedef bool gathers_view_function(void *context, const struct gathers_view *view);
 void gathers_list(const struct gathers *gathers, gathers_view_function *each, void *context);
 
 #endif

@@ -565,6 +565,7 @@ void comms_loss_received(struct comms *comms, uint32_t node, const Commd__Mesh__
     if (message.step == AGREEMENT_GONE) {
         comm->loss->nodes[index].down = true;
         comm->loss->nodes[index].dead = true;
+        communicator_queue(comm); /* a next generation that waits for the node fails */
     }
     agreement_received(comm->loss->agreement, index, &message, now_ns);
     communicator_arm(comm);

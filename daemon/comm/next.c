@@ -368,27 +368,43 @@ static void form(struct communicator *next, uint64_t now_ns)
     comms_formation_formed(next, now_ns);
 }
 
+static bool may_follow(const struct communicator *failed, uint32_t rank)
+{
+    bool is_loss = failed->cause.status == STATUS_RANK_LOST || failed->cause.status == STATUS_NODE_LOST;
+    return is_loss && failed->loss->verdict != NULL && !comms_loss_has_lost(failed, rank);
+}
+
+/* The first generation after a failed one that may still form, and the rank's number there. Null: none. Ones
+ * in between may have failed before they had any member here. */
+static struct communicator *find_forming(struct communicator *failed, uint32_t *rank, uint64_t now_ns)
+{
+    struct communicator *next = failed;
+    do {
+        if (!may_follow(next, *rank)) {
+            return NULL;
+        }
+        *rank = survivors_below(next, *rank);
+        next = comms_next_of(next, now_ns);
+    } while (next != NULL && next->state == COMMS_COMM_FAILED);
+    return next != NULL && next->state == COMMS_COMM_FORMING ? next : NULL;
+}
+
 /* Ranks that waited for a generation which lost others pass on to the one after it. */
 static void pass_on(struct communicator *failed, uint64_t now_ns)
 {
-    bool is_loss = failed->cause.status == STATUS_RANK_LOST || failed->cause.status == STATUS_NODE_LOST;
-    struct communicator *next = NULL;
     struct comms_member *member, *after;
-    if (!is_loss || failed->loss->verdict == NULL || failed->members == NULL) {
-        return;
-    }
-    next = comms_next_of(failed, now_ns);
     DL_FOREACH_SAFE(failed->members, member, after)
     {
-        if (next == NULL || next->state != COMMS_COMM_FORMING || member->formed_told ||
-            comms_loss_has_lost(failed, member->rank)) {
+        uint32_t rank = member->rank;
+        struct communicator *next = member->formed_told ? NULL : find_forming(failed, &rank, now_ns);
+        if (next == NULL) {
             continue;
         }
         DL_DELETE(failed->members, member);
         failed->member_count--;
         failed->rank_count--;
         failed->locals[member->local_index] = NULL;
-        add_member(next, member, survivors_below(failed, member->rank));
+        add_member(next, member, rank);
     }
 }
 

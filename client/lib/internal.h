@@ -180,6 +180,7 @@ struct comm_comm {
     bool captures;              /* a thread is adding an operation to a CUDA graph */
     uint32_t trace_row_count;   /* trace.c: rows of bars, and when the last bar of each row ends */
     uint64_t trace_row_ends_ns[TRACE_ROWS_MAX];
+    bool cancelled;              /* comm_cancel has ended its forming */
     struct client_join *join;    /* the job that it is a generation of; null: none */
     struct comm_comm *successor; /* made by comm_agree, and not yet returned by comm_shrink; null: none */
     comm_init_options_t options; /* the options of comm_init; its algorithms points to the copy below */
@@ -310,6 +311,8 @@ struct client_join;
 struct client_join *join_hold(struct client_join *join);
 void join_release(struct client_join *join);
 void join_handle_waiting(struct comm_client *client, const Commd__Client__Waiting *event);
+/* Ends calls of comm_join for this name, or, if it is null, all. May release the lock. */
+void joins_cancel(struct comm_client *client, const char *name);
 /* Frees all jobs, of a client that ends. */
 void joins_free_all(struct comm_client *client);
 

@@ -18,6 +18,8 @@ struct client_join {
     uint32_t handle;
     uint32_t holds; /* communicators, and the call that makes one */
     bool told;      /* commd may know of it */
+    bool joins;     /* comm_join has not returned yet */
+    bool cancelled; /* comm_cancel ends it */
     uint32_t least, most;
     uint32_t waiting; /* what commd said last */
     int device;
@@ -50,6 +52,7 @@ static struct client_join *join_new(struct comm_client *client, const char *name
     }
     join->client = client;
     join->holds = 1;
+    join->joins = true;
     join->least = least;
     join->most = most;
     join->device = options->device;
@@ -81,6 +84,16 @@ static void join_free(struct client_join *join)
     free(join);
 }
 
+static void tell_left(struct comm_client *client, uint32_t handle)
+{
+    Commd__Client__CommLeave body = COMMD__CLIENT__COMM_LEAVE__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    body.join = handle;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_LEAVE;
+    request.comm_leave = &body;
+    client_tell(client, &request);
+}
+
 struct client_join *join_hold(struct client_join *join)
 {
     if (join != NULL) {
@@ -95,15 +108,26 @@ void join_release(struct client_join *join)
         return;
     }
     struct comm_client *client = join->client;
-    Commd__Client__CommLeave body = COMMD__CLIENT__COMM_LEAVE__INIT;
-    body.join = join->handle;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_LEAVE;
-    request.comm_leave = &body;
+    uint32_t handle = join->handle;
     bool tell = join->told && client->lost == COMM_OK;
     join_free(join); /* first: what follows may release the lock */
     if (tell) {
-        client_tell(client, &request);
+        tell_left(client, handle);
+    }
+}
+
+void joins_cancel(struct comm_client *client, const char *name)
+{
+    struct client_join *join = client->joins;
+    while (join != NULL && client->lost == COMM_OK) {
+        bool cancels = join->joins && !join->cancelled && (name == NULL || strcmp(join->name, name) == 0);
+        if (!cancels) {
+            join = join->next;
+            continue;
+        }
+        join->cancelled = true;
+        tell_left(client, join->handle);
+        join = client->joins; /* the list may be another one now */
     }
 }
 
@@ -223,7 +247,8 @@ static comm_result_t join_once(struct comm_client *client, struct client_join *j
     if (result != COMM_OK) {
         return result;
     }
-    result = ask_rank(join, left_ms(deadline_ns), &seat);
+    result = join->cancelled ? error_report(COMM_ABORTED, "comm_join: \"%s\": cancelled", join->name)
+                             : ask_rank(join, left_ms(deadline_ns), &seat);
     client_leave(client);
     if (result != COMM_OK) {
         return result;
@@ -238,7 +263,7 @@ static comm_result_t join_once(struct comm_client *client, struct client_join *j
         *out = comm;
         return COMM_OK;
     }
-    *again = may_try_again(result) && left_ms(deadline_ns) > 0;
+    *again = may_try_again(result) && !join->cancelled && left_ms(deadline_ns) > 0;
     struct kept_error kept;
     error_keep(&kept);
     comm_destroy(comm);
@@ -312,9 +337,15 @@ comm_result_t comm_join(comm_client_t *client, const char *name, uint32_t least,
     struct kept_error kept;
     error_keep(&kept);
     pthread_mutex_lock(&client->lock);
+    bool cancelled = join->cancelled;
+    join->joins = false;
     join_release(join);
     client_leave(client);
-    return result == COMM_OK ? COMM_OK : error_report_kept(&kept);
+    if (result == COMM_OK) {
+        return COMM_OK;
+    }
+    return cancelled ? error_report(COMM_ABORTED, "comm_join: \"%s\": cancelled", name)
+                     : error_report_kept(&kept);
 }
 
 comm_result_t comm_waiting(comm_t *comm, uint32_t *count)

@@ -10,8 +10,9 @@
 
 /* Which processes get ranks, and when. */
 
-#define AGAIN_NS (100 * TIME_MS) /* after a lack of memory */
-#define CHOSEN UINT32_MAX        /* a rank that is not known yet */
+#define LINKED_NS (500 * TIME_MS) /* for what nodes tell once they are connected */
+#define AGAIN_NS (100 * TIME_MS)  /* after a lack of memory */
+#define CHOSEN UINT32_MAX         /* a rank that is not known yet */
 
 /* What a meeting's processes want. */
 struct tally {
@@ -148,6 +149,24 @@ static bool sees_most(const struct gathers *gathers, uint32_t *seen, uint32_t *a
     return 2 * *seen > *all || (2 * *seen == *all && has_lowest);
 }
 
+/*
+ * Whether nodes may have ranks that they have not told of since this node was started. Each node tells as
+ * soon as it is connected.
+ */
+static bool may_hear_of_more(const struct gathers *gathers, uint64_t now_ns, uint64_t *until_ns)
+{
+    const struct mesh *mesh = gathers->mesh;
+    bool all_up = true;
+    for (uint32_t node = 0; node < mesh_node_count(mesh); node++) {
+        all_up = all_up && (mesh_node_is_removed(mesh, node) || mesh_node_is_up(mesh, node));
+    }
+    *until_ns = time_after(gathers->started_ns, GATHERS_GRACE_NS);
+    if (all_up) {
+        *until_ns = time_min(*until_ns, time_after(gathers->linked_ns, LINKED_NS));
+    }
+    return mesh_configured_count(mesh) > 0 && now_ns < *until_ns;
+}
+
 static void wait_until(struct gathers_meeting *meeting, uint64_t then_ns)
 {
     meeting->next_ns = time_min(meeting->next_ns, then_ns);
@@ -177,9 +196,10 @@ static void try_to_form(struct gathers_meeting *meeting, const struct tally *tal
         wait_until(meeting, meeting->doubt_ns);
         return;
     }
-    if (now_ns < meeting->grace_ns) {
+    uint64_t grace_ns;
+    if (may_hear_of_more(meeting->gathers, now_ns, &grace_ns) || now_ns < meeting->grace_ns) {
         say(meeting, "the node may not have heard of all processes yet");
-        wait_until(meeting, meeting->grace_ns);
+        wait_until(meeting, now_ns < meeting->grace_ns ? meeting->grace_ns : grace_ns);
         return;
     }
     if (tally->waiting < tally->most && now_ns < last_call_ns) {

@@ -89,7 +89,13 @@ uint32_t gathers_choose(const struct gathers *gathers, const struct gathers_name
 
 static void on_node_up(void *context, uint32_t node, uint64_t now_ns)
 {
-    gathers_here_node_up(context, node, now_ns);
+    struct gathers *gathers = context;
+    struct gathers_meeting *meeting;
+    gathers->linked_ns = now_ns;
+    for (meeting = gathers->meetings; meeting != NULL; meeting = meeting->hh.next) {
+        gathers_meeting_undecided(meeting); /* it may not have to wait so long any more */
+    }
+    gathers_here_node_up(gathers, node, now_ns);
 }
 
 static void on_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)

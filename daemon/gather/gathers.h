@@ -23,7 +23,8 @@
  *
  * One generation at a time. A place forms a first generation only if it sees most of the cluster's nodes, of
  * exactly half the half with the lowest name (unless all processes say that a minority may go on). If it may
- * not have heard of everybody, it first waits GATHERS_GRACE_NS: after its start; if a node with ranks is lost
+ * not have heard of everybody, it first waits GATHERS_GRACE_NS: after its start, unless all
+ * nodes are connected; if a node with ranks is lost
  * or turns to another place; if a node has turned to it from another place; and if another node would be the
  * place but does not run. Two generations can still run if nodes see the cluster differently for longer; they
  * are different communicators, because a random number is part of the communicator's name.

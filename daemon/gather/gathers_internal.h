@@ -140,6 +140,7 @@ struct gathers {
     struct budget *budget;
     struct gathers_options options;
     uint64_t started_ns;
+    uint64_t linked_ns;                          /* when a node was connected last */
     char draining[GATHERS_DRAIN_TEXT_MAX_BYTES]; /* "": not draining */
     struct random random;
     uint64_t last_id;

@@ -80,10 +80,6 @@ static struct gathers_meeting *meeting_make(struct gathers *gathers, const struc
     meeting->gathers = gathers;
     meeting->key = *key;
     meeting->next_ns = TIME_NEVER;
-    bool alone = mesh_configured_count(gathers->mesh) == 0;
-    if (!alone) {
-        meeting->grace_ns = time_after(gathers->started_ns, GATHERS_GRACE_NS);
-    }
     if (gathers_choose(gathers, key, true, NULL, now_ns) != GATHERS_NODE_OWN) {
         meeting->grace_ns = time_after(now_ns, GATHERS_GRACE_NS);
     }

@@ -88,6 +88,42 @@ assert comm.agree(6) == 6
     assert finish(start(daemons, "a", program, new_job()))[1].count("comm_join has not made it") == 2
 
 
+def test_cancel(daemons):
+    program = """
+import threading
+ends = []
+
+def wait(call, *arguments):
+    try:
+        call(*arguments)
+    except commd.Aborted as error:
+        ends.append(str(error))
+
+def start(*arguments):
+    thread = threading.Thread(target=wait, args=arguments)
+    thread.start()
+    return thread
+
+name = sys.argv[1]
+comm = commd.init(name + "-there", 0, 1)
+first, second, third = start(commd.join, name, 2), start(commd.init, name + "-i", 0, 2), start(commd.init, name + "-k", 0, 2)
+time.sleep(0.3)
+commd.cancel(name)
+first.join(5)
+assert len(ends) == 1 and "cancelled" in ends[0], ends
+commd.cancel(name + "-k")
+third.join(5)
+assert len(ends) == 2, ends
+commd.cancel()
+second.join(5)
+assert len(ends) == 3, ends
+commd.cancel()
+assert comm.all_reduce(numpy.ones(1))[0] == 1
+print("ended")
+"""
+    assert finish(start(daemons, "a", program, new_job()))[1] == "ended\n"
+
+
 GROWS = """
 comm = commd.join(sys.argv[1], 2, 2 if sys.argv[2] == "first" else 8, timeout=60)
 print("ready", comm.rank, comm.size, flush=True)
@@ -169,7 +205,10 @@ def test_a_rank_that_does_not_agree(daemons):
 comm = commd.join(sys.argv[1], 2, 2, timeout=30)
 comm.barrier()
 if comm.rank == 1:
-    time.sleep(1.5)
+    try:
+        comm.recv(numpy.zeros(1), 0)  # until the other rank has given up
+    except commd.Aborted:
+        pass
 try:
     comm.agree(1, timeout=0.5)
     print("agreed")

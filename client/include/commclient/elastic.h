@@ -47,6 +47,13 @@ COMM_API COMM_CHECK comm_result_t comm_join(comm_client_t *client, const char *n
                                             uint32_t most, const comm_join_options_t *options, comm_t **comm);
 
 /*
+ * Ends the calls of comm_init and comm_join of this client that wait for `name`; null: for any. They return
+ * COMM_ABORTED. Another process may take a rank that comm_init waited with. Call it from another thread.
+ * Errors: COMM_DAEMON_LOST.
+ */
+COMM_API COMM_CHECK comm_result_t comm_cancel(comm_client_t *client, const char *name);
+
+/*
  * How many processes wait to be taken into the job of `comm`, which comm_join, comm_shrink or comm_grow made.
  * It does not wait, and may be some 100 ms old. The descriptor of any completion queue of the client
  * (comm_queue_fd) becomes readable when the number changes. Errors: COMM_INVALID_ARGUMENT (comm_join made no

@@ -114,7 +114,7 @@ _FUNCTIONS = {
     "comm_queue_create": "r:pp", "comm_queue_fd": "i:p", "comm_queue_next": "r:ppzpu", "comm_queue_wake": "v:p",
     "comm_queue_destroy": "v:p", "comm_wait_for": "r:pup", "comm_abort": "r:ps",
     "comm_last_failure": "i:p", "comm_shrink": "r:ppp", "comm_lost": "r:ppup",
-    "comm_agree": "r:ppu", "comm_join": "r:psuupp", "comm_waiting": "r:pp", "comm_grow": "r:ppp",
+    "comm_agree": "r:ppu", "comm_join": "r:psuupp", "comm_waiting": "r:pp", "comm_grow": "r:ppp", "comm_cancel": "r:ps",
     "comm_all_gather_list": "r:ppppip", "comm_reduce_scatter_list": "r:ppppiip", "comm_all_to_all_list": "r:pppppip",
     "comm_gather_list": "r:ppzppiup", "comm_scatter_list": "r:ppppziup",
     "comm_pool_create": "r:ppp", "comm_pool_destroy": "v:p", "comm_pool_reserve": "r:pz", "comm_pool_alloc": "r:pzp",

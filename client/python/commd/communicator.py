@@ -496,3 +496,9 @@ def join(name: str, least: int = 1, most: int = 65536, device: int | str | None 
     made = Communicator(owner, handle.value or 0, name)
     made._device = number
     return made
+
+
+def cancel(name: str | None = None, *, socket: str | None = None) -> None:
+    """Ends calls of init() and join() that wait for `name`, or all, in other threads: they raise Aborted."""
+    owner = client.shared_client(socket, None)
+    owner.check(owner.calls.comm_cancel(owner.use(), _name_bytes(name) if name is not None else None), "cancel")

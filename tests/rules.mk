@@ -29,17 +29,19 @@ TEST_SUPPORT := $(filter-out $(FUZZ_MAIN),$(call objects_of,$(wildcard tests/lib
 SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/sim/*.c)))
 FAILURE_TEST := $(BUILD)/tests/failures/check_failures
 FAILURE_RANK := $(BUILD)/tests/failures/failure_rank
+CHAOS_RANK := $(BUILD)/tests/chaos/chaos_rank
+CHAOS_PARTS := $(BUILD)/tests/chaos/chaos_steps.o
 FAIL_CALLS_OBJECT := $(BUILD)/tests/failures/fail_calls.o
 FAIL_PARTS := $(BUILD)/tests/failures/fail_plan.o $(BUILD)/tests/failures/failure_run.o
 DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
-TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(NCCL_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
+TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(NCCL_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK) $(CHAOS_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
 HOSTILE_NETWORK := $(BUILD)/tests/attacks/hostile_network.o
 # A loop and sockets that replace those of the daemon in programs that link them.
 DATAGRAM_OBJECTS := $(call objects_of,$(wildcard tests/datagrams/*.c))
-TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(NCCL_CASES_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
+TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(CHAOS_PARTS) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(NCCL_CASES_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -87,6 +89,8 @@ FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mm
 $(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(TEST_ARCHIVES) | $(FAILURE_RANK) $(BUILD)/commctl
 	$(link)
 $(FAILURE_RANK): %: %.o $(FAIL_CALLS_OBJECT) $(BUILD)/libcommclient.a
+	$(link)
+$(CHAOS_RANK): %: %.o $(CHAOS_PARTS) $(BUILD)/libcommclient.a
 	$(link)
 $(FAILURE_TEST) $(FAILURE_RANK): private LDFLAGS_ALL += $(addprefix -Wl$(comma)--wrap=,$(FAIL_CALLS))
 $(BUILD)/tests/fuzz/fuzz_quic $(BUILD)/fuzz_quic: $(BUILD)/tests/datagrams/virtual_loop.o

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Runs real daemons in network namespaces under faults that a seed draws, as long as asked, and checks what must hold (tests/README.md).
+
+usage: check_chaos.py [--seconds N] [--seed N] [--nodes N] [--ranks N] [--faults 3,7-9] [--quick] [--build FOLDER] [--logs FOLDER] [--list]
+
+The schedule of a seed, a number of nodes and a number of ranks is always the same. --faults makes only these of its faults.
+"""
+import argparse
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
+
+
+def numbers(text):
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2, help="of each node in the job of all nodes")
+    parser.add_argument("--faults", type=numbers, help="numbers of faults, such as 3,7-9; otherwise all, from 0")
+    parser.add_argument("--quick", action="store_true", help="short faults and small buffers")
+    parser.add_argument("--build", default=os.environ.get("COMMD_BUILD", "build/release"))
+    parser.add_argument("--logs", help="where the logs go after a violation")
+    parser.add_argument("--list", action="store_true", help="print the first 40 faults of the schedule, and do nothing")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 30)
+    if not 2 <= options.nodes <= 8 or not 1 <= options.ranks <= 16:
+        parser.error("--nodes: 2 to 8; --ranks: 1 to 16")
+    return options
+
+
+def keep_logs(run, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in [*run.world.folder.glob("*.log"), *run.world.folder.glob("ranks/*.out")]:
+        shutil.copy(path, folder)
+    print(f"the logs of daemons and ranks are in {folder}", flush=True)
+
+
+def main():
+    options = arguments()
+    os.environ["COMMD_BUILD"] = options.build
+    import chaos  # it looks for the programs in COMMD_BUILD
+    import schedule
+    from cluster import namespaces_work
+    if options.list:
+        for index in options.faults or range(40):
+            print(f"{index:3}  {schedule.fault(options.seed, index, chaos.shape_of(options.nodes, options.ranks), options.quick)}")
+        return 0
+    if not namespaces_work():
+        print("check-chaos: needs root, and network namespaces")
+        return 77
+    again = f"make check-chaos SEED={options.seed} SECONDS={options.seconds:g} NODES={options.nodes} RANKS={options.ranks}" + (" QUICK=1" if options.quick else "")
+    print(f"seed {options.seed}: {again}", flush=True)
+    run = chaos.Chaos(options.seed, options.nodes, options.ranks, options.quick, say=lambda text: print(text, flush=True))
+    violation = None
+    try:
+        run.run(options.faults or itertools.count(), options.seconds)
+    except (chaos.Violation, AssertionError) as found:
+        violation = found
+        run.log(f"VIOLATION: {found}")
+        if hasattr(run, "world"):
+            keep_logs(run, pathlib.Path(options.logs or pathlib.Path(options.build) / "chaos" / f"seed-{options.seed}"))
+    finally:
+        run.close()
+    print("\n".join(run.summary()))
+    if violation is None:
+        print(f"seed {options.seed}: nothing was wrong")
+        return 0
+    print(f"seed {options.seed}: {violation}\nthe faults before it:")
+    for at, index, fault in run.faults:
+        print(f"{at:8.2f}  fault {index}: {fault}")
+    print(f"to run it again: {again}\nthe last fault alone: {again} FAULTS={run.faults[-1][1] if run.faults else 0}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

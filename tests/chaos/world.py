@@ -1,0 +1,233 @@
+"""A cluster in namespaces, with the verbs of faults, and what its daemons hold."""
+import os
+import pathlib
+import re
+import signal
+import threading
+import time
+
+import filters
+from cluster import Cluster, run
+
+SPARE = "spare"
+SETTINGS = 'listen = "0.0.0.0:7400"; rails = 2;'
+MTU = 9000
+
+
+class Lateness:
+    """Notices how late this machine wakes a thread: the bars for time are longer by that."""
+
+    STEP_S = 0.01
+
+    def __init__(self):
+        self.worst = 0.0
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self):
+        while True:
+            before = time.monotonic()
+            if self.ended.wait(self.STEP_S):
+                return
+            self.worst = max(self.worst, time.monotonic() - before - self.STEP_S)
+
+    def take(self):
+        worst, self.worst = self.worst, 0.0
+        return worst
+
+    def close(self):
+        self.ended.set()
+        self.thread.join()
+
+
+class World(Cluster):
+    """`nodes` are members from the start. One more node, the spare, has a certificate and is added by a fault."""
+
+    def __init__(self, nodes, **options):
+        super().__init__([*nodes, SPARE], SETTINGS, namespaces=True, start=False, **options)
+        self.order = [*nodes, SPARE]
+        self.members = list(nodes)
+        self.cuts = {name: set() for name in self.order}      # whose datagrams this node does not get
+        self.percent = {name: 0 for name in self.order}
+        self.draining = set()
+        self.stopped = set()
+        self.exits = []  # of daemons that ended by themselves
+        self.expected_ends = set()
+        try:
+            for index, name in enumerate(self.order):
+                self._link(name, "set", "veth0", "mtu", str(MTU))
+                self._link("*hub", "set", f"port{index}", "mtu", str(MTU))
+            self._list_members()
+            for name in self.members:
+                self.start(name)
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _list_members(self):
+        self.names = list(self.members)
+        for name in self.members:
+            self.write_config(name)
+
+    def _link(self, name, *command):
+        run("ip", "-n", self.namespaces[name], "link", *command)
+
+    def _port(self, name):
+        return f"port{self.order.index(name)}"
+
+    def _port_state(self, name, state):
+        run("ip", "netns", "exec", self.namespaces["*hub"], "bridge", "link", "set", "dev", self._port(name), "state", str(state))
+
+    def address(self, name, moved=False):
+        return f"10.97.0.{self.order.index(name) + 1 + (100 if moved else 0)}"
+
+    def alive(self, name):
+        return name in self.daemons and self.daemons[name].poll() is None
+
+    def pid(self, name):
+        return self.daemons[name].pid
+
+    # --- The verbs of faults. Each does nothing if its daemon does not run.
+
+    def kill_daemon(self, name):
+        if self.alive(name):
+            self.expected_ends.add(self.pid(name))
+            self.daemons[name].kill()
+            self.daemons[name].wait()
+            self.stopped.discard(name)
+            self.draining.discard(name)
+
+    def start_daemon(self, name):
+        if not self.alive(name):
+            self.start(name)
+            if self.cuts[name] or self.percent[name]:
+                self.wait(lambda: pathlib.Path(self.socket(name)).exists(), f"{name} listens")
+                self._filter(name)
+
+    def stop_daemon(self, name):
+        if self.alive(name):
+            self.daemons[name].send_signal(signal.SIGSTOP)
+            self.stopped.add(name)
+
+    def continue_daemon(self, name):
+        if name in self.stopped:
+            self.daemons[name].send_signal(signal.SIGCONT)
+            self.stopped.discard(name)
+
+    def hole(self, name):
+        self._port_state(name, 0)
+
+    def fill(self, name):
+        self._port_state(name, 3)
+
+    def link_down(self, name):
+        self._link(name, "set", "veth0", "down")
+
+    def link_up(self, name):
+        self._link(name, "set", "veth0", "up")
+
+    def mtu(self, name, size):
+        self._link("*hub", "set", self._port(name), "mtu", str(size))
+
+    def _readdress(self, name, moved):
+        for verb, address in (("del", self.address(name, not moved)), ("add", self.address(name, moved))):
+            run("ip", "-n", self.namespaces[name], "addr", verb, f"{address}/24", "dev", "veth0")
+
+    def move(self, name):
+        self._readdress(name, True)
+
+    def move_back(self, name):
+        self._readdress(name, False)
+
+    def _filter(self, name):
+        if self.alive(name):
+            filters.drop(self.pid(name), [self.address(each) for each in self.cuts[name]], self.percent[name])
+
+    def cut(self, *pairs):
+        """Nothing that the first node of a pair sends reaches the second."""
+        for sender, receiver in pairs:
+            self.cuts[receiver].add(sender)
+        for name in {receiver for _, receiver in pairs}:
+            self._filter(name)
+
+    def uncut(self):
+        for name in self.members:
+            if self.cuts[name]:
+                self.cuts[name].clear()
+                self._filter(name)
+
+    def loss(self, names, percent):
+        for name in names:
+            self.percent[name] = percent
+            self._filter(name)
+
+    def drain(self, name, timeout_s):
+        if self.alive(name) and name not in self.stopped:
+            self.commctl(name, "drain", "--timeout", timeout_s)
+            self.draining.add(name)
+
+    def undrain(self, name):
+        if name in self.draining and self.alive(name):
+            self.commctl(name, "undrain")
+        self.draining.discard(name)
+
+    def _reload(self, names):
+        for name in names:
+            if self.alive(name):
+                self.daemons[name].send_signal(signal.SIGHUP)
+
+    def add_spare(self):
+        others = list(self.members)
+        self.members = [*others, SPARE]
+        self._list_members()
+        self.start(SPARE)
+        self._reload(others)
+
+    def remove_spare(self):
+        self.members = [name for name in self.members if name != SPARE]
+        self._list_members()
+        self._reload(self.members)
+        self.expected_ends.add(self.pid(SPARE))
+        self.daemons[SPARE].terminate()
+        self.daemons[SPARE].wait(timeout=30)
+
+    # --- What is there.
+
+    def whole(self):
+        """Whether every daemon runs and has all others."""
+        return all(self.commctl(name, "status").returncode == 0 for name in self.members)
+
+    def crashes(self):
+        """Returns a text for each daemon that ended by itself, or that a sanitizer complains about."""
+        found = []
+        for name, process in self.daemons.items():
+            if process.poll() is not None and process.pid not in self.expected_ends:
+                found.append(f"commd of {name} ended with {process.returncode}\n{self.log(name)[-6000:]}")
+            complaint = re.search(r"(ERROR: AddressSanitizer|runtime error:|LeakSanitizer|[Aa]ssertion)(.|\n){0,4000}", self.log(name))
+            if complaint:
+                found.append(f"commd of {name}: {complaint.group(0)}")
+        return found
+
+    def descriptors(self, name):
+        return len(os.listdir(f"/proc/{self.pid(name)}/fd"))
+
+    def private_kib(self, name):
+        text = pathlib.Path(f"/proc/{self.pid(name)}/smaps_rollup").read_text()
+        return sum(int(re.search(rf"^{field}:\s+(\d+)", text, re.MULTILINE).group(1)) for field in ("Private_Dirty", "Private_Clean"))
+
+    def rooms(self, name):
+        """Returns what users hold of this daemon, and its counts, that must be 0 when nobody uses it. Leaves out what this question takes."""
+        held = {}
+        for user in self.json(name, "users")["users"]:
+            for kind, use in user["kinds"].items():
+                if user["group"] != "administration" and use["used"]:
+                    held[kind] = held.get(kind, 0) + use["used"]
+        status = self.json(name, "status")
+        held.update({key: status[key] for key in ("comms_formed", "comms_forming", "comms_failed", "ops_pending", "memory_registered_bytes") if status[key]})
+        return held
+
+    def links(self, name):
+        """Returns by node how many rails are connected."""
+        return {row["name"]: row["rails_connected"] for row in self.json(name, "nodes")["nodes"] if not row["self"]}

@@ -470,7 +470,8 @@ void quic_peer_not_reached(struct quic_endpoint *endpoint, struct quic_peer *pee
                            uint64_t now_ns);
 /* Ends an attempt without a word to the peer, because another one takes its place. */
 void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, uint64_t now_ns);
-void quic_peer_unreachable(void *context, const struct quic_address *remote);
+/* An ICMP error came for datagrams to that address. */
+void quic_peer_unreachable(void *context, const struct quic_address *remote, enum quic_unreachable kind);
 
 /* --- quic_write.c --- */
 

@@ -345,7 +345,7 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
 
 /* --- ICMP --- */
 
-void quic_peer_unreachable(void *context, const struct quic_address *remote)
+void quic_peer_unreachable(void *context, const struct quic_address *remote, enum quic_unreachable kind)
 {
     struct quic_endpoint *endpoint = context;
     struct quic_peer *peer = quic_peer_at(endpoint, remote);
@@ -355,11 +355,14 @@ void quic_peer_unreachable(void *context, const struct quic_address *remote)
     if (peer->dial != NULL && !peer->dial->failed) {
         char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
         char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 32];
-        snprintf(reason, sizeof reason, "%s: nobody listens there", quic_connection_text(peer->dial, who));
+        snprintf(reason, sizeof reason, "%s: %s", quic_connection_text(peer->dial, who),
+                 kind == QUIC_UNREACHABLE_PORT ? "nobody listens there" : "the host is unreachable");
         quic_connection_abort(peer->dial, STATUS_UNREACHABLE, reason);
         peer->dial->silent = true;
     }
-    if (peer->up != NULL && !peer->up->failed) {
+    /* An unreachable host may be a link that is down for a moment. It proves nothing about the peer's
+     * process. */
+    if (kind == QUIC_UNREACHABLE_PORT && peer->up != NULL && !peer->up->failed) {
         peer->up->suspected = true;
         quic_work_connection(peer->up);
     }

@@ -380,34 +380,58 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
 
 /* --- ICMP errors --- */
 
-static bool quic_error_is_unreachable(const struct sock_extended_err *error)
+static enum quic_unreachable quic_icmp_kind(const struct sock_extended_err *error)
 {
-    if (error->ee_origin == SO_EE_ORIGIN_ICMP) {
-        return error->ee_type == ICMP_DEST_UNREACH &&
-               (error->ee_code == ICMP_PORT_UNREACH || error->ee_code == ICMP_HOST_UNREACH);
+    if (error->ee_origin == SO_EE_ORIGIN_ICMP && error->ee_type == ICMP_DEST_UNREACH) {
+        return error->ee_code == ICMP_PORT_UNREACH   ? QUIC_UNREACHABLE_PORT
+               : error->ee_code == ICMP_HOST_UNREACH ? QUIC_UNREACHABLE_HOST
+                                                     : QUIC_UNREACHABLE_NOT;
     }
-    if (error->ee_origin == SO_EE_ORIGIN_ICMP6) {
-        return error->ee_type == ICMP6_DST_UNREACH &&
-               (error->ee_code == ICMP6_DST_UNREACH_NOPORT || error->ee_code == ICMP6_DST_UNREACH_ADDR);
+    if (error->ee_origin == SO_EE_ORIGIN_ICMP6 && error->ee_type == ICMP6_DST_UNREACH) {
+        return error->ee_code == ICMP6_DST_UNREACH_NOPORT ? QUIC_UNREACHABLE_PORT
+               : error->ee_code == ICMP6_DST_UNREACH_ADDR ? QUIC_UNREACHABLE_HOST
+                                                          : QUIC_UNREACHABLE_NOT;
     }
-    return false;
+    return QUIC_UNREACHABLE_NOT;
 }
 
-static bool quic_message_is_unreachable(struct msghdr *message)
+enum quic_unreachable quic_icmp_says(const struct sock_extended_err *error,
+                                     const struct quic_address *offender, const struct quic_address *remote)
+{
+    enum quic_unreachable kind = quic_icmp_kind(error);
+    struct quic_address_key host, sender;
+    quic_address_key(remote, &host);
+    quic_address_key(offender, &sender);
+    bool from_host = memcmp(host.bytes, sender.bytes, sizeof host.bytes) == 0;
+    /* A router that rejects datagrams knows nothing of the host's processes. */
+    return kind == QUIC_UNREACHABLE_PORT && !from_host ? QUIC_UNREACHABLE_HOST : kind;
+}
+
+static enum quic_unreachable quic_message_says(struct msghdr *message, const struct quic_address *remote)
 {
     for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL;
          header = CMSG_NXTHDR(message, header)) {
         bool v4 = header->cmsg_level == SOL_IP && header->cmsg_type == IP_RECVERR;
         bool v6 = header->cmsg_level == SOL_IPV6 && header->cmsg_type == IPV6_RECVERR;
-        struct sock_extended_err error;
-        if ((v4 || v6) && header->cmsg_len >= CMSG_LEN(sizeof error)) {
-            memcpy(&error, CMSG_DATA(header), sizeof error);
-            if (quic_error_is_unreachable(&error)) {
-                return true;
-            }
+        struct {
+            struct sock_extended_err error;
+            struct sockaddr_in6 offender;
+        } said = {.offender.sin6_family = AF_UNSPEC};
+        size_t bytes = header->cmsg_len - CMSG_LEN(0);
+        if ((!v4 && !v6) || header->cmsg_len < CMSG_LEN(sizeof said.error)) {
+            continue;
+        }
+        memcpy(&said, CMSG_DATA(header), bytes < sizeof said ? bytes : sizeof said);
+        struct quic_address offender = {.size = 0};
+        socklen_t size = v4 ? sizeof(struct sockaddr_in) : sizeof said.offender;
+        bool known = quic_address_set(&offender, (struct sockaddr *)&said.offender, size);
+        enum quic_unreachable kind =
+            known ? quic_icmp_says(&said.error, &offender, remote) : QUIC_UNREACHABLE_NOT;
+        if (kind != QUIC_UNREACHABLE_NOT) {
+            return kind;
         }
     }
-    return false;
+    return QUIC_UNREACHABLE_NOT;
 }
 
 void quic_socket_read_errors(struct quic_socket *socket, quic_unreachable_function *function, void *context)
@@ -430,9 +454,12 @@ void quic_socket_read_errors(struct quic_socket *socket, quic_unreachable_functi
             return;
         }
         struct quic_address remote;
-        if (quic_message_is_unreachable(&message) &&
-            quic_address_set(&remote, (struct sockaddr *)&name, message.msg_namelen)) {
-            function(context, &remote);
+        if (!quic_address_set(&remote, (struct sockaddr *)&name, message.msg_namelen)) {
+            continue;
+        }
+        enum quic_unreachable kind = quic_message_says(&message, &remote);
+        if (kind != QUIC_UNREACHABLE_NOT) {
+            function(context, &remote, kind);
         }
     }
 }

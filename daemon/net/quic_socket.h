@@ -14,6 +14,8 @@
  * errors by IP_RECVERR.
  */
 
+struct sock_extended_err;
+
 #define QUIC_DATAGRAM_MAX_BYTES 65507u   /* the most that UDP over IPv4 carries */
 #define QUIC_BATCH_MAX_BYTES 65507u      /* of one GSO batch */
 #define QUIC_BATCH_MAX_DATAGRAMS 64u     /* UDP_MAX_SEGMENTS of kernels before 6.9 */
@@ -56,7 +58,16 @@ enum quic_send_result {
 };
 
 typedef void quic_datagram_function(void *context, const struct quic_datagram *datagram);
-typedef void quic_unreachable_function(void *context, const struct quic_address *remote);
+
+/* What an ICMP error says. */
+enum quic_unreachable {
+    QUIC_UNREACHABLE_NOT,  /* something else */
+    QUIC_UNREACHABLE_HOST, /* datagrams do not get there: a router says so, or this host, when ARP gets no
+                              answer */
+    QUIC_UNREACHABLE_PORT, /* the host itself says that no process listens */
+};
+typedef void quic_unreachable_function(void *context, const struct quic_address *remote,
+                                       enum quic_unreachable kind);
 
 /*
  * Binds the socket. buffer_bytes is requested from the kernel for each direction. INVALID_ARGUMENT, SYSTEM.
@@ -78,6 +89,10 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
 
 /* Reads ICMP errors. Calls function for each one that says that a port is closed or a host is unreachable. */
 void quic_socket_read_errors(struct quic_socket *socket, quic_unreachable_function *function, void *context);
+
+/* What an error says about `remote`. offender: who has sent it. Pure. */
+enum quic_unreachable quic_icmp_says(const struct sock_extended_err *error,
+                                     const struct quic_address *offender, const struct quic_address *remote);
 
 /* Finds the local address from which datagrams to remote leave. Returns false when there is no route. */
 bool quic_socket_local_address(const struct quic_socket *socket, const struct quic_address *remote,

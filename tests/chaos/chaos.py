@@ -164,8 +164,10 @@ class Chaos:
     def settle(self):
         self.wait_for(self.world.whole, SETTLE_S, lambda: "the cluster does not settle: " + "; ".join(
             f"{name}: {self.world.links(name)}" for name in self.world.members))
+        before = {rank: rank.calls() for job in self.jobs for rank in job.ranks}
         for job in self.jobs:
-            self.wait_for(lambda: job.works() or not job.living(), GO_ON_S, lambda: f"{job.title} does not go on: {self.state(job)}")
+            self.wait_for(lambda: not job.living() or job.works() and all(rank.calls() > before[rank] + 1 for rank in job.living()), GO_ON_S,
+                          lambda: f"{job.title} does not go on: {self.state(job)}")
 
     def state(self, job):
         return "; ".join(f"rank {rank.rank} on {rank.node}: {rank.call() if rank.alive else 'ended with %s' % rank.process.poll()}, last "

@@ -4,12 +4,12 @@
  *
  *   chaos_rank JOB RANK SIZE SEED MOST_BYTES PAUSE_US STATUS_FILE
  *
- * The seed says which operations come, so all ranks call the same. SIGUSR1 ends the job in order: all its ranks
- * stop after the same step. STATUS_FILE tells check_chaos.py which call is under way (struct chaos_status). Each
- * line of the output is one event: a word, then KEY=VALUE fields, with the text last.
+ * The seed says which operations come, so all ranks call the same. SIGUSR1 ends the job in order: all its
+ * ranks stop after the same step. STATUS_FILE tells check_chaos.py which call is under way (struct
+ * chaos_status). Each line of the output is one event: a word, then KEY=VALUE fields, with the text last.
  *
- * Exit codes: 0 the job ended in order; 3 this rank cannot go on; 4 its commd is lost; 5 an element is wrong, or
- * the library refuses what it must not.
+ * Exit codes: 0 the job ended in order; 3 this rank cannot go on; 4 its commd is lost; 5 an element is wrong,
+ * or the library refuses what it must not.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -77,7 +77,9 @@ static void call_ended(struct chaos_rank *self)
 static void say_failed(struct chaos_rank *self, comm_result_t result, uint64_t failed_ns)
 {
     comm_failure_t failure = COMM_FAILURE_INIT;
-    char text[2048];
+    char text[2048], call[sizeof self->status->call];
+    uint64_t began_ns = self->call_began_ns;
+    memcpy(call, self->status->call, sizeof call);
     (void)comm_last_failure(&failure);
     snprintf(text, sizeof text, "%s", failure.text != NULL ? failure.text : "");
     uint32_t ranks[LOST_MAX];
@@ -90,10 +92,10 @@ static void say_failed(struct chaos_rank *self, comm_result_t result, uint64_t f
         at += (uint32_t)snprintf(list + at, sizeof list - at, "%s%u", i > 0 ? "," : "", ranks[i]);
     }
     chaos_say(self, "FAILED",
-              "result=%d at=%" PRIu64 " began=%" PRIu64 " step=%" PRIu64 " known=%d lost=%s may_shrink=%d last=%" PRIu64
-              " local=%u size=%u call=%s text=%s",
-              (int)result, failed_ns, self->call_began_ns, self->step, (int)known, list,
-              lost.may_shrink, lost.last_seq, comm_rank(self->comm), comm_size(self->comm), self->status->call, text);
+              "result=%d at=%" PRIu64 " began=%" PRIu64 " step=%" PRIu64
+              " known=%d lost=%s may_shrink=%d last=%" PRIu64 " local=%u size=%u call=%s text=%s",
+              (int)result, failed_ns, began_ns, self->step, (int)known, list, lost.may_shrink, lost.last_seq,
+              comm_rank(self->comm), comm_size(self->comm), call, text);
 }
 
 /* Returns 0 if the rank goes on with the survivors, or the exit code. */
@@ -164,7 +166,8 @@ static int begin_job(struct chaos_rank *self, uint32_t size)
     call_ended(self);
     if (result == COMM_OK) {
         chaos_begin(self, "comm_init");
-        result = comm_init(self->client, self->job, self->first_rank, size, COMM_DEVICE_HOST, &init, &self->comm);
+        result =
+            comm_init(self->client, self->job, self->first_rank, size, COMM_DEVICE_HOST, &init, &self->comm);
         call_ended(self);
     }
     if (result == COMM_OK && chaos_buffers_new(self)) {
@@ -194,7 +197,8 @@ int main(int argc, char **argv)
     }
     int code = begin_job(&self, (uint32_t)strtoul(argv[3], NULL, 10));
     code = code == 0 ? run_job(&self) : code;
-    chaos_say(&self, "EXIT", "code=%d operations=%" PRIu64 " elements=%" PRIu64, code, self.operations, self.elements);
+    chaos_say(&self, "EXIT", "code=%d operations=%" PRIu64 " elements=%" PRIu64, code, self.operations,
+              self.elements);
     if (code == 0) {
         chaos_begin(&self, "comm_client_close");
         chaos_buffers_free(&self);

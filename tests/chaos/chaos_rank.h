@@ -30,8 +30,9 @@ struct chaos_rank {
     uint64_t step;       /* in this communicator, from 0 */
     struct chaos_status *status;
     uint64_t call_began_ns;
-    uint8_t *buffers[4]; /* plain input and output, registered input and output; each of most_bytes + a guard */
-    bool wrong;          /* an element was wrong */
+    uint8_t
+        *buffers[4]; /* plain input and output, registered input and output; each of most_bytes + a guard */
+    bool wrong;      /* an element was wrong */
     uint64_t operations;
     uint64_t elements; /* that were checked */
 };
@@ -50,9 +51,9 @@ bool chaos_buffers_new(struct chaos_rank *self);
 void chaos_buffers_free(struct chaos_rank *self);
 
 /*
- * Runs the operation of this step, checks it, and tells the other ranks whether this one wants to end. *over: one
- * of the ranks does. Returns the library's result of the first call that failed. If an element is wrong, it says
- * so, and sets self->wrong.
+ * Runs the operation of this step, checks it, and tells the other ranks whether this one wants to end. *over:
+ * one of the ranks does. Returns the library's result of the first call that failed. If an element is wrong,
+ * it says so, and sets self->wrong.
  */
 comm_result_t chaos_step(struct chaos_rank *self, bool wants_end, bool *over);
 

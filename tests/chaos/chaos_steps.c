@@ -77,7 +77,8 @@ static void check_guard(const struct step *step, const uint64_t *output, size_t 
     for (size_t i = 0; i < GUARD_BYTES; i++) {
         if (after[i] != GUARD && !step->self->wrong) {
             step->self->wrong = true;
-            chaos_say(step->self, "WRONG", "step=%" PRIu64 " size=%u text=%s of %zu: byte %zu after the output changed",
+            chaos_say(step->self, "WRONG",
+                      "step=%" PRIu64 " size=%u text=%s of %zu: byte %zu after the output changed",
                       step->self->step, step->size, step->name, step->count, i);
         }
     }
@@ -105,8 +106,8 @@ static comm_result_t all_reduce(struct step *step)
     guard(step->output, step->count);
     fill(step, from, step->count);
     chaos_begin(step->self, step->name);
-    comm_result_t result = finish(step, comm_all_reduce(step->self->comm, from, step->output, step->count, COMM_U64,
-                                                        COMM_SUM, NULL));
+    comm_result_t result = finish(
+        step, comm_all_reduce(step->self->comm, from, step->output, step->count, COMM_U64, COMM_SUM, NULL));
     if (result == COMM_OK) {
         check_sum(step, step->output, step->count, 0);
         check_guard(step, step->output, step->count);
@@ -120,8 +121,8 @@ static comm_result_t reduce_scatter(struct step *step)
     guard(step->output, block);
     fill(step, step->input, block * step->size);
     chaos_begin(step->self, step->name);
-    comm_result_t result = finish(step, comm_reduce_scatter(step->self->comm, step->input, step->output, block, COMM_U64,
-                                                            COMM_SUM, NULL));
+    comm_result_t result = finish(step, comm_reduce_scatter(step->self->comm, step->input, step->output,
+                                                            block, COMM_U64, COMM_SUM, NULL));
     if (result == COMM_OK) {
         check_sum(step, step->output, block, block * step->rank);
         check_guard(step, step->output, block);
@@ -156,7 +157,8 @@ static comm_result_t all_to_all(struct step *step)
         finish(step, comm_all_to_all(step->self->comm, step->input, step->output, block, COMM_U64, NULL));
     for (uint32_t rank = 0; result == COMM_OK && rank < step->size; rank++) {
         uint64_t stride = stride_of(step, rank);
-        check(step, step->output + rank * block, block, first_of(step, rank) + block * step->rank * stride, stride);
+        check(step, step->output + rank * block, block, first_of(step, rank) + block * step->rank * stride,
+              stride);
     }
     if (result == COMM_OK) {
         check_guard(step, step->output, block * step->size);
@@ -171,8 +173,8 @@ static comm_result_t broadcast(struct step *step)
         fill(step, step->output, step->count);
     }
     chaos_begin(step->self, step->name);
-    comm_result_t result = finish(step, comm_broadcast(step->self->comm, step->output, step->count, COMM_U64, step->root,
-                                                       NULL));
+    comm_result_t result =
+        finish(step, comm_broadcast(step->self->comm, step->output, step->count, COMM_U64, step->root, NULL));
     if (result == COMM_OK) {
         check(step, step->output, step->count, first_of(step, step->root), stride_of(step, step->root));
         check_guard(step, step->output, step->count);
@@ -194,10 +196,10 @@ static comm_result_t messages(struct step *step)
         comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
         options.request = &requests[tag];
         uint32_t message = tag % MESSAGES;
-        result = tag < MESSAGES ? comm_send(step->self->comm, step->input + message * part, part, COMM_U64, next, message,
-                                            &options)
-                                : comm_recv(step->self->comm, step->output + message * part, part, COMM_U64, before,
-                                            message, &options);
+        result = tag < MESSAGES ? comm_send(step->self->comm, step->input + message * part, part, COMM_U64,
+                                            next, message, &options)
+                                : comm_recv(step->self->comm, step->output + message * part, part, COMM_U64,
+                                            before, message, &options);
     }
     comm_result_t waited = comm_wait_all(requests, 2 * MESSAGES, NULL);
     result = result == COMM_OK ? waited : result;
@@ -217,8 +219,8 @@ static comm_result_t several(struct step *step)
     chaos_begin(step->self, step->name);
     comm_result_t result = COMM_OK;
     for (uint32_t i = 0; i < MESSAGES && result == COMM_OK; i++) {
-        result = comm_all_reduce(step->self->comm, step->input + i * part, step->output + i * part, part, COMM_U64,
-                                 COMM_SUM, NULL);
+        result = comm_all_reduce(step->self->comm, step->input + i * part, step->output + i * part, part,
+                                 COMM_U64, COMM_SUM, NULL);
     }
     result = finish(step, result);
     if (result == COMM_OK) {

@@ -35,8 +35,8 @@ def shape_of(node_count, ranks):
 
 
 class Chaos:
-    def __init__(self, seed, nodes=3, ranks=2, quick=False, say=print, **options):
-        self.seed, self.quick, self.say = seed, quick, say
+    def __init__(self, seed, nodes=3, ranks=2, quick=False, kinds=None, say=print, **options):
+        self.seed, self.quick, self.kinds, self.say = seed, quick, kinds, say
         self.shape = shape_of(nodes, ranks)
         self.began = time.monotonic()
         self.options = options
@@ -82,6 +82,7 @@ class Chaos:
         end = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > end:
+                self.check_verdicts()
                 self.fail(f"{what() if callable(what) else what}: not within {within_s} s")
             self.wait_s(TICK_S)
 
@@ -202,6 +203,8 @@ class Chaos:
                 continue
             stall_s = age_s - fault.outage_s
             self.stalls[fault.kind.split(" ")[0]].append(stall_s)
+            if stall_s > STALL_BAR_S:
+                self.log(f"  {name} waited {stall_s:.2f} s longer than the outage")
             if stall_s > BAR_FACTOR * (STALL_BAR_S + late_s) + calm_s:
                 self.fail(f"an operation of {name} waited {stall_s:.2f} s longer than {fault.kind} lasted ({fault.outage_s} s; the machine was {late_s:.2f} s late)")
 
@@ -275,7 +278,7 @@ class Chaos:
             for number, index in enumerate(indices, 1):
                 if time.monotonic() - self.began > seconds:
                     break
-                self.make(index, schedule.fault(self.seed, index, self.shape, self.quick))
+                self.make(index, schedule.fault(self.seed, index, self.shape, self.quick, self.kinds))
                 self.mend(index)
                 if number % CHECK_LEAKS_EVERY == 0:
                     self.check_leaks()

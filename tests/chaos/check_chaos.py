@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Runs real daemons in network namespaces under faults that a seed draws, as long as asked, and checks what must hold (tests/README.md).
 
-usage: check_chaos.py [--seconds N] [--seed N] [--nodes N] [--ranks N] [--faults 3,7-9] [--quick] [--build FOLDER] [--logs FOLDER] [--list]
+usage: check_chaos.py [--seconds N] [--seed N] [--nodes N] [--ranks N] [--faults 3,7-9] [--kinds long-hole,move]
+                      [--quick] [--build FOLDER] [--logs FOLDER] [--list]
 
 The schedule of a seed, a number of nodes and a number of ranks is always the same. --faults makes only these of its faults.
+--kinds draws only faults of these kinds, which is another schedule.
 """
 import argparse
 import itertools
@@ -31,6 +33,7 @@ def arguments():
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2, help="of each node in the job of all nodes")
     parser.add_argument("--faults", type=numbers, help="numbers of faults, such as 3,7-9; otherwise all, from 0")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help="the only kinds of faults that are drawn")
     parser.add_argument("--quick", action="store_true", help="short faults and small buffers")
     parser.add_argument("--build", default=os.environ.get("COMMD_BUILD", "build/release"))
     parser.add_argument("--logs", help="where the logs go after a violation")
@@ -40,6 +43,10 @@ def arguments():
         options.seed = random.SystemRandom().randrange(1 << 30)
     if not 2 <= options.nodes <= 8 or not 1 <= options.ranks <= 16:
         parser.error("--nodes: 2 to 8; --ranks: 1 to 16")
+    import schedule
+    unknown = set(options.kinds or []) - set(schedule.KINDS)
+    if unknown:
+        parser.error(f"--kinds: {', '.join(sorted(unknown))}: expected some of {', '.join(schedule.KINDS)}")
     return options
 
 
@@ -58,14 +65,15 @@ def main():
     from cluster import namespaces_work
     if options.list:
         for index in options.faults or range(40):
-            print(f"{index:3}  {schedule.fault(options.seed, index, chaos.shape_of(options.nodes, options.ranks), options.quick)}")
+            print(f"{index:3}  {schedule.fault(options.seed, index, chaos.shape_of(options.nodes, options.ranks), options.quick, options.kinds)}")
         return 0
     if not namespaces_work():
         print("check-chaos: needs root, and network namespaces")
         return 77
-    again = f"make check-chaos SEED={options.seed} SECONDS={options.seconds:g} NODES={options.nodes} RANKS={options.ranks}" + (" QUICK=1" if options.quick else "")
+    again = f"make check-chaos SEED={options.seed} SECONDS={options.seconds:g} NODES={options.nodes} RANKS={options.ranks}" + (" QUICK=1" if options.quick else "") + \
+        (f" KINDS={','.join(options.kinds)}" if options.kinds else "")
     print(f"seed {options.seed}: {again}", flush=True)
-    run = chaos.Chaos(options.seed, options.nodes, options.ranks, options.quick, say=lambda text: print(text, flush=True))
+    run = chaos.Chaos(options.seed, options.nodes, options.ranks, options.quick, options.kinds, say=lambda text: print(text, flush=True))
     violation = None
     try:
         run.run(options.faults or itertools.count(), options.seconds)

@@ -199,13 +199,19 @@ def several(draw, shape):
                  bar_s=max(bars) + outage_s + 1 if bars else None, outage_s=outage_s)
 
 
-def fault(seed, index, shape, quick=False):
-    """Returns fault number `index` of the seed."""
+def fault(seed, index, shape, quick=False, kinds=None):
+    """Returns fault number `index` of the seed. kinds: the names of the only kinds that are drawn."""
     draw = random.Random(f"{seed}/{index}")
-    if not quick and draw.random() < 0.15:
-        return several(draw, shape)
-    weights = QUICK if quick else SINGLE
+    weights = {make: weight for make, weight in (QUICK if quick else ALL).items() if not kinds or name_of(make) in kinds}
     return draw.choices(list(weights), list(weights.values()))[0](draw, shape)
+
+
+def name_of(make):
+    return make.__name__.replace("_", "-")
+
+
+ALL = {**SINGLE, several: 8}
+KINDS = [name_of(make) for make in ALL]
 
 
 def choices(seed, index):

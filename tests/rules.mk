@@ -20,7 +20,7 @@ NCCL_CASES := $(BUILD)/tests/system/nccl_cases
 NCCL_CASES_PARTS := $(call objects_of,$(filter-out %/nccl_rank.c %/nccl_cases.c,$(wildcard tests/system/nccl_*.c)))
 NCCL_PROGRAMS := $(NCCL_RANK) $(NCCL_CASES)
 SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
-SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py tests/python/test_*.py)
+SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py tests/chaos/test_*.py tests/python/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
 GPU_PROGRAMS := $(call programs_of,$(wildcard tests/gpu/check_*.c tests/gpu/bench_*.c))
 GPU_SUPPORT := $(call objects_of,$(filter-out tests/gpu/check_% tests/gpu/bench_%,$(wildcard tests/gpu/*.c)))
@@ -186,7 +186,7 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-python: all $(PYTHON_LIBRARY) | test-deps ## run the tests of the Python package
 	@$(run_tests) $(wildcard tests/python/test_*.py)
@@ -196,6 +196,15 @@ bench-python: all $(BUILD)/tests/bench/bench_small ## measure the Python package
 ONLY ?=
 check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/attacks/check_attacks.py --out $(BUILD)/attacks.json $(if $(ONLY),--only $(ONLY))
+NODES ?= 3
+RANKS ?= 2
+# SECONDS and SEED also belong to other targets, which have other defaults.
+CHAOS_OPTIONS = --nodes $(NODES) --ranks $(RANKS) --seconds $(or $(CHAOS_SECONDS),300) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) \
+    $(if $(FAULTS),--faults $(FAULTS)) $(if $(KINDS),--kinds $(KINDS)) $(if $(QUICK),--quick)
+check-chaos: CHAOS_SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS))
+check-chaos: CHAOS_SEED := $(if $(filter command line environment,$(origin SEED)),$(SEED))
+check-chaos: all $(CHAOS_RANK) ## faults of a seed on real daemons: nothing may be wrong (SECONDS=300 SEED=random NODES=3 RANKS=2 FAULTS=3,7-9 KINDS=... QUICK=1; as root)
+	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/chaos/check_chaos.py $(CHAOS_OPTIONS) || [ $$? = 77 ]
 SERVICE_OPTIONS ?=
 check-service: ## build the packages, and use them as services in booted containers of Debian 12 and 13 (10 minutes, the first time 20; as root)
 	@python3 -B tests/service/check_service.py $(SERVICE_OPTIONS)
@@ -358,5 +367,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""A short chaos run: a few short faults of one seed ($COMMD_SEED, or 1) on three nodes. `make check-chaos` runs long ones."""
+import itertools
+import os
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
+
+import chaos
+import schedule
+import verdicts
+from cluster import namespaces_work
+from job import Event
+
+SECONDS = 15
+
+
+class Schedules(unittest.TestCase):
+    def test_a_seed_has_one_schedule(self):
+        shape = chaos.shape_of(3, 2)
+        first, again = ([str(schedule.fault(7, index, shape)) for index in range(200)] for _ in range(2))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, [str(schedule.fault(8, index, shape)) for index in range(200)])
+        self.assertGreaterEqual({text.split(":")[0].split(" ")[0] for text in first}, {"kill-rank", "long-partition", "move", "several"})
+
+    def test_harmless_faults_are_shorter_than_the_patience(self):
+        shape = chaos.shape_of(5, 2)
+        for make in schedule.SINGLE:
+            fault = schedule.fault(3, 0, shape, kinds=[schedule.name_of(make)])
+            if fault.kind.startswith("short-"):
+                self.assertTrue(fault.harmless)
+                self.assertLess(fault.ends_s, schedule.PATIENCE_S - 1)
+            elif fault.kind.startswith("long-"):
+                self.assertFalse(fault.harmless)
+                self.assertGreater(fault.ends_s, schedule.PATIENCE_S + 1)
+
+    def test_who_is_harmed(self):
+        fault = schedule.Fault("x", [(0, "cut")], pairs=[("a", "b")])
+        self.assertTrue(fault.harms("all", "abc"))
+        self.assertFalse(fault.harms("all", "ac"))
+        fault = schedule.Fault("x", [(0, "kill_rank")], ranks=[("pair", 1)])
+        self.assertTrue(fault.harms("pair", "ac"))
+        self.assertFalse(fault.harms("all", "abc"))
+
+
+def told(rank, text="node c lost", lost=(2,), may_shrink=1, result="NODE_LOST", last=7):
+    return Event(kind="FAILED", rank=rank, local=rank, text=text, lost=lost, may_shrink=may_shrink, result=result, known=0, last=last)
+
+
+class Verdicts(unittest.TestCase):
+    """What the check of verdicts accepts, and what it finds."""
+
+    def wrong(self, *reports):
+        return verdicts.of_one("x/0", reports)
+
+    def test_survivors_agree(self):
+        self.assertEqual(self.wrong(told(0), told(1), told(2, "minority: only 1 of 3", (0, 1), 0, "ABORTED")), [])
+        self.assertEqual(self.wrong(told(0), told(2, "commd is gone", (), 0, "DAEMON_LOST")), [])
+
+    def test_survivors_disagree(self):
+        for other in (told(1, text="node b lost"), told(1, lost=(0,)), told(1, result="RANK_LOST"), told(1, last=8)):
+            self.assertEqual(len(self.wrong(told(0), other)), 1)
+
+    def test_a_survivor_without_a_reason(self):
+        self.assertEqual(len(self.wrong(told(0), told(1, "node c lost", (2,), 0))), 1)
+
+    def test_the_next_communicator(self):
+        after = [Event(rank=0, local=0, size=2), Event(rank=1, local=1, size=2)]
+        self.assertEqual(verdicts.of_next("x/1", [told(0), told(1)], after), [])
+        self.assertEqual(len(verdicts.of_next("x/1", [told(0), told(1)], [after[0], Event(rank=1, local=0, size=2)])), 1)
+        self.assertEqual(len(verdicts.of_next("x/1", [told(0), told(1)], [after[0], Event(rank=1, local=1, size=3)])), 1)
+        self.assertEqual(len(verdicts.of_next("x/1", [told(0), told(1)], [Event(rank=0, local=1, size=2), Event(rank=1, local=0, size=2)])), 1)
+
+
+@unittest.skipUnless(namespaces_work(), "network namespaces cannot be made here")
+class Chaos(unittest.TestCase):
+    def test_a_short_run(self):
+        lines = []
+        seed = int(os.environ.get("COMMD_SEED", "1"))
+        run = chaos.Chaos(seed, quick=True, say=lines.append)
+        self.addCleanup(run.close)
+        try:
+            run.run(itertools.count(), SECONDS)
+        except (chaos.Violation, AssertionError) as found:
+            self.fail("\n".join([*lines, *run.summary(), str(found), f"to run it again: make check-chaos QUICK=1 SEED={seed} SECONDS={SECONDS}"]))
+        self.assertGreater(len(run.faults), 2)
+        self.assertGreater(run.counts["elements"], 1000)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -185,6 +185,7 @@ void quic_peer_keep_alive(const struct quic_peer *peer)
     if (peer->up != NULL && peer->up->transport != NULL) {
         uint64_t every_ns = time_min(peer->up->endpoint->idle_timeout_ns / 3, QUIC_KEEP_ALIVE_NS);
         ngtcp2_conn_set_keep_alive_timeout(peer->up->transport, peer->keep_alive ? every_ns : UINT64_MAX);
+        quic_work_flush(peer->up); /* its timer is set anew: otherwise it sleeps until something else comes */
     }
 }
 

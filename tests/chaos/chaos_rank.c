@@ -5,8 +5,9 @@
  *   chaos_rank JOB RANK SIZE SEED MOST_BYTES PAUSE_US STATUS_FILE
  *
  * The seed says which operations come, so all ranks call the same. SIGUSR1 ends the job in order: all its
- * ranks stop after the same step. STATUS_FILE tells check_chaos.py which call is under way (struct
- * chaos_status). Each line of the output is one event: a word, then KEY=VALUE fields, with the text last.
+ * ranks stop after the same step. SIGUSR2 makes this rank abort the communicator. STATUS_FILE tells
+ * check_chaos.py which call is under way (struct chaos_status). Each line of the output is one event: a word,
+ * then KEY=VALUE fields, with the text last.
  *
  * Exit codes: 0 the job ended in order; 3 this rank cannot go on; 4 its commd is lost; 5 an element is wrong,
  * or the library refuses what it must not.
@@ -27,11 +28,18 @@
 #define LOST_MAX 64u
 
 static volatile sig_atomic_t wants_end;
+static volatile sig_atomic_t wants_abort;
 
 static void want_end(int signal_number)
 {
     (void)signal_number;
     wants_end = 1;
+}
+
+static void want_abort(int signal_number)
+{
+    (void)signal_number;
+    wants_abort = 1;
 }
 
 uint64_t chaos_now_ns(void)
@@ -128,6 +136,13 @@ static int recover(struct chaos_rank *self, comm_result_t result, uint64_t faile
 static int run_job(struct chaos_rank *self)
 {
     for (bool over = false; !over;) {
+        if (wants_abort) {
+            wants_abort = 0;
+            chaos_begin(self, "comm_abort");
+            comm_result_t aborted = comm_abort(self->comm, "chaos");
+            (void)aborted; /* the next call says how the communicator is */
+            call_ended(self);
+        }
         comm_result_t result = chaos_step(self, wants_end != 0, &over);
         uint64_t ended_ns = chaos_now_ns();
         call_ended(self);
@@ -189,8 +204,10 @@ int main(int argc, char **argv)
                               .seed = strtoull(argv[4], NULL, 10),
                               .most_bytes = strtoull(argv[5], NULL, 10),
                               .pause_us = (uint32_t)strtoul(argv[6], NULL, 10)};
-    struct sigaction action = {.sa_handler = want_end, .sa_flags = SA_RESTART};
-    sigaction(SIGUSR1, &action, NULL);
+    struct sigaction end = {.sa_handler = want_end, .sa_flags = SA_RESTART};
+    struct sigaction abort = {.sa_handler = want_abort, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &end, NULL);
+    sigaction(SIGUSR2, &abort, NULL);
     if (!chaos_status_open(&self, argv[7])) {
         perror(argv[7]);
         return 2;

@@ -10,6 +10,7 @@
 /* What the files of chaos_rank share. It has one thread. */
 
 #define CHAOS_OP_TIMEOUT_MS 20000u /* an operation that lasts so long is a fault of commd: check_chaos.py */
+#define CHAOS_FORM_AGAIN_TIMEOUT_MS 20000u
 
 /* What check_chaos.py reads while the rank runs: which call is under way, and since when. */
 struct chaos_status {

@@ -230,6 +230,46 @@ static comm_result_t several(struct step *step)
     return result;
 }
 
+/*
+ * Forms another communicator of the same ranks, or two by comm_split, reduces on it and leaves it. Whether
+ * that fails is not the result of the step: the communicator of the job says at the next call how it is.
+ */
+static comm_result_t another(struct step *step)
+{
+    struct chaos_rank *self = step->self;
+    comm_t *comm = NULL;
+    comm_result_t result;
+    chaos_begin(self, "comm_init");
+    if (step->draw >> 10 & 1) {
+        result = comm_split(self->comm, (int)(step->rank % 2), (int)step->rank, &comm);
+    } else {
+        char name[96];
+        comm_init_options_t init = COMM_INIT_OPTIONS_INIT;
+        init.timeout_ms = CHAOS_FORM_AGAIN_TIMEOUT_MS;
+        init.op_timeout_ms = CHAOS_OP_TIMEOUT_MS;
+        snprintf(name, sizeof name, "%s/%u/%" PRIu64, self->job, self->generation, self->step);
+        result = comm_init(self->client, name, step->rank, step->size, COMM_DEVICE_HOST, &init, &comm);
+    }
+    uint64_t word = 1;
+    if (result == COMM_OK) {
+        chaos_begin(self, step->name);
+        result = comm_all_reduce(comm, &word, &word, 1, COMM_U64, COMM_SUM, NULL);
+        result = result == COMM_OK ? comm_sync(comm, 0) : result;
+        if (result == COMM_OK && word != comm_size(comm)) {
+            self->wrong = true;
+            chaos_say(self, "WRONG", "step=%" PRIu64 " size=%u text=%s: the sum is %" PRIu64 ", not %u",
+                      self->step, step->size, step->name, word, comm_size(comm));
+        }
+    }
+    if (result != COMM_OK) {
+        chaos_say(self, "ANOTHER", "result=%d at=%" PRIu64 " split=%d text=%s", (int)result, chaos_now_ns(),
+                  (int)(step->draw >> 10 & 1), comm_last_error());
+    }
+    chaos_begin(self, "comm_destroy");
+    comm_destroy(comm);
+    return COMM_OK;
+}
+
 static comm_result_t barrier(struct step *step)
 {
     chaos_begin(step->self, step->name);
@@ -242,7 +282,7 @@ static const struct {
 } kinds[] = {
     {"all_reduce", all_reduce}, {"all_gather", all_gather}, {"reduce_scatter", reduce_scatter},
     {"all_to_all", all_to_all}, {"broadcast", broadcast},   {"messages", messages},
-    {"several", several},       {"barrier", barrier},
+    {"several", several},       {"barrier", barrier},       {"another", another},
 };
 
 /* Sizes around the limits of cells, eager messages and slices. One of 16 is as large as the buffers. */

@@ -41,8 +41,8 @@ def arguments():
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 30)
-    if not 2 <= options.nodes <= 8 or not 1 <= options.ranks <= 16:
-        parser.error("--nodes: 2 to 8; --ranks: 1 to 16")
+    if not 2 <= options.nodes <= 26 or not 1 <= options.ranks <= 16:
+        parser.error("--nodes: 2 to 26; --ranks: 1 to 16")
     import schedule
     unknown = set(options.kinds or []) - set(schedule.KINDS)
     if unknown:

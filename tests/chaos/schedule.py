@@ -111,6 +111,31 @@ def flapping(draw, shape):
     return Fault("flapping", steps, outage_s=round(at, 2))
 
 
+def two_losses(draw, shape):
+    """The second one comes while the survivors of the first agree, shrink or run again."""
+    first, second = (draw.choice([kill_rank, kill_daemon])(draw, shape) for _ in range(2))
+    late = draw.choice([0, 0.002, 0.01, 0.03, 0.1, 0.3, 0.7])
+    steps = sorted(first.steps + [(round(at + late, 3), *step) for at, *step in second.steps], key=lambda step: step[0])
+    return Fault("two-losses", steps, ranks=first.ranks + second.ranks, nodes=first.nodes + second.nodes, dead=first.dead + second.dead,
+                 bar_s=max(first.bar_s, second.bar_s) + late)
+
+
+def all_daemons(draw, shape):
+    """All daemons are killed, one after the other, and started again."""
+    nodes, late = list(shape.nodes), draw.choice([0, 0.01, 0.2])
+    draw.shuffle(nodes)
+    steps = [(round(late * number, 2), "kill_daemon", node) for number, node in enumerate(nodes)]
+    steps += [(round(2 + draw.uniform(0, 1), 2), "start_daemon", node) for node in nodes]
+    return Fault("all-daemons", sorted(steps, key=lambda step: step[0]), nodes=nodes, dead=nodes, bar_s=DAEMON_BAR_S + late * len(nodes))
+
+
+def abort(draw, shape):
+    """A rank ends the communicator for all. Nobody is lost."""
+    job = draw.choice(sorted(shape.jobs))
+    rank = draw.randrange(len(shape.jobs[job]))
+    return Fault("abort", [(0, "abort_rank", job, rank)], ranks=[(job, rank)])
+
+
 def pairs_of(node, shape):
     return [(node, each) for each in shape.nodes if each != node]
 
@@ -177,9 +202,9 @@ def reload(draw, shape):
 
 SINGLE = {kill_rank: 4, stop_rank: 2, kill_daemon: 4, short_stop_daemon: 3, long_stop_daemon: 1, middle_stop_daemon: 1, short_hole: 4, long_hole: 2,
           short_down: 3, long_down: 1, flapping: 2, short_partition: 3, long_partition: 2, short_one_way: 3, long_one_way: 2, narrow: 2, move: 3, lossy: 3,
-          drain: 1, drain_to_the_end: 1, reload: 2}
+          drain: 1, drain_to_the_end: 1, reload: 2, two_losses: 4, all_daemons: 1, abort: 2}
 QUICK = {kill_rank: 3, stop_rank: 1, kill_daemon: 3, short_stop_daemon: 2, short_hole: 3, short_down: 2, short_partition: 2, short_one_way: 2, narrow: 1,
-         move: 1, lossy: 1, drain: 1, reload: 1}
+         move: 1, lossy: 1, drain: 1, reload: 1, two_losses: 1, abort: 1}
 # These may come at once. Each changes other things than the others, and can be undone alone.
 TOGETHER = [kill_rank, stop_rank, kill_daemon, short_stop_daemon, short_hole, short_down, lossy, narrow, drain]
 

@@ -455,7 +455,7 @@ void quic_socket_read_errors(struct quic_socket *at, quic_unreachable_function *
     while (host->unreachable != NULL) {
         struct flight *flight = host->unreachable;
         DL_DELETE(host->unreachable, flight);
-        function(context, &flight->source);
+        function(context, &flight->source, QUIC_UNREACHABLE_PORT);
         free(flight);
     }
 }

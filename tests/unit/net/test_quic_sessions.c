@@ -101,6 +101,37 @@ static void new_addresses_end_nothing(void **state)
     }
 }
 
+static uint64_t resumed_count(void)
+{
+    struct net_peer_statistics statistics;
+    net_peer_statistics(a->net, 0, &statistics);
+    return statistics.resumed_count;
+}
+
+static bool has_resumed(const void *context)
+{
+    (void)context;
+    return resumed_count() > 0;
+}
+
+/* A connection was idle for long before it is to be kept alive. Then b's address changes while b has nothing
+ * to send, and a does not know the new one. b must notice. */
+static void an_idle_connection_is_kept_alive(void **state)
+{
+    (void)state;
+    make_nodes(55, 0, 0);
+    connect_nodes();
+    set_network(&narrow);
+    quic_run_for(loop, 5000);
+    net_keep_alive(a->net, 0, true);
+    net_keep_alive(b->net, 0, true);
+    quic_run_for(loop, 2000);
+    network_rebind(network, "b");
+    assert_true(quic_run_until(loop, has_resumed, NULL, 2000));
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+    free_network();
+}
+
 static void a_narrower_path_ends_nothing(void **state)
 {
     (void)state;
@@ -286,13 +317,6 @@ static bool all_sources_done(const void *context)
     return true;
 }
 
-static uint64_t resumed_count(void)
-{
-    struct net_peer_statistics statistics;
-    net_peer_statistics(a->net, 0, &statistics);
-    return statistics.resumed_count;
-}
-
 static void check_drawn(uint64_t seed)
 {
     for (unsigned i = 0; i < drawn_count; i++) {
@@ -421,6 +445,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(outages_end_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(outages_in_a_row_end_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(new_addresses_end_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(an_idle_connection_is_kept_alive, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(a_narrower_path_ends_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(streams_change_in_an_outage, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(held_bytes_come_once, setup_loop, teardown),

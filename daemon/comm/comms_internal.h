@@ -251,6 +251,7 @@ struct communicator {
     uint32_t left_rank;
     int32_t left_pid;                             /* 0: not known */
     char left_why[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* empty: it left regularly */
+    bool left_is_needed; /* a message fails because that process is lost: the communicator fails at once */
     /* The last operation in which left_rank took part. left_rank is the rank with the smallest such number.
      * UINT64_MAX if no rank has left. */
     uint64_t left_seq;

@@ -167,11 +167,11 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
     comms_text_from_wire(leave->text, why, sizeof why);
     for (size_t i = 0; i < leave->n_ranks; i++) {
         comm->left_messages[leave->ranks[i]] = leave->messages;
+        communicator_rank_left(comm, leave->ranks[i], i < leave->n_pids ? leave->pids[i] : 0, leave->last_seq,
+                               why); /* first: messages that end now fail for that reason */
         if (comm->p2p != NULL) {
             p2p_rank_left(comm->p2p, leave->ranks[i], leave->messages, now_ns);
         }
-        communicator_rank_left(comm, leave->ranks[i], i < leave->n_pids ? leave->pids[i] : 0, leave->last_seq,
-                               why);
     }
     comms_op_check_left(comm, now_ns);
 }

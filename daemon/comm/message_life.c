@@ -22,10 +22,11 @@ struct comms_p2p {
         struct error *reason;        /* after its end; null: success, or the communicator's cause */
     };
     uint32_t timeout_ms;
-    uint8_t result; /* after its end: the status */
-    bool cancelled; /* because its deadline has passed */
-    bool overdue;   /* a GPU still uses its buffer; in `late`: its owner is notified anyway */
-    bool told;      /* overdue, and the owner was notified */
+    uint8_t result;     /* after its end: the status */
+    bool cancelled : 1; /* because its deadline has passed */
+    bool overdue : 1;   /* a GPU still uses its buffer; in `late`: its owner is notified anyway */
+    bool told : 1;      /* overdue, and the owner was notified */
+    bool with_comm : 1; /* after its end: it fails as the communicator will, so its owner waits for that */
 };
 _Static_assert(sizeof(struct comms_p2p) <= COMMS_MESSAGE_COST_BYTES,
                "a message costs no more than is charged");
@@ -109,7 +110,7 @@ static void point_set_result(struct comms_p2p *point, const struct error *result
 {
     const struct communicator *comm = point->points->comm;
     point->result = (uint8_t)result->status;
-    if (result->status == STATUS_OK ||
+    if (result->status == STATUS_OK || point->with_comm ||
         (comm->state == COMMS_COMM_FAILED && strcmp(result->text, comm->cause.text) == 0)) {
         return;
     }
@@ -144,6 +145,15 @@ static void point_count_end(const struct comms_p2p *point, enum status result, u
     op_counts_add(&comms->totals.ops, &end);
 }
 
+/*
+ * A process is lost that a message needs. The communicator fails for that reason, and its nodes agree on the
+ * verdict first. So the message's owner is told the verdict, as all others are.
+ */
+static bool fails_with_comm(const struct communicator *comm, enum status result)
+{
+    return comm->state == COMMS_COMM_FORMED && result == STATUS_RANK_LOST && comm->left_why[0] != '\0';
+}
+
 void comms_p2p_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns)
 {
     struct comms_p2p *point = (struct comms_p2p *)message;
@@ -161,6 +171,8 @@ void comms_p2p_done(void *context, struct p2p_message *message, const struct err
         point->overdue = false;
         DL_APPEND(points->ended, point);
         point_disarm(point);
+        point->with_comm = fails_with_comm(points->comm, result->status);
+        points->comm->left_is_needed = points->comm->left_is_needed || point->with_comm;
         point_set_result(point, result);
     }
     points_free_if_unused(points);
@@ -243,6 +255,17 @@ static void arm(struct comms_member *member, struct comms_p2p *point, const stru
     communicator_arm(comm);
 }
 
+/* p2p has not taken the message, because the other rank's process is lost. */
+static void fail_with_comm(struct comms_member *member, struct comms_p2p *point, const struct comms_op *op,
+                           const struct error *why, uint64_t now_ns)
+{
+    point->ticket = op->ticket;
+    point->deadline.deadline_ns = TIME_NEVER;
+    DL_APPEND(point->points->pending, point);
+    member->pending_messages++;
+    comms_p2p_done(member->comm, &point->message, why, now_ns);
+}
+
 enum status comms_p2p_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
                              struct error *error)
 {
@@ -264,6 +287,11 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
     }
     struct p2p_call message = call_of(member, op, &buffers);
     status = p2p_post(comm->p2p, &message, &point->message, error);
+    if (fails_with_comm(comm, status)) {
+        point->message.memory = message.memory; /* the reference belongs to the point now */
+        fail_with_comm(member, point, op, error, now_ns);
+        return STATUS_OK;
+    }
     if (status != STATUS_OK) {
         point->message.memory = message.memory; /* the reference belongs to the point now */
         point_release(point);
@@ -309,7 +337,7 @@ bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
 {
     struct comms_p2ps *points = member->points;
     struct comms_p2p *point = points == NULL ? NULL : points->ended != NULL ? points->ended : points->late;
-    if (point == NULL) {
+    if (point == NULL || (point->with_comm && member->comm->state != COMMS_COMM_FAILED)) {
         return false;
     }
     struct error late = {.status = STATUS_TIMED_OUT,

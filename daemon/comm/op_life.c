@@ -228,13 +228,15 @@ static void op_fail_comm(struct communicator *comm, const struct error *cause, u
 
 void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
 {
-    if (comm->state == COMMS_COMM_FORMED && !comms_op_any_pending(comm) && comm->left_why[0] != '\0') {
+    bool fails = comm->left_is_needed || !comms_op_any_pending(comm);
+    if (comm->state == COMMS_COMM_FORMED && fails && comm->left_why[0] != '\0') {
         struct error cause;
         struct comms_detail detail = {0};
         comms_detail_add(&detail, comm, comm->left_rank, comm->left_pid);
         error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
-        communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NOBODY,
-                               now_ns); /* each node does so itself, after operations that can end */
+        /* Otherwise each node does so itself, after operations that can end. */
+        communicator_fail_with(comm, &cause, &detail,
+                               comm->left_is_needed ? COMMS_TELL_NODES : COMMS_TELL_NOBODY, now_ns);
         return;
     }
     if (comm->state == COMMS_COMM_FORMED && comm->pending != NULL &&

@@ -195,6 +195,42 @@ static void test_a_process_is_lost(void **state)
     }
 }
 
+/* Ranks on its node and on another one wait for messages of a process that is lost, and one posts a receive
+ * later. All are told what the communicator's failure is, and not that a rank has left. */
+static void test_messages_of_a_lost_process(void **state)
+{
+    (void)state;
+    for (unsigned nodes = 1; nodes <= 3; nodes++) {
+        struct member *members[4];
+        struct buffer buffer = buffer_new(4, 0, 0);
+        struct comms_op receive = {.terms.kind = OP_KIND_RECEIVE,
+                                   .terms.dtype = DTYPE_I32,
+                                   .terms.count_elements = 4,
+                                   .peer_rank = 3,
+                                   .output = {buffer.memory, 0}};
+        struct error error;
+        world_start(&world, nodes, 1, NULL);
+        connect_all(&world);
+        form_ops(members, nodes, 4, 0, "lost");
+        post_well(members[0], &receive);
+        post_well(members[1], &receive);
+        run(&world, TIME_MS);
+        leave(members[3], COMMS_LEAVE_LOST);
+        if (post(members[2], &receive, &error) != STATUS_OK) { /* a node alone has decided already */
+            assert_int_equal(nodes, 1);
+            assert_error(&error, STATUS_RANK_LOST, "\"lost\": the process of rank 3 (pid 103) of node");
+        }
+        run(&world, 10 * TIME_MS);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            assert_ended(members[rank], STATUS_RANK_LOST,
+                         "\"lost\": the process of rank 3 (pid 103) of node");
+        }
+        leave_all(&world);
+        world_stop(&world);
+        buffer_free(&buffer);
+    }
+}
+
 /* A process ends after its last operation, which still goes on elsewhere. It ends well there, too. */
 static void test_a_process_that_ends_after_its_last_operation(void **state)
 {
@@ -364,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_leaving_before_an_operation_is_done),
         cmocka_unit_test(test_posting_what_one_that_left_will_not),
         cmocka_unit_test(test_a_process_is_lost),
+        cmocka_unit_test(test_messages_of_a_lost_process),
         cmocka_unit_test(test_a_process_that_ends_after_its_last_operation),
         cmocka_unit_test(test_memory_outlives_its_owner),
         cmocka_unit_test(test_aborted_by_hand),

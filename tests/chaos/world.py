@@ -91,7 +91,7 @@ class World(Cluster):
         return f"10.97.0.{self.order.index(name) + 1 + (100 if moved else 0)}"
 
     def alive(self, name):
-        return name in self.daemons and self.daemons[name].poll() is None
+        return name in self.daemons and self.daemons[name].poll() is None and self.pid(name) not in self.expected_ends
 
     def pid(self, name):
         return self.daemons[name].pid
@@ -102,11 +102,12 @@ class World(Cluster):
         if self.alive(name):
             self.expected_ends.add(self.pid(name))
             self.daemons[name].kill()
-            self.daemons[name].wait()
             self.stopped.discard(name)
             self.draining.discard(name)
 
     def start_daemon(self, name):
+        if name in self.daemons and self.pid(name) in self.expected_ends:
+            self.daemons[name].wait(timeout=30)
         if not self.alive(name):
             self.start(name)
             if self.cuts[name] or self.percent[name]:

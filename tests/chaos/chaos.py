@@ -61,7 +61,7 @@ class Chaos:
     # --- Waiting, and what is looked at meanwhile
 
     def tick(self):
-        for job in self.jobs:
+        for job in [*self.jobs, self.extra]:
             for rank in job.ranks:
                 for event in rank.take_events():
                     self.take(job, rank, event)
@@ -130,7 +130,9 @@ class Chaos:
     # --- One fault
 
     def do(self, verb, arguments):
-        if verb.endswith("_rank"):
+        if verb == "start_extra":
+            self.extra.start()
+        elif verb.endswith("_rank"):
             job, rank = next(job for job in self.jobs if job.name == arguments[0]), arguments[1]
             rank = job.ranks[rank]
             if verb == "kill_rank" and rank.alive:
@@ -157,6 +159,8 @@ class Chaos:
             self.do(verb, arguments)
         self.wait_s(0.1)
         self.settle()
+        if self.extra.living():
+            self.end([self.extra])
         late_s = self.lateness.take()
         self.check_failures(fault, harmed, began)
         self.check_told(fault, harmed, began, late_s)
@@ -169,8 +173,8 @@ class Chaos:
     def settle(self):
         self.wait_for(self.world.whole, SETTLE_S, lambda: "the cluster does not settle: " + "; ".join(
             f"{name}: {self.world.links(name)}" for name in self.world.members))
-        before = {rank: rank.calls() for job in self.jobs for rank in job.ranks}
-        for job in self.jobs:
+        before = {rank: rank.calls() for job in [*self.jobs, self.extra] for rank in job.ranks}
+        for job in [*self.jobs, self.extra]:
             self.wait_for(lambda: not job.living() or job.works() and all(rank.calls() > before[rank] + 1 for rank in job.living()), GO_ON_S,
                           lambda: f"{job.title} does not go on: {self.state(job)}")
 
@@ -282,6 +286,7 @@ class Chaos:
             most = 1 << 18 if self.quick else 4 << 20
             self.jobs = [Job(self.world, name, layout, self.seed % 1000003, most if name != "all" else most // 2, 2000)
                          for name, layout in self.shape.jobs.items()]
+            self.extra = Job(self.world, "extra", self.shape.nodes, self.seed % 1000003, 1 << 18, 2000)
             self.start(self.jobs)
             self.wait_s(1)
             self.check_leaks()
@@ -312,7 +317,7 @@ class Chaos:
             self.fail("\n".join(crashes))
 
     def close(self):
-        for job in getattr(self, "jobs", []):
+        for job in [*getattr(self, "jobs", []), *([self.extra] if hasattr(self, "extra") else [])]:
             job.kill()
         if hasattr(self, "world"):
             self.world.close()

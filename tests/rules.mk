@@ -200,7 +200,7 @@ NODES ?= 3
 RANKS ?= 2
 # SECONDS and SEED also belong to other targets, which have other defaults.
 CHAOS_OPTIONS = --nodes $(NODES) --ranks $(RANKS) --seconds $(or $(CHAOS_SECONDS),300) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) \
-    $(if $(FAULTS),--faults $(FAULTS)) $(if $(KINDS),--kinds $(KINDS)) $(if $(QUICK),--quick)
+    $(if $(FAULTS),--faults $(FAULTS)) $(if $(KINDS),--kinds $(KINDS)) $(if $(QUICK),--quick) $(if $(filter-out release,$(VARIANT)),--slow 10)
 check-chaos: CHAOS_SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS))
 check-chaos: CHAOS_SEED := $(if $(filter command line environment,$(origin SEED)),$(SEED))
 check-chaos: all $(CHAOS_RANK) ## faults of a seed on real daemons: nothing may be wrong (SECONDS=300 SEED=random NODES=3 RANKS=2 FAULTS=3,7-9 KINDS=... QUICK=1; as root)

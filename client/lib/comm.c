@@ -148,8 +148,9 @@ static void tell_destroyed(struct comm_client *client, uint32_t handle)
     client_tell(client, &request);
 }
 
-/* Asks for the communicator, and waits until it has formed. */
-static comm_result_t member_form(struct comm_comm *comm, const comm_init_options_t *options)
+/* Asks for the communicator, and waits until it has formed, or `whole` has failed, of which it is a part. */
+static comm_result_t member_form(struct comm_comm *comm, const comm_init_options_t *options,
+                                 const struct comm_comm *whole)
 {
     Commd__Client__CommInit body = COMMD__CLIENT__COMM_INIT__INIT;
     body.handle = comm->handle;
@@ -176,7 +177,8 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
                                        .expected = COMMD__CLIENT__REPLY__BODY_COMM_INIT,
                                        .fd = -1,
                                        .deadline_ns =
-                                           clock_after_ms((uint64_t)options->timeout_ms + DAEMON_MARGIN_MS)};
+                                           clock_after_ms((uint64_t)options->timeout_ms + DAEMON_MARGIN_MS),
+                                       .needs = whole};
     Commd__Client__Event *event;
     bool unanswered;
     comm_result_t result = client_ask(comm->client, &request, &question, &event, &unanswered);
@@ -302,19 +304,21 @@ static comm_result_t member_joined(struct comm_comm *comm, comm_result_t result)
     return result;
 }
 
-/* Frees it where it cannot. */
-static comm_result_t member_join(struct comm_comm *comm, const comm_init_options_t *options)
+/* Frees it where it cannot. whole: null, or the communicator that it is a part of. */
+static comm_result_t member_join(struct comm_comm *comm, const comm_init_options_t *options,
+                                 const struct comm_comm *whole)
 {
     comm->op_timeout_ms = options->op_timeout_ms;
     comm_result_t result = member_keep_options(comm, options);
     if (result == COMM_OK) {
-        result = member_form(comm, &comm->options);
+        result = member_form(comm, &comm->options, whole);
     }
     return member_joined(comm, result);
 }
 
-comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, uint32_t size, int device,
-                        const comm_init_options_t *options, comm_t **out)
+static comm_result_t member_init(struct comm_client *client, const char *name, uint32_t rank, uint32_t size,
+                                 int device, const comm_init_options_t *options,
+                                 const struct comm_comm *whole, struct comm_comm **out)
 {
     comm_init_options_t given = COMM_INIT_OPTIONS_INIT;
     if (out == NULL) {
@@ -340,7 +344,7 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     }
     if (result == COMM_OK) {
         struct comm_comm *comm = member_new(client, name, rank, size, device, gpu);
-        result = comm != NULL ? member_join(comm, &given)
+        result = comm != NULL ? member_join(comm, &given, whole)
                               : error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
         *out = result == COMM_OK ? comm : NULL;
     } else {
@@ -348,6 +352,18 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     }
     client_leave(client);
     return result;
+}
+
+comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, uint32_t size, int device,
+                        const comm_init_options_t *options, comm_t **out)
+{
+    return member_init(client, name, rank, size, device, options, NULL, out);
+}
+
+comm_result_t member_split_off(struct comm_comm *comm, const char *name, uint32_t rank, uint32_t size,
+                               struct comm_comm **out)
+{
+    return member_init(comm->client, name, rank, size, comm->device, &comm->options, comm, out);
 }
 
 comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,
@@ -359,7 +375,7 @@ comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct 
     }
     part->parent = comm;
     part->graph = graph;
-    comm_result_t result = member_join(part, &comm->options);
+    comm_result_t result = member_join(part, &comm->options, comm);
     *out = result == COMM_OK ? part : NULL;
     return result;
 }

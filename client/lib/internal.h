@@ -375,11 +375,13 @@ struct client_question {
     Commd__Client__Reply__BodyCase expected;
     int fd; /* -1: none */
     uint64_t deadline_ns;
+    const struct comm_comm *needs; /* null, or a communicator: if it fails, nobody waits for the answer */
 };
 /*
  * Sends a request and waits for its reply; releases the lock meanwhile. On success *event holds the expected
- * body, and the caller frees it. Failures are reported. After COMM_TIMED_OUT or the loss of the connection it
- * is unknown whether commd carried out the request. Only then *unanswered is set (it may be null).
+ * body, and the caller frees it. Failures are reported. After COMM_TIMED_OUT, the loss of the connection or
+ * the failure of the communicator that the question needs, it is unknown whether commd carried out the
+ * request. Only then *unanswered is set (it may be null).
  */
 comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
                          const struct client_question *question, Commd__Client__Event **event,
@@ -419,6 +421,10 @@ struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t ha
 comm_result_t member_next(struct comm_comm *failed, uint64_t timeout_ms, struct comm_comm **out);
 /* Keeps what the nodes agreed on; null: nothing. shrink.c */
 void member_take_verdict(struct comm_comm *comm, const Commd__Client__Verdict *verdict);
+/* Joins a communicator of some of the communicator's ranks. As comm_init, but it also fails when `comm`
+ * fails. */
+comm_result_t member_split_off(struct comm_comm *comm, const char *name, uint32_t rank, uint32_t size,
+                               struct comm_comm **out);
 /* Joins, with the communicator's ranks, another one of that name, which is part of it. Waits for all of them;
  * releases the lock meanwhile. Failures are reported. */
 comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,

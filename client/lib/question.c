@@ -72,6 +72,12 @@ static comm_result_t take_answer(struct comm_client *client, const struct client
     return result;
 }
 
+/* Whether an answer is of no use any more, because the communicator that it belongs to has failed. */
+static bool is_in_vain(const struct client_question *question)
+{
+    return question->needs != NULL && question->needs->failure != COMM_OK;
+}
+
 comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
                          const struct client_question *question, Commd__Client__Event **event,
                          bool *unanswered)
@@ -85,7 +91,7 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
     request->id = waiting.id;
     client->requests = &waiting;
     comm_result_t result = client_send(client, request, question->fd, question->deadline_ns);
-    while (result == COMM_OK && waiting.event == NULL && client->lost == COMM_OK) {
+    while (result == COMM_OK && waiting.event == NULL && client->lost == COMM_OK && !is_in_vain(question)) {
         client_progress(client, question->deadline_ns);
         if (waiting.event == NULL && client->lost == COMM_OK && clock_ns() >= question->deadline_ns) {
             result = COMM_TIMED_OUT;
@@ -100,6 +106,9 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
     }
     if (client->lost != COMM_OK) {
         return error_repeat(client->lost, client->lost_text);
+    }
+    if (is_in_vain(question)) {
+        return member_check(question->needs);
     }
     return error_report(result, "%s: %s: commd did not answer within %llu ms", client->path, question->what,
                         (unsigned long long)((clock_ns() - began_ns) / 1000000u));

@@ -36,8 +36,9 @@ def shape_of(node_count, ranks):
 
 
 class Chaos:
-    def __init__(self, seed, nodes=3, ranks=2, quick=False, kinds=None, say=print, **options):
+    def __init__(self, seed, nodes=3, ranks=2, quick=False, kinds=None, slow=1, say=print, **options):
         self.seed, self.quick, self.kinds, self.say = seed, quick, kinds, say
+        self.factor = BAR_FACTOR * slow
         self.shape = shape_of(nodes, ranks)
         self.began = time.monotonic()
         self.options = options
@@ -208,7 +209,7 @@ class Chaos:
                     self.fail(f"{name} rank {rank.rank} on {rank.node} was not told of {fault.kind}: {dict(rank.events[-1])}")
                 told_s = event.at - max(began, event.began)
                 self.told[fault.kind.split(" ")[0]].append(told_s)
-                if told_s > BAR_FACTOR * (fault.bar_s + late_s):
+                if told_s > self.factor * (fault.bar_s + late_s):
                     self.fail(f"{name} rank {rank.rank} on {rank.node} was told of {fault.kind} after {told_s:.2f} s (bar {fault.bar_s} s, the machine was {late_s:.2f} s late)")
 
     def check_stalls(self, fault, harmed, calm_s, late_s):
@@ -219,7 +220,7 @@ class Chaos:
             self.stalls[fault.kind.split(" ")[0]].append(stall_s)
             if stall_s > STALL_BAR_S:
                 self.log(f"  {name} waited {stall_s:.2f} s longer than the outage")
-            if stall_s > BAR_FACTOR * (STALL_BAR_S + late_s) + calm_s:
+            if stall_s > self.factor * (STALL_BAR_S + late_s) + calm_s:
                 self.fail(f"an operation of {name} waited {stall_s:.2f} s longer than {fault.kind} lasted ({fault.outage_s} s; the machine was {late_s:.2f} s late)")
 
     def check_verdicts(self):
@@ -272,7 +273,7 @@ class Chaos:
             self.memory[f"{name} {world.pid(name)}"].append(now[1])
             if now[0] > first[0] + DESCRIPTORS_MORE:
                 self.fail(f"{name} has {now[0]} descriptors, in the beginning {first[0]}")
-            if now[1] > first[1] + PRIVATE_MORE_KIB:
+            if now[1] > first[1] + PRIVATE_MORE_KIB * self.factor:
                 self.fail(f"{name} has {now[1]} KiB of memory, in the beginning {first[1]}")
             if now[2] != first[2] and len(world.members) <= COMPLETE_NODES:
                 self.fail(f"{name} has the links {now[2]}, in the beginning {first[2]}")

@@ -216,11 +216,12 @@ int main(int argc, char **argv)
     code = code == 0 ? run_job(&self) : code;
     chaos_say(&self, "EXIT", "code=%d operations=%" PRIu64 " elements=%" PRIu64, code, self.operations,
               self.elements);
-    if (code == 0) {
-        chaos_begin(&self, "comm_client_close");
-        chaos_buffers_free(&self);
-        comm_client_close(self.client);
-        call_ended(&self);
+    chaos_begin(&self, "comm_client_close");
+    if (code != 0) {
+        comm_destroy(self.comm);
     }
+    chaos_buffers_free(&self);
+    comm_client_close(self.client);
+    call_ended(&self);
     return code;
 }

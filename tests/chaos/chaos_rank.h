@@ -10,7 +10,8 @@
 /* What the files of chaos_rank share. It has one thread. */
 
 #define CHAOS_OP_TIMEOUT_MS 20000u /* an operation that lasts so long is a fault of commd: check_chaos.py */
-#define CHAOS_FORM_AGAIN_TIMEOUT_MS 20000u
+#define CHAOS_FORM_AGAIN_TIMEOUT_MS                                                                          \
+    5000u /* a rank that is lost meanwhile could come again: others wait for it */
 
 /* What check_chaos.py reads while the rank runs: which call is under way, and since when. */
 struct chaos_status {

@@ -355,7 +355,7 @@ void chaos_buffers_free(struct chaos_rank *self)
     for (size_t i = 0; i < 4; i++) {
         if (i < 2) {
             free(self->buffers[i]);
-        } else {
+        } else if (self->buffers[i] != NULL) {
             (void)comm_mem_free(self->client, self->buffers[i]);
         }
     }

@@ -2,7 +2,7 @@
 """Runs real daemons in network namespaces under faults that a seed draws, as long as asked, and checks what must hold (tests/README.md).
 
 usage: check_chaos.py [--seconds N] [--seed N] [--nodes N] [--ranks N] [--faults 3,7-9] [--kinds long-hole,move]
-                      [--quick] [--build FOLDER] [--logs FOLDER] [--list]
+                      [--quick] [--slow N] [--build FOLDER] [--logs FOLDER] [--list]
 
 The schedule of a seed, a number of nodes and a number of ranks is always the same. --faults makes only these of its faults.
 --kinds draws only faults of these kinds, which is another schedule.
@@ -35,6 +35,7 @@ def arguments():
     parser.add_argument("--faults", type=numbers, help="numbers of faults, such as 3,7-9; otherwise all, from 0")
     parser.add_argument("--kinds", type=lambda text: text.split(","), help="the only kinds of faults that are drawn")
     parser.add_argument("--quick", action="store_true", help="short faults and small buffers")
+    parser.add_argument("--slow", type=float, default=1, help="how much slower the programs are, because of a sanitizer: bars are longer by that")
     parser.add_argument("--build", default=os.environ.get("COMMD_BUILD", "build/release"))
     parser.add_argument("--logs", help="where the logs go after a violation")
     parser.add_argument("--list", action="store_true", help="print the first 40 faults of the schedule, and do nothing")
@@ -73,7 +74,7 @@ def main():
     again = f"make check-chaos SEED={options.seed} SECONDS={options.seconds:g} NODES={options.nodes} RANKS={options.ranks}" + (" QUICK=1" if options.quick else "") + \
         (f" KINDS={','.join(options.kinds)}" if options.kinds else "")
     print(f"seed {options.seed}: {again}", flush=True)
-    run = chaos.Chaos(options.seed, options.nodes, options.ranks, options.quick, options.kinds, say=lambda text: print(text, flush=True))
+    run = chaos.Chaos(options.seed, options.nodes, options.ranks, options.quick, options.kinds, options.slow, say=lambda text: print(text, flush=True))
     violation = None
     try:
         run.run(options.faults or itertools.count(), options.seconds)

@@ -12,7 +12,7 @@ from cluster import BUILD, Library
 RANK = BUILD / "tests/chaos/chaos_rank"
 STATUS_BYTES = 64
 # How long a call may take, at most. Operations have a deadline of 20 s, and end within it.
-BOUNDS_S = {"comm_shrink": 55, "comm_init": 70, "comm_client_open": 75, "comm_lost": 20, "comm_destroy": 15, "comm_client_close": 15}
+BOUNDS_S = {"comm_shrink": 55, "comm_init": 70, "comm_client_open": 75, "comm_lost": 20, "comm_destroy": 15, "comm_client_close": 30}
 OPERATION_BOUND_S = 30
 
 

@@ -290,7 +290,7 @@ class StandaloneTest(unittest.TestCase):
 class Library:
     """A thin wrapper of libcommclient, by ctypes. $COMMD_TEST_LIBRARY names another build of it."""
 
-    DTYPES = {"f64": 0, "f32": 1, "i64": 6, "u8": 13}
+    DTYPES = {"f64": 0, "f32": 1, "i64": 6, "i32": 7, "u8": 13}
     NAMES = ["OK", "IN_PROGRESS", "INVALID_ARGUMENT", "UNSUPPORTED", "MISMATCH", "PERMISSION", "NOT_FOUND", "ALREADY_EXISTS", "LIMIT", "NO_MEMORY",
              "TIMED_OUT", "PROTOCOL", "VERSION", "DAEMON_LOST", "NODE_LOST", "RANK_LOST", "ABORTED", "SHUTTING_DOWN", "CONFIG", "SYSTEM",
              "CERTIFICATE", "UNREACHABLE", "INTERNAL", "DEVICE", "BUSY"]

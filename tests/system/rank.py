@@ -5,6 +5,7 @@ Prints FORMED; READY after the first right result; and at its end the last call'
   once      one all-reduce, checked
   loop      all-reduces until one fails, or `seconds` have passed (default 60), or `steps` are done
   idle      forms, waits for `seconds`, then runs one all-reduce
+  split     splits the communicator. The rank `dies` only does what a split does first, an all-gather of color and key, and kills itself
   stream    one all-reduce in the GPU's legacy stream; prints POSTED after posting it; ends when the stream is done
   messages  sends a message of each of `sizes` (bytes, separated by commas) to the next rank, all at once, and receives as many from the rank before;
             repeats this as loop does
@@ -20,6 +21,7 @@ Options:
 """
 import ctypes
 import os
+import signal
 import sys
 import time
 
@@ -114,6 +116,19 @@ def in_stream(library, comm, buffer):
     return library.comm_sync(comm, 0)
 
 
+def split(library, comm, dies):
+    """Returns the result code of comm_split."""
+    if not dies:
+        part = ctypes.c_void_p()
+        library.calls.comm_split.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
+        return library.calls.comm_split(comm, 0, 0, ctypes.byref(part))
+    own, all_of_them = (ctypes.c_int32 * 2)(0, 0), (ctypes.c_int32 * 2000)()
+    result = library.comm_all_gather(comm, own, all_of_them, 2, library.DTYPES["i32"], None) or library.comm_sync(comm, 0)
+    time.sleep(0.3)  # the others wait for this rank by now
+    os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+
 def fork_worker(seconds):
     """Forks as a data loader does, and prints WORKER and the child's pid."""
     child = os.fork()
@@ -153,6 +168,8 @@ def main():
         if result:
             return end(result)
     messages = Messages(library, rank, size, [int(each) for each in options["sizes"].split(",")], device) if mode == "messages" else None
+    if mode == "split":
+        return end(split(library, comm, int(options["dies"]) == rank))
     if mode == "stream":
         return end(in_stream(library, comm, reduced))
     started = time.monotonic()

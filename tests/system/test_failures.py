@@ -35,6 +35,13 @@ class Failures(FailureCase):
             os.kill(worker, 0)
             self.check_new_communicator(cluster, "aabb", "work")
 
+    def test_killed_client_in_a_split(self):
+        """The other ranks wait for it in comm_split. They are told that it is lost, as in any other call."""
+        with Cluster("ab") as cluster:
+            ranks = self.ranks(cluster, "aab", "work", "split", "dies=2")
+            for rank, process in enumerate(ranks[:2]):
+                self.expect(process, "RANK_LOST", "the process of rank 2", within_s=5)
+
     def test_killed_daemon(self):
         with Cluster("abc") as cluster:
             ranks = self.start(cluster, "abc", "work", "loop")

@@ -59,7 +59,8 @@ COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
  * `comm`. Like a collective, every rank must call it, in the same order as other operations. It waits for the
  * other ranks and for the operations before it. Colors are 0 or more. A rank with color COMM_COLOR_NONE joins
  * no new communicator: its *part becomes null. The new communicator has the options of `comm`, may be split
- * again, and must be destroyed. `comm` stays as it is.
+ * again, and must be destroyed. `comm` stays as it is. If `comm` fails before the new communicator has
+ * formed, the call returns that failure at once.
  */
 #define COMM_COLOR_NONE (-1)
 COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **part);

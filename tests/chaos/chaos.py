@@ -166,6 +166,7 @@ class Chaos:
         self.check_failures(fault, harmed, began)
         self.check_told(fault, harmed, began, late_s)
         self.check_stalls(fault, harmed, calm_s, late_s)
+        self.check_partition(fault, harmed, began)
         self.check_verdicts()
         crashes = self.world.crashes()
         if crashes:
@@ -211,6 +212,15 @@ class Chaos:
                 self.told[fault.kind.split(" ")[0]].append(told_s)
                 if told_s > self.factor * (fault.bar_s + late_s):
                     self.fail(f"{name} rank {rank.rank} on {rank.node} was told of {fault.kind} after {told_s:.2f} s (bar {fault.bar_s} s, the machine was {late_s:.2f} s late)")
+
+    def check_partition(self, fault, harmed, began):
+        """The right side goes on."""
+        if fault.kind not in ("long-partition", "long-hole", "long-down"):
+            return
+        for name, ranks in harmed.items():
+            first = [next(event for event in rank.events if event.kind == "FAILED" and event.at >= began) for rank in ranks]
+            for text in verdicts.of_partition(first[0].comm, first, {rank.rank: rank.node for rank in ranks}, fault.pairs):
+                self.fail(text)
 
     def check_stalls(self, fault, harmed, calm_s, late_s):
         for name, age_s in self.ages.items():

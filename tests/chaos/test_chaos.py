@@ -66,6 +66,15 @@ class Verdicts(unittest.TestCase):
     def test_a_survivor_without_a_reason(self):
         self.assertEqual(len(self.wrong(told(0), told(1, "node c lost", (2,), 0))), 1)
 
+    def test_who_goes_on(self):
+        for nodes, pairs, group in (("aabbcc", ["ac", "bc"], "ab"), ("abc", ["ab", "ac"], "bc"), ("ac", ["ac"], "a"), ("ca", ["ac"], "c"),
+                                    ("abcd", ["ac", "ad", "bc", "bd"], "ab"), ("bcda", ["ac", "ad", "bc", "bd"], "ab"), ("abc", ["ab", "ac", "bc"], "")):
+            self.assertEqual(verdicts.goes_on(nodes, pairs), set(group))
+        fine = [told(0), told(1, "minority", (0,), 0, "ABORTED")]
+        self.assertEqual(verdicts.of_partition("x/0", fine, {0: "a", 1: "b"}, ["ab"]), [])
+        self.assertEqual(len(verdicts.of_partition("x/0", [told(0), told(1)], {0: "a", 1: "b"}, ["ab"])), 1)
+        self.assertEqual(len(verdicts.of_partition("x/0", fine, {0: "b", 1: "a"}, ["ab"])), 0)
+
     def test_the_next_communicator(self):
         after = [Event(rank=0, local=0, size=2), Event(rank=1, local=1, size=2)]
         self.assertEqual(verdicts.of_next("x/1", [told(0), told(1)], after), [])

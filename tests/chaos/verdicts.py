@@ -35,3 +35,22 @@ def of_next(comm, before, after):
     if [each.local for each in in_order] != sorted(each.local for each in in_order):
         wrong.append(f"{comm}: the order of its ranks changed")
     return wrong
+
+
+def goes_on(nodes, pairs):
+    """Returns the nodes that go on when nothing passes between these pairs: the majority, or the half with the first node; an empty set if no group is
+    large enough. nodes: of a communicator, in the order of its ranks."""
+    cut = {frozenset(pair) for pair in pairs}
+    order = list(dict.fromkeys(nodes))
+    for first in order:
+        group = {node for node in order if node == first or frozenset((first, node)) not in cut}
+        if 2 * len(group) > len(order) or (2 * len(group) == len(order) and order[0] in group):
+            return group
+    return set()
+
+
+def of_partition(comm, reports, node_of, pairs):
+    """reports: as above. node_of: by first rank, its node. pairs: the nodes that cannot reach each other, on two sides."""
+    group = goes_on([node_of[rank] for rank in sorted(node_of)], pairs)
+    return [f"{comm}: rank {each['rank']} on {node_of[each['rank']]} {'may not go on' if node_of[each['rank']] in group else 'may go on'}, but the nodes that go on are "
+            f"{''.join(sorted(group))}: {each.text}" for each in reports if bool(each.known == 0 and each.may_shrink) != (node_of[each["rank"]] in group)]

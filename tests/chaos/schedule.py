@@ -231,6 +231,23 @@ def several(draw, shape):
                  bar_s=max(bars) + outage_s + 1 if bars else None, outage_s=outage_s)
 
 
+# What may come on top of each other. Nobody can say in advance who is told what, and when; but survivors must agree.
+WORST = [kill_rank, kill_daemon, abort, long_stop_daemon, middle_stop_daemon, long_hole, long_down, long_partition, long_one_way, drain_to_the_end, flapping,
+         lossy, move]
+
+
+def worst(draw, shape):
+    """Two or three faults, long ones as well, that overlap."""
+    parts = [make(draw, shape) for make in draw.sample(WORST, draw.choice([2, 2, 3]))]
+    steps = []
+    for part in parts:
+        late = draw.choice([0, draw.uniform(0, 0.1), draw.uniform(0, 5)])
+        steps += [(round(at + late, 3), *step) for at, *step in part.steps]
+    return Fault("worst (" + ", ".join(part.kind for part in parts) + ")", sorted(steps, key=lambda step: step[0]),
+                 ranks=[each for part in parts for each in part.ranks], nodes=[each for part in parts for each in part.nodes] + list(shape.nodes),
+                 dead=[each for part in parts for each in part.dead], outage_s=max(at for at, *_ in steps))
+
+
 def fault(seed, index, shape, quick=False, kinds=None):
     """Returns fault number `index` of the seed. kinds: the names of the only kinds that are drawn."""
     draw = random.Random(f"{seed}/{index}")
@@ -242,7 +259,7 @@ def name_of(make):
     return make.__name__.replace("_", "-")
 
 
-ALL = {**SINGLE, several: 8}
+ALL = {**SINGLE, several: 8, worst: 6}
 KINDS = [name_of(make) for make in ALL]
 
 

@@ -200,6 +200,80 @@ def test_torchrun(daemons, tmp_path, size):
     assert finish(process)[1].count(f"sum {float(size)}") == size
 
 
+def installed(folder):
+    """The package as a system's package has it, with the metadata by which torch finds it. Returns a value for PYTHONPATH."""
+    finish(subprocess.Popen([sys.executable, "-B", ROOT / "client/python/build_wheel.py", "--unpacked", "--version", "1.0", "--out", folder],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    return str(folder)
+
+
+def test_torchrun_of_two_nodes_meets_in_commd(two_nodes, tmp_path):
+    """Nobody names a host, a port or a file; the program does not even name the job."""
+    program, path = tmp_path / "program.py", installed(tmp_path / "installed")
+    program.write_text("import os, torch, torch.distributed as dist, commd.torch\n"
+                       "dist.init_process_group('commd', init_method='commd://')\n"
+                       "tensor = torch.ones(1)\ndist.all_reduce(tensor)\nos.write(1, f'sum {tensor.item()}\\n'.encode())\ndist.destroy_process_group()\n")
+    agents = [two_nodes.start([sys.executable, "-B", "-m", "torch.distributed.run", "--rdzv-backend=commd", f"--rdzv-id=meet-{os.getpid()}", "--nnodes=2",
+                               "--nproc-per-node=2", program], node, USE_LIBUV="0", PYTHONPATH=path) for node in two_nodes.names]
+    assert [finish(agent)[1].count("sum 4.0") for agent in agents] == [2, 2]
+
+
+def test_torchrun_needs_the_name_of_the_job(daemons, tmp_path):
+    agent = daemons.start([sys.executable, "-B", "-m", "torch.distributed.run", "--rdzv-backend=commd", "--nproc-per-node=1", "program.py"],
+                          PYTHONPATH=installed(tmp_path))
+    code, _, errors = finish(agent, check=False)
+    assert code != 0 and "name the job by --rdzv-id=JOB" in errors
+
+
+@pytest.mark.parametrize("variables, place, job", [
+    ({"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "5"}, (1, 3), "a-5"),
+    ({"COMMD_RANK": "2", "COMMD_SIZE": "4", "COMMD_JOB": "job", "RANK": "0", "WORLD_SIZE": "9"}, (2, 4), "job"),
+    # torchrun inside of commctl run: the inner one counts
+    ({"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "7", "RANK": "5", "WORLD_SIZE": "6", "COMMD_RANK": "0", "COMMD_SIZE": "1"}, (5, 6), "none-7"),
+    ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "88", "SLURM_STEP_ID": "0"}, (1, 2), "88-0"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "n"}, (3, 4), "n"),
+    ({"PALS_RANKID": "1", "PMI_SIZE": "2", "PALS_APID": "p"}, (1, 2), "p"), ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2), None),
+    ({"RANK": "1"}, None, None), ({"RANK": "x", "WORLD_SIZE": "2"}, None, None), ({"RANK": "2", "WORLD_SIZE": "2"}, None, None), ({}, None, None)])
+def test_launchers(monkeypatch, variables, place, job):
+    from commd.torch import _rendezvous
+    launchers = {name for each in _rendezvous._LAUNCHERS for name in (each.mark, each.rank, *each.sizes, *each.job)}
+    for name in launchers | set(variables):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for function, expected in ((_rendezvous._place, place), (_rendezvous._job, job)):
+        if expected is None:
+            with pytest.raises(ValueError, match="commd://: "):
+                function("commd://")
+        else:
+            assert function("commd://") == expected
+    assert _rendezvous._place("commd://x?rank=1&world_size=2") == (1, 2)
+    assert _rendezvous._job("commd://x/y?rank=1") == "x/y"
+
+
+def test_a_lost_daemon_is_noted():
+    """The next group opens a new connection."""
+    from commd import client
+    from commd.torch import _failures
+    lost = client.Client.__new__(client.Client)
+    lost.calls, lost.handle, lost.lost = client._library.load(), None, False
+    assert _failures.of_call(lost, 15, "all_reduce").result.name == "RANK_LOST" and not lost.lost
+    assert _failures.of_call(lost, 13, "all_reduce").result.name == "DAEMON_LOST" and lost.lost
+
+
+def test_ctrl_c_ends_the_start(daemons):
+    """Rank 1 waits for a rank 0 that never comes."""
+    text = ("import os, time, torch.distributed as dist, commd.torch\nprint('ready', flush=True)\n"
+            "try: dist.init_process_group('commd', init_method='commd://alone-%d' % os.getpid(), rank=1, world_size=2)\n"
+            "except KeyboardInterrupt: print('interrupted', flush=True)\n")
+    process = daemons.start([sys.executable, "-B", "-c", text])
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)  # it waits now, or will notice the signal before
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert "interrupted" in finish(process)[1] and time.monotonic() - began < 20
+
+
 def test_gloo_beside(daemons):
     text = ("beside = dist.new_group(backend='gloo')\nfor group in (beside, None):\n"
             "    tensor = torch.ones(1)\n    dist.all_reduce(tensor, group=group)\n    assert tensor.item() == size\nprint('fine')\n")

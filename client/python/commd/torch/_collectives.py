@@ -78,7 +78,7 @@ class Collectives:
         work.follow_stream(order)
 
     def _refused(self, work, result: int) -> None:
-        error = _failures.of_call(self.calls, result, work.operation, self.context())
+        error = _failures.of_call(self._client, result, work.operation, self.context())
         work.abandon(error)
         raise error
 
@@ -87,14 +87,14 @@ class Collectives:
         """The library submits what is started in here as one group. Its works are known to others only after that."""
         result = self.calls.comm_group_begin()
         if result != 0:
-            raise _failures.of_call(self.calls, result, "group", self.context())
+            raise _failures.of_call(self._client, result, "group", self.context())
         works = self._collected.together = []
         try:
             yield
         finally:
             self._collected.together = None
             result = self.calls.comm_group_end()
-            error = _failures.of_call(self.calls, result, "group", self.context()) if result != 0 else None
+            error = _failures.of_call(self._client, result, "group", self.context()) if result != 0 else None
             for work in works:
                 if error is None:
                     self.keep(work)

@@ -35,9 +35,9 @@ def of_error(error: errors.Error, context: str = "") -> BackendError:
     return made
 
 
-def of_call(library, result: int, operation: str, context: str = "") -> BackendError:
-    """Makes the exception for a call of libcommclient that has just failed in this thread."""
-    return of_error(errors.last_error(library, result, operation), context)
+def of_call(owner, result: int, operation: str, context: str = "") -> BackendError:
+    """Makes the exception for a call of libcommclient that has just failed in this thread. owner: the client."""
+    return of_error(owner.error_of(result, operation), context)
 
 
 def translated(function, *arguments, context: str = "", **named):

@@ -165,7 +165,7 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         text = (reason or f"rank {self._rank} called abort").encode()[:255]
         result = self.calls.comm_abort(self.handle, text)
         if result != 0:
-            raise _failures.of_call(self.calls, result, "abort", self.context())
+            raise _failures.of_call(self._client, result, "abort", self.context())
 
     _abort = abort
 

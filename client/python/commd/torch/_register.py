@@ -16,9 +16,9 @@ def create(options, backend_options=None):
 
 def rendezvous(url: str, timeout=None, **_):
     """Meets the other processes at commd://job: yields the store, this process's rank and the number of processes."""
-    from . import _store
+    from . import _rendezvous
 
-    yield from _store.rendezvous(url, timeout)
+    yield from _rendezvous.rendezvous(url, timeout)
 
 
 def register() -> None:

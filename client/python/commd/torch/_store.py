@@ -1,11 +1,9 @@
-"""A torch Store that commd keeps, so that no process has to be found by its address: `commd://job-17`."""
+"""A torch Store that commd keeps, so that no process has to be found by its address."""
 from __future__ import annotations
 
 import ctypes
 import datetime
-import os
-import threading
-from urllib.parse import parse_qs, urlparse
+from time import monotonic
 
 import torch.distributed as distributed
 from torch.distributed import DistStoreError
@@ -13,10 +11,9 @@ from torch.distributed import DistStoreError
 from .. import client, errors
 from . import _failures
 
-_DEFAULT_TIMEOUT = datetime.timedelta(minutes=5)
-_lock = threading.Lock()
-# torch's C++ code holds only the C++ half of a store, so this module keeps the Python half.
-_open: dict[str, Store] = {}  # noqa: F821 (defined below)
+DEFAULT_TIMEOUT = datetime.timedelta(minutes=5)
+# How long one call of the library waits. Between two of them, Python handles signals, such as Ctrl-C.
+_SLICE_MS = 100
 
 
 def _bytes(value) -> bytes:
@@ -29,15 +26,24 @@ class Store(distributed.Store):
     name: as a communicator's. timeout: how long get() and wait() wait, if they are not told.
     """
 
-    def __init__(self, name: str, timeout: datetime.timedelta = _DEFAULT_TIMEOUT) -> None:
+    def __init__(self, name: str, timeout: datetime.timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__()
         self._timeout = timeout
         self._client = _failures.translated(client.shared_client)
         self._library = _declare(self._client.calls)
-        self._handle = ctypes.c_void_p()
-        self._check(self._library.comm_store_open(self._client.use(), name.encode(), self._limit(timeout),
-                                                  ctypes.byref(self._handle)), "open")
+        handle = ctypes.c_void_p()
+        library = self._library
+        _failures.translated(
+            client.interruptible, self._client.error_of, library.comm_store_open, self._client.use(), name.encode(),
+            self._limit(timeout), ctypes.byref(handle), operation="open",
+            undo=lambda: library.comm_store_close(handle), context="commd store")
+        self._handle: int | None = handle.value
         client.track(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store may be used: it was not closed, and its commd is not lost."""
+        return self._handle is not None and not self._client.lost
 
     def __hash__(self) -> int:
         return id(self)
@@ -48,10 +54,20 @@ class Store(distributed.Store):
     def _check(self, result: int, what: str) -> None:
         if result == 0:
             return
-        error = _failures.of_call(self._library, result, what, "commd store")
+        error = _failures.of_call(self._client, result, what, "commd store")
         if result == errors.Result.TIMED_OUT:
             raise DistStoreError(str(error)) from error
         raise error
+
+    def _wait(self, call, limit_ms: int, what: str) -> None:
+        """Repeats call(milliseconds), which waits, until it has succeeded or failed, or the time has passed."""
+        deadline = monotonic() + limit_ms / 1000
+        while True:
+            left_ms = max(0, int((deadline - monotonic()) * 1000))
+            result = call(min(_SLICE_MS, left_ms))
+            if result != errors.Result.TIMED_OUT or left_ms == 0:
+                self._check(result, what)
+                return
 
     def _taken(self, value, size) -> bytes:
         """Returns a value that the library has allocated, and frees it."""
@@ -66,8 +82,9 @@ class Store(distributed.Store):
 
     def get(self, key: str) -> bytes:
         value, size = ctypes.c_void_p(), ctypes.c_size_t()
-        self._check(self._library.comm_store_get(self._handle, key.encode(), self._limit(None), ctypes.byref(value),
-                                                 ctypes.byref(size)), f"get {key}")
+        name, where = key.encode(), (ctypes.byref(value), ctypes.byref(size))
+        self._wait(lambda limit_ms: self._library.comm_store_get(self._handle, name, limit_ms, *where),
+                   self._limit(None), f"get {key}")
         return self._taken(value, size)
 
     def add(self, key: str, amount: int) -> int:
@@ -85,8 +102,8 @@ class Store(distributed.Store):
 
     def wait(self, keys, timeout: datetime.timedelta | None = None) -> None:
         names = (ctypes.c_char_p * len(keys))(*[key.encode() for key in keys])
-        self._check(self._library.comm_store_wait(self._handle, names, len(keys), self._limit(timeout)),
-                    f"wait for {', '.join(keys)}")
+        self._wait(lambda limit_ms: self._library.comm_store_wait(self._handle, names, len(keys), limit_ms),
+                   self._limit(timeout), f"wait for {', '.join(keys)}")
 
     def check(self, keys) -> bool:
         names = (ctypes.c_char_p * len(keys))(*[key.encode() for key in keys])
@@ -166,38 +183,3 @@ def _declare(library):
         setattr(library, name, function)
     library.has_stores = True
     return library
-
-
-def _place(url) -> tuple[int, int]:
-    """Returns this process's rank and the number of processes, as the URL or the launcher says."""
-    query = parse_qs(url.query)
-    rank = query.get("rank", [None])[0]
-    size = query.get("world_size", [None])[0]
-    for name, own in (("RANK", "COMMD_RANK"), ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")):
-        rank = rank if rank is not None else os.environ.get(own, os.environ.get(name))
-    for name, own in (("WORLD_SIZE", "COMMD_SIZE"), ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")):
-        size = size if size is not None else os.environ.get(own, os.environ.get(name))
-    if rank is None or size is None:
-        raise ValueError(f"commd://{url.netloc}: say which rank this is and how many there are: "
-                         f"init_process_group(rank=, world_size=), or RANK and WORLD_SIZE in the environment")
-    return int(rank), int(size)
-
-
-def rendezvous(url: str, timeout: datetime.timedelta | None = None):
-    """Yields a store, this process's rank and the number of processes. torch calls it for commd://job."""
-    parsed = urlparse(url)
-    job = (parsed.netloc + parsed.path).strip("/")
-    if not job:
-        raise ValueError(f"{url}: expected commd://JOB, the same JOB on all ranks")
-    rank, size = _place(parsed)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    with _lock:
-        store = _open.get(job)
-        if store is None or not store._handle:
-            store = _open[job] = Store(f"torch-{job}", timeout or _DEFAULT_TIMEOUT)
-    # A job may call init_process_group several times. Each time has keys of its own.
-    turn = store.add(f"turn/{restart}/{rank}", 1)
-    prefixed = distributed.PrefixStore(f"{restart}/{turn}", store)
-    prefixed.set_timeout(timeout or _DEFAULT_TIMEOUT)
-    yield prefixed, rank, size
-    raise RuntimeError("a commd rendezvous cannot be repeated without a new init_process_group")

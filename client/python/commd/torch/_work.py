@@ -98,7 +98,7 @@ class Work(_Base):
 
     def _fail(self, result: int) -> None:
         if self._error is None:
-            self._error = _failures.of_call(self._library, result, self.operation, self._group.context())
+            self._error = _failures.of_call(self._group._client, result, self.operation, self._group.context())
 
     def _end(self) -> None:
         if self._ended:

@@ -7,7 +7,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from case import POISON, case, data, rejected, same
+from case import POISON, case, data, rejected, same, shared_folder, skip
 
 
 @case
@@ -220,6 +220,41 @@ def records_of_messages_and_failures(rank, size):
     assert [each["profiling_name"] for each in failed] == (["commd:all_reduce"] if rank == 0 else []), failed
     status = found["pg_status"][group.group_name]
     assert status["last_enqueued_collective"] == (1 if rank == 0 else 0), status
+
+
+@case
+def torchs_analyser_reads_the_records(rank, size):
+    """It finds nothing wrong with collectives of all kinds, and names the rank that called another one."""
+    try:
+        from torch.distributed.flight_recorder.components import builder, config_manager, loader
+    except ImportError:
+        skip("this torch has no analyser of flight records")
+    import commd.torch
+
+    def analysed(name):
+        folder = shared_folder(rank)
+        commd.torch.write_flight_records(f"{folder}/{name}_")
+        dist.barrier()
+        found, version = loader.read_dir(config_manager.JobConfig().parse_args(["-p", f"{name}_", folder]))
+        dist.barrier()  # torch's analyser changes what it has read, but not the files
+        database = builder.build_db(found, config_manager.JobConfig().parse_args([folder]), version)
+        return [each for each in database.collectives if each.pass_check is False], len(database.collectives)
+
+    group = dist.new_group()
+    one, several, flat = torch.ones(2, 3), [torch.ones(2, 3) for _ in range(size)], torch.ones(2 * size, 3)
+    dist.all_gather(several, one, group=group)
+    dist.all_gather_into_tensor(flat, one, group=group)
+    dist.reduce_scatter(one, several, group=group)
+    dist.gather(one, several if rank == 1 else None, dst=1, group=group)
+    dist.scatter(one, several if rank == 1 else None, src=1, group=group)
+    dist.broadcast(one, 2, group=group)
+    dist.all_to_all(several, [each.clone() for each in several], group=group)
+    dist.send(one, (rank + 1) % size) if rank == 0 else dist.recv(one, 0) if rank == 1 else None
+    wrong, count = analysed("right")
+    assert not wrong and count >= 7, (wrong, count)
+    rejected(RuntimeError, lambda: dist.broadcast(one, 0, group=group) if rank == 1 else dist.all_reduce(one, group=group))
+    wrong, _ = analysed("wrong")
+    assert wrong and any("broadcast" in str(each) and "all_reduce" in str(each) for each in wrong), wrong
 
 
 @case

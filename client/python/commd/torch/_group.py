@@ -130,6 +130,7 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
     def record(self, work) -> None:
         """Numbers a work, and has it in the records."""
         work.number = self.next_number()
+        work.record_id = _records.next_id()
         self.recent.append(work)
 
     def keep(self, work) -> None:

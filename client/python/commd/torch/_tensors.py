@@ -91,10 +91,11 @@ class Buffers:
     """The memory that an operation works on. Tensors that are not contiguous are replaced by contiguous ones; finish()
     copies results back."""
 
-    __slots__ = ("held", "copies")
+    __slots__ = ("held", "sources", "copies")
 
     def __init__(self) -> None:
         self.held: list = []
+        self.sources: list = []
         self.copies: list = []
 
     def read(self, tensor):
@@ -103,6 +104,7 @@ class Buffers:
         contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
         check_storage(contiguous)
         self.held.append(contiguous)
+        self.sources.append(contiguous)
         return contiguous
 
     def write(self, tensor, fill: bool = False):
@@ -126,4 +128,5 @@ class Buffers:
             with torch.no_grad():
                 tensor.copy_(contiguous)
         self.copies = []
+        self.sources = []
         self.held = []

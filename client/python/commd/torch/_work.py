@@ -30,6 +30,10 @@ class Work(_Base):
         self._value = value
         self.sizes = [tuple(tensor.shape) for tensor in value]
         self.dtypes = [str(tensor.dtype) for tensor in value]
+        self.input_sizes, self.input_dtypes = self.sizes, self.dtypes
+        if buffers.sources:
+            self.input_sizes = [tuple(tensor.shape) for tensor in buffers.sources]
+            self.input_dtypes = [str(tensor.dtype) for tensor in buffers.sources]
         self.timeout_ms = timeout_ms
         self._requests: list = []
         self._received = None
@@ -40,7 +44,8 @@ class Work(_Base):
         self._source = None
         self._profile = None
         self._order = None
-        self.number = 0
+        self.number = 0     # in its group
+        self.record_id = 0  # in this process
         self.created_ns = time.time_ns()
         self.ended_ns = 0
 

@@ -210,8 +210,9 @@ def test_interrupt_while_awaiting(daemons):
     """Ctrl-C ends asyncio.run at once, though an operation is pending."""
     text = ("import asyncio, numpy, commd\n"
             "async def main():\n"
+            "    request = comm.recv(numpy.zeros(2), 0, wait=False)\n"
             "    print('waiting', flush=True)\n"
-            "    await comm.recv(numpy.zeros(2), 0, wait=False)\n"
+            "    await request\n"
             "comm = commd.init()\n"
             "try: asyncio.run(main())\n"
             "except KeyboardInterrupt: print('interrupted', len(comm._pending)); comm.abort()")

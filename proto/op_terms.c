@@ -91,17 +91,19 @@ void op_terms_describe(const struct op_terms *terms, char *out, size_t size)
 static const char *invalid_field(const struct op_terms *terms)
 {
     bool grouped = terms->bucket_ops > 1;
-    return terms->kind >= OP_KIND_COUNT                    ? "kind"
-           : terms->dtype >= DTYPE_COUNT                   ? "dtype"
-           : terms->reduce >= REDUCE_COUNT                 ? "reduce"
-           : terms->compression >= COMPRESSION_COUNT       ? "compression"
-           : terms->has_layouts > 1                        ? "has_layouts"
-           : terms->has_residual > 1                       ? "has_residual"
-           : terms->top_k_permille > OP_TOP_K_MAX_PERMILLE ? "top_k_permille"
-           : terms->bucket_ops > OP_BUCKET_OPS_MAX         ? "bucket_ops"
-           : terms->bucket_index >= terms->bucket_ops      ? "bucket_index"
-           : grouped && terms->kind != OP_KIND_ALL_REDUCE  ? "bucket_ops"
-                                                           : NULL;
+    bool has_layouts = op_kind_has_blocks(terms->kind) && terms->has_layouts != 0;
+    return terms->kind >= OP_KIND_COUNT                     ? "kind"
+           : terms->dtype >= DTYPE_COUNT                    ? "dtype"
+           : terms->reduce >= REDUCE_COUNT                  ? "reduce"
+           : terms->compression >= COMPRESSION_COUNT        ? "compression"
+           : terms->has_layouts > 1                         ? "has_layouts"
+           : terms->has_residual > 1                        ? "has_residual"
+           : terms->top_k_permille > OP_TOP_K_MAX_PERMILLE  ? "top_k_permille"
+           : terms->bucket_ops > OP_BUCKET_OPS_MAX          ? "bucket_ops"
+           : terms->bucket_index >= terms->bucket_ops       ? "bucket_index"
+           : grouped && !op_kind_is_in_buckets(terms->kind) ? "bucket_ops"
+           : grouped && has_layouts                         ? "has_layouts"
+                                                            : NULL;
 }
 
 bool op_terms_are_valid(const struct op_terms *terms, const char **what)

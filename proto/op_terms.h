@@ -16,7 +16,7 @@
  */
 #define OP_TERMS_BYTES 32
 #define OP_TERMS_TEXT_MAX_BYTES 160
-#define OP_BUCKET_OPS_MAX 256 /* all_reduces that run as one operation */
+#define OP_BUCKET_OPS_MAX 256 /* operations that run as one */
 #define OP_TOP_K_MAX_PERMILLE 1000
 
 struct op_terms {
@@ -28,7 +28,7 @@ struct op_terms {
     uint8_t has_residual;         /* 0 or 1: compression with error feedback */
     uint16_t top_k_permille;      /* compression by top_k: how many elements of a thousand are kept */
     uint32_t root_rank;
-    uint16_t bucket_ops;     /* all_reduces that run as one: their number; 1: runs alone */
+    uint16_t bucket_ops;     /* operations of one kind that run as one: their number; 1: runs alone */
     uint16_t bucket_index;   /* index of this one among them; they are submitted in a row */
     uint64_t count_elements; /* of the vector; for kinds with blocks: of one rank's block; of the message. 0
                                 where layouts have the counts */

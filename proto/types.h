@@ -116,6 +116,8 @@ enum compression {
 #define OP_KINDS_WITH_BLOCKS                                                                                 \
     (OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(REDUCE_SCATTER) | OP_KIND_BIT(GATHER) | OP_KIND_BIT(SCATTER) |    \
      OP_KIND_BIT(ALL_TO_ALL))
+/* Successive operations of these kinds, in a group, run as one; with blocks, only without layouts. */
+#define OP_KINDS_IN_BUCKETS (OP_KIND_BIT(ALL_REDUCE) | OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(REDUCE_SCATTER))
 #define OP_KINDS_OF_MESSAGES (OP_KIND_BIT(SEND) | OP_KIND_BIT(RECEIVE))
 
 static inline bool op_kind_reduces(enum op_kind kind)
@@ -130,6 +132,10 @@ static inline bool op_kind_has_root(enum op_kind kind)
 static inline bool op_kind_has_blocks(enum op_kind kind)
 {
     return (OP_KINDS_WITH_BLOCKS >> kind & 1u) != 0;
+}
+static inline bool op_kind_is_in_buckets(enum op_kind kind)
+{
+    return (OP_KINDS_IN_BUCKETS >> kind & 1u) != 0;
 }
 static inline bool op_kind_is_message(enum op_kind kind)
 {

@@ -39,6 +39,8 @@
 #define CLIENT_FEATURE_GATHER "gather"     /* CommJoin, CommGrow */
 #define MESH_FEATURE_STORE "store"         /* StoreAsk */
 #define MESH_FEATURE_GATHER "gather"       /* Gather */
+/* all_gathers and reduce_scatters may be in buckets, too. */
+#define CLIENT_FEATURE_BUCKETS_OF_BLOCKS "buckets_of_blocks"
 /* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */
 #define CLIENT_RING_BYTES 65536u
 /* Sent with the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */

@@ -122,6 +122,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->shrinks = has_feature(reply, CLIENT_FEATURE_SHRINK);
     client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
     client->gathers = has_feature(reply, CLIENT_FEATURE_GATHER);
+    client->joins_blocks = has_feature(reply, CLIENT_FEATURE_BUCKETS_OF_BLOCKS);
     client->cells.offered = has_feature(reply, CLIENT_FEATURE_CELLS);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
@@ -222,6 +223,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_SHRINK,
                         (char *)CLIENT_FEATURE_WINDOWS,
                         (char *)CLIENT_FEATURE_GATHER,
+                        (char *)CLIENT_FEATURE_BUCKETS_OF_BLOCKS,
                         (char *)CLIENT_FEATURE_CELLS};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;

@@ -184,11 +184,20 @@ void group_forget(struct comm_comm *comm)
     group.count = kept;
 }
 
-/* Whether the two all-reduces may run as one. */
+/* Whether operations of this call's kind may run as one. */
+static bool may_join(const struct client_entry *entry)
+{
+    const struct op_terms *terms = &entry->call->terms;
+    bool has_blocks = op_kind_has_blocks(terms->kind);
+    return op_kind_is_in_buckets(terms->kind) &&
+           (!has_blocks || (entry->comm->client->joins_blocks && terms->has_layouts == 0));
+}
+
+/* Whether the two operations may run as one. */
 static bool goes_with(const struct client_entry *entry, const struct client_entry *first)
 {
-    return entry->comm == first->comm && entry->call->terms.kind == OP_KIND_ALL_REDUCE &&
-           first->call->terms.kind == OP_KIND_ALL_REDUCE &&
+    return entry->comm == first->comm && may_join(entry) && may_join(first) &&
+           entry->call->terms.kind == first->call->terms.kind &&
            entry->call->terms.dtype == first->call->terms.dtype &&
            entry->call->terms.reduce == first->call->terms.reduce &&
            entry->call->terms.compression == COMPRESSION_NONE &&
@@ -196,19 +205,28 @@ static bool goes_with(const struct client_entry *entry, const struct client_entr
            entry->call->options.timeout_ms == first->call->options.timeout_ms;
 }
 
-/* Joins successive all-reduces, up to a total size; larger ones gain nothing. */
+/* The elements that all ranks together contribute to a result. The size counts only up to the limit. */
+static size_t joined_bytes(const struct client_entry *entry)
+{
+    const struct op_terms *terms = &entry->call->terms;
+    size_t blocks = op_kind_has_blocks(terms->kind) ? entry->comm->size : 1;
+    size_t each = dtype_size_bytes(terms->dtype) * blocks;
+    return terms->count_elements < CALL_BUCKET_MAX_BYTES / each ? terms->count_elements * each
+                                                                : CALL_BUCKET_MAX_BYTES;
+}
+
+/* Joins successive operations, up to a total size; larger ones gain nothing. */
 static void make_buckets(const struct client_entry *entries, size_t count)
 {
     for (size_t first = 0; first < count;) {
         size_t end = first;
         size_t size_bytes = 0;
         while (end < count && end - first < OP_BUCKET_OPS_MAX && goes_with(&entries[end], &entries[first])) {
-            size_t more =
-                entries[end].call->terms.count_elements * dtype_size_bytes(entries[end].call->terms.dtype);
+            size_t more = joined_bytes(&entries[end]);
             if (end > first && more > CALL_BUCKET_MAX_BYTES - size_bytes) {
                 break;
             }
-            size_bytes += more < CALL_BUCKET_MAX_BYTES ? more : CALL_BUCKET_MAX_BYTES;
+            size_bytes += more;
             end++;
         }
         end = end == first ? first + 1 : end;

@@ -78,6 +78,7 @@ static const struct feature {
     {CLIENT_FEATURE_STORE, begin_store},
     {CLIENT_FEATURE_WINDOWS, begin_windows},
     {CLIENT_FEATURE_GATHER, begin_gather},
+    {CLIENT_FEATURE_BUCKETS_OF_BLOCKS, NULL},
 };
 #define FEATURES (sizeof features / sizeof features[0])
 

@@ -72,7 +72,8 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
         return checked_mul_u64(op->terms.count_elements, op->map->size, out);
     case STAGE_BLOCKS:
         for (uint32_t position = 0; position < op->map->size; position++) {
-            fits = fits && checked_add_u64(*out, coll_stage_block_count(op, position), out);
+            uint64_t count;
+            fits = fits && coll_stage_block_count(op, position, &count) && checked_add_u64(*out, count, out);
         }
         return fits;
     case STAGE_VECTOR:
@@ -120,10 +121,10 @@ bool coll_stage_in_place(const struct coll_stage_op *op, uint32_t rank, struct c
     *first = stage_input(rank, 0);
     *same = stage_output(rank, 0);
     if (op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_GATHER) {
-        same->offset_elements = stage_block_begin(op, &at->output_layout, number);
+        same->offset_elements = stage_own_block_begin(op, rank, &at->output_layout, number);
     } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_SCATTER) {
         *first = stage_output(rank, 0);
-        *same = stage_input(rank, stage_block_begin(op, &at->input_layout, number));
+        *same = stage_input(rank, stage_own_block_begin(op, rank, &at->input_layout, number));
     }
     return op->terms.kind != OP_KIND_ALL_TO_ALL; /* it would overwrite blocks before they are sent */
 }
@@ -458,7 +459,7 @@ uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space 
     case STAGE_VECTOR:
         return op->terms.bucket_ops;
     case STAGE_BLOCKS:
-        return op->map->size;
+        return op->map->size * op->terms.bucket_ops;
     case STAGE_PAIRS:
         return stage_pairs_in_memory(op) ? 1 : op->map->local_count * op->map->size;
     case STAGE_SCAN:

@@ -187,8 +187,9 @@ bool coll_stage_in_place(const struct coll_stage_op *op, uint32_t rank, struct c
 /* Kinds without blocks: the slice's first element in the operation's vector. */
 uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice);
 
-/* Elements of the block of the rank at `position`, as far as this node knows them. */
-uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t position);
+/* Elements of the blocks of the rank at `position`, of all operations that run as one, as far as this node
+ * knows them. Returns false if the number exceeds 64 bits. */
+bool coll_stage_block_count(const struct coll_stage_op *op, uint32_t position, uint64_t *out);
 
 /*
  * ALONE: how many bytes of the vector a slice should have, approximately. The inputs of all ranks to it are

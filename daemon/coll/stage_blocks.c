@@ -1,14 +1,20 @@
+#include "daemon/base/checked.h"
 #include "daemon/coll/stage_internal.h"
 
 /* The stage plans of kinds with a block for each rank: all_gather, reduce_scatter, gather, scatter. */
 
-/* The slice's part of the block of one rank. */
+/*
+ * The slice's share of the block of one rank. If several operations run as one, each has a block for each
+ * rank. In the vector, the blocks of one rank follow each other.
+ */
 struct block {
+    uint32_t position; /* in node order */
     uint32_t rank;
     uint32_t local;          /* UINT32_MAX: of another node */
-    uint64_t offset;         /* of the part, in the block */
-    uint64_t count_elements; /* of the part */
-    uint64_t begin;          /* of the part, in the slice's vector */
+    uint32_t part;           /* the operation */
+    uint64_t offset;         /* of the share, in the block */
+    uint64_t count_elements; /* of the share */
+    uint64_t begin;          /* of the share, in the slice's vector */
 };
 
 /* The layout that tells block sizes. Null: each rank knows only its own. */
@@ -27,10 +33,11 @@ static const struct coll_layout *known_layout(const struct coll_stage_op *op)
     return op->terms.kind == OP_KIND_GATHER ? &root->output_layout : &root->input_layout;
 }
 
-static uint64_t block_count(const struct coll_stage_op *op, const struct coll_layout *layout, uint32_t rank)
+static uint64_t block_count(const struct coll_stage_op *op, const struct coll_layout *layout, uint32_t rank,
+                            uint32_t part)
 {
     if (!op->terms.has_layouts) {
-        return op->terms.count_elements;
+        return op->part_counts[part];
     }
     if (layout != NULL) {
         return layout->counts[rank];
@@ -39,9 +46,15 @@ static uint64_t block_count(const struct coll_stage_op *op, const struct coll_la
     return local == UINT32_MAX ? 0 : op->ranks[local].count_elements;
 }
 
-uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t position)
+bool coll_stage_block_count(const struct coll_stage_op *op, uint32_t position, uint64_t *out)
 {
-    return block_count(op, known_layout(op), op->map->order[position]);
+    bool fits = true;
+    *out = 0;
+    for (uint32_t part = 0; part < op->terms.bucket_ops; part++) {
+        uint64_t count = block_count(op, known_layout(op), op->map->order[position], part);
+        fits = fits && checked_add_u64(*out, count, out);
+    }
+    return fits;
 }
 
 /* The least size that any rank of this node gives for the block, so that no rank's buffer is exceeded. */
@@ -66,7 +79,7 @@ static uint64_t block_limit(const struct coll_stage_op *op, const struct block *
 
 /* Visits the blocks in node order; starts as all zero. Returns false after the last one. */
 struct block_walk {
-    uint32_t position;
+    uint64_t item; /* number of the next block */
     const struct coll_layout *layout;
     struct block block;
 };
@@ -75,34 +88,55 @@ static bool next_block(const struct stage_slice *slice, struct block_walk *walk)
 {
     const struct coll_stage_op *op = slice->op;
     struct block *block = &walk->block;
-    if (walk->position == op->map->size) {
+    if (walk->item == (uint64_t)op->map->size * op->terms.bucket_ops) {
         return false;
     }
     if (walk->layout == NULL) {
         walk->layout = known_layout(op);
     }
     block->begin += block->count_elements;
-    block->rank = op->map->order[walk->position++];
+    block->position = (uint32_t)(walk->item / op->terms.bucket_ops);
+    block->part = (uint32_t)(walk->item++ % op->terms.bucket_ops);
+    block->rank = op->map->order[block->position];
     block->local = op->map->local_of_rank[block->rank];
-    stage_block_part(slice, block_count(op, walk->layout, block->rank), &block->offset,
+    stage_block_part(slice, block_count(op, walk->layout, block->rank, block->part), &block->offset,
                      &block->count_elements);
     return true;
 }
 
 /* --- Where blocks lie --- */
 
+/* Index into ranks: the buffers that a local rank gave for the block's operation. */
+static uint32_t entry_of(const struct coll_stage_op *op, uint32_t local, const struct block *block)
+{
+    return block->part * op->map->local_count + local;
+}
+
 static struct coll_stage_place in_output(const struct coll_stage_op *op, uint32_t local,
                                          const struct block *block)
 {
-    uint64_t begin = stage_block_begin(op, &op->ranks[local].output_layout, block->rank);
-    return stage_output(local, begin + block->offset);
+    uint32_t entry = entry_of(op, local, block);
+    return stage_output(entry,
+                        stage_own_block_begin(op, entry, &op->ranks[entry].output_layout, block->rank) +
+                            block->offset);
 }
 
 static struct coll_stage_place in_input(const struct coll_stage_op *op, uint32_t local,
                                         const struct block *block)
 {
-    uint64_t begin = stage_block_begin(op, &op->ranks[local].input_layout, block->rank);
-    return stage_input(local, begin + block->offset);
+    uint32_t entry = entry_of(op, local, block);
+    return stage_input(entry, stage_own_block_begin(op, entry, &op->ranks[entry].input_layout, block->rank) +
+                                  block->offset);
+}
+
+static struct coll_stage_place own_input(const struct coll_stage_op *op, const struct block *block)
+{
+    return stage_input(entry_of(op, block->local, block), block->offset);
+}
+
+static struct coll_stage_place own_output(const struct coll_stage_op *op, const struct block *block)
+{
+    return stage_output(entry_of(op, block->local, block), block->offset);
 }
 
 /* Where the block lies in the slice's vector. */
@@ -122,10 +156,10 @@ static struct coll_stage_place place_of(const struct coll_stage_op *op, const st
         return in_input(op, stage_root_local(op), block);
     }
     if (op->terms.kind == OP_KIND_GATHER && own) {
-        return stage_input(block->local, block->offset);
+        return own_input(op, block);
     }
     bool fits = own && block->offset + block->count_elements <= block_limit(op, block);
-    return fits ? stage_output(block->local, block->offset) : stage_memory(block->begin);
+    return fits ? own_output(op, block) : stage_memory(block->begin);
 }
 
 uint64_t stage_blocks_measure(const struct stage_slice *slice, uint64_t *offsets)
@@ -134,7 +168,7 @@ uint64_t stage_blocks_measure(const struct stage_slice *slice, uint64_t *offsets
     struct block_walk walk = {0};
     uint32_t node = 0;
     while (next_block(slice, &walk)) {
-        while (offsets != NULL && map->node_first[node] < walk.position) {
+        while (offsets != NULL && map->node_first[node] <= walk.block.position) {
             offsets[node++] = walk.block.begin;
         }
     }
@@ -177,7 +211,7 @@ static void reduce_block(struct stage_plan *plan, const struct block *block, enu
     const struct coll_stage_op *op = plan->slice.op;
     stage_piece(plan, action, agreed_part(op, block));
     for (uint32_t local = 0; local < op->map->local_count; local++) {
-        stage_source(plan, stage_scaled(in_input(op, local, block), local));
+        stage_source(plan, stage_scaled(in_input(op, local, block), entry_of(op, local, block)));
     }
     plan->piece.near = target.buffer == COLL_STAGE_OUTPUT ? target.rank : COLL_STAGE_ALL;
     stage_target(plan, target);
@@ -203,16 +237,16 @@ static void block_to_ranks(struct stage_plan *plan, const struct block *block, s
 static void block_local(struct stage_plan *plan, const struct block *block)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    struct coll_stage_place own_input = stage_input(block->local, block->offset);
-    struct coll_stage_place own_output = stage_output(block->local, block->offset);
     if (op->terms.kind == OP_KIND_ALL_GATHER) {
-        block_to_ranks(plan, block, own_input, 0);
+        block_to_ranks(plan, block, own_input(op, block), 0);
     } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
-        reduce_block(plan, block, op->divides ? COLL_STAGE_DIVIDE : COLL_STAGE_REDUCE, own_output);
+        reduce_block(plan, block, op->divides ? COLL_STAGE_DIVIDE : COLL_STAGE_REDUCE, own_output(op, block));
     } else if (op->terms.kind == OP_KIND_GATHER) {
-        stage_put_copy(plan, own_input, in_output(op, stage_root_local(op), block), agreed_part(op, block));
+        stage_put_copy(plan, own_input(op, block), in_output(op, stage_root_local(op), block),
+                       agreed_part(op, block));
     } else {
-        stage_put_copy(plan, in_input(op, stage_root_local(op), block), own_output, agreed_part(op, block));
+        stage_put_copy(plan, in_input(op, stage_root_local(op), block), own_output(op, block),
+                       agreed_part(op, block));
     }
 }
 
@@ -227,7 +261,7 @@ static void block_in(struct stage_plan *plan, const struct block *block)
     } else if (op->terms.kind == OP_KIND_SCATTER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, in_input(op, stage_root_local(op), block), place, block->count_elements);
     } else if (op->terms.kind != OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_INPUT) {
-        stage_put_copy(plan, stage_input(block->local, block->offset), place, agreed_part(op, block));
+        stage_put_copy(plan, own_input(op, block), place, agreed_part(op, block));
     }
 }
 
@@ -242,52 +276,54 @@ static void block_out(struct stage_plan *plan, const struct block *block)
     } else if (op->terms.kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, place, in_output(op, stage_root_local(op), block), block->count_elements);
     } else if (op->terms.kind == OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_OUTPUT) {
-        stage_put_copy(plan, place, stage_output(block->local, block->offset), agreed_part(op, block));
+        stage_put_copy(plan, place, own_output(op, block), agreed_part(op, block));
     } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER && own &&
                (op->divides || place.buffer == COLL_STAGE_MEMORY)) {
         stage_piece(plan, stage_result_action(op), agreed_part(op, block));
         stage_source(plan, place);
-        stage_target(plan, stage_output(block->local, block->offset));
+        stage_target(plan, own_output(op, block));
         stage_put(plan);
     }
 }
 
-/* Combines the domains' sums block by block, in the order in which IN wrote them. */
-static void combine_blocks(struct stage_plan *plan)
+/* Combines the domains' sums, in the order in which IN wrote them. part: of one operation among several. */
+static void combine(struct stage_plan *plan, uint32_t part, uint64_t begin, uint64_t count_elements)
 {
-    const struct coll_stage_op *op = plan->slice.op;
-    uint32_t slots = stage_has_slots(op) ? stage_slots(op, 0) : 1;
+    uint32_t slots = stage_has_slots(plan->slice.op) ? stage_slots(plan->slice.op, part) : 1;
     if (slots == 1) {
         return;
     }
-    stage_piece(plan, COLL_STAGE_REDUCE, stage_blocks_measure(&plan->slice, NULL));
+    stage_piece(plan, COLL_STAGE_REDUCE, count_elements);
     for (uint32_t slot = 0; slot < slots; slot++) {
-        stage_source(plan, stage_memory(slot * plan->slot_elements));
+        stage_source(plan, stage_memory(begin + slot * plan->slot_elements));
     }
-    stage_target(plan, stage_memory(0));
+    stage_target(plan, stage_memory(begin));
     stage_put(plan);
 }
 
 bool stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step)
 {
     struct coll_stage_cursor *at = plan->at;
-    struct block_walk walk = {.position = (uint32_t)at->item, .block.begin = at->begin};
-    if (step == COLL_STAGE_COMBINE) {
-        combine_blocks(plan);
+    const struct coll_stage_op *op = plan->slice.op;
+    struct block_walk walk = {.item = at->item, .block.begin = at->begin};
+    if (step == COLL_STAGE_COMBINE && op->terms.bucket_ops == 1) {
+        combine(plan, 0, 0, stage_blocks_measure(&plan->slice, NULL));
         return true;
     }
-    if (step == COLL_STAGE_LOCAL && plan->slice.op->mode != COLL_STAGE_ALONE) {
+    if (step == COLL_STAGE_LOCAL && op->mode != COLL_STAGE_ALONE) {
         return true;
     }
-    while (walk.position < plan->slice.op->map->size) {
+    while (walk.item < (uint64_t)op->map->size * op->terms.bucket_ops) {
         if (!stage_goes_on(plan)) {
             return false;
         }
         (void)next_block(&plan->slice, &walk);
-        at->item = walk.position;
+        at->item = walk.item;
         at->begin = walk.block.begin + walk.block.count_elements;
         if (step == COLL_STAGE_LOCAL) {
             block_local(plan, &walk.block);
+        } else if (step == COLL_STAGE_COMBINE) {
+            combine(plan, walk.block.part, walk.block.begin, walk.block.count_elements);
         } else if (step == COLL_STAGE_IN) {
             block_in(plan, &walk.block);
         } else {

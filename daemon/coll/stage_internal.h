@@ -147,6 +147,14 @@ static inline uint64_t stage_block_begin(const struct coll_stage_op *op, const s
     return layout->displacements != NULL ? layout->displacements[rank] : rank * op->terms.count_elements;
 }
 
+/* The same in the buffers `entry`, an index into ranks, which belong to one of several operations. */
+static inline uint64_t stage_own_block_begin(const struct coll_stage_op *op, uint32_t entry,
+                                             const struct coll_layout *layout, uint32_t rank)
+{
+    return layout->displacements != NULL ? layout->displacements[rank]
+                                         : rank * op->part_counts[entry / op->map->local_count];
+}
+
 static inline uint64_t stage_layout_count(const struct coll_stage_op *op, const struct coll_layout *layout,
                                           uint32_t rank)
 {

@@ -96,7 +96,8 @@ struct comms_member {
     bool takes_cells;
     bool has_cells; /* it has the descriptor of their segment */
     uint64_t posted_seq;
-    uint32_t bucket_left;    /* operations that must still follow in its current bucket, */
+    uint32_t bucket_left; /* operations that must still follow in its current bucket, */
+    enum op_kind bucket_kind;
     enum dtype bucket_dtype; /* of this type, with this operator */
     enum reduce bucket_reduce;
     uint64_t completed_seq;          /* the owner was notified of operations up to this one */

@@ -40,14 +40,14 @@ static bool too_many(const struct comms_member *member, struct error *why)
     return true;
 }
 
-/* The operations of a bucket are consecutive, have the same dtype and operator, and run as one. */
+/* The operations of a bucket are consecutive, have the same kind, dtype and operator, and run as one. */
 static enum status check_bucket(const struct comms_member *member, const struct op_terms *terms,
                                 struct error *error)
 {
     bool begins = terms->bucket_index == 0;
     uint32_t left = (uint32_t)terms->bucket_ops - terms->bucket_index;
-    bool goes_on = !begins && left == member->bucket_left && terms->dtype == member->bucket_dtype &&
-                   terms->reduce == member->bucket_reduce;
+    bool goes_on = !begins && left == member->bucket_left && terms->kind == member->bucket_kind &&
+                   terms->dtype == member->bucket_dtype && terms->reduce == member->bucket_reduce;
     if (member->bucket_left == 0 ? begins : goes_on) {
         return STATUS_OK;
     }
@@ -103,6 +103,7 @@ static void number_use(struct comms_member *member, const struct op_terms *terms
     struct communicator *comm = member->comm;
     member->posted_seq++;
     member->bucket_left = terms->bucket_ops - terms->bucket_index - 1u;
+    member->bucket_kind = terms->kind;
     member->bucket_dtype = terms->dtype;
     member->bucket_reduce = terms->reduce;
     comm->highest_seq = member->posted_seq > comm->highest_seq ? member->posted_seq : comm->highest_seq;

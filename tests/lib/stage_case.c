@@ -157,9 +157,10 @@ void stage_case_draw(struct stage_case *drawn, struct random *random)
     bool scans = drawn->kind == OP_KIND_SCAN || drawn->kind == OP_KIND_EXCLUSIVE_SCAN;
     drawn->divides = reduces && !scans && random_chance(random, 0.3);
     drawn->keeps_input = reduces && random_chance(random, 0.5);
-    drawn->part_count = drawn->kind == OP_KIND_ALL_REDUCE ? 1 + pick(random, STAGE_CASE_PARTS_MAX) : 1;
     drawn->count_elements = drawn->kind == OP_KIND_BARRIER ? 0 : pick(random, 20);
     drawn->has_layouts = kind_has_tables(drawn->kind) && random_chance(random, 0.4);
+    bool may_join = op_kind_is_in_buckets(drawn->kind) && !drawn->has_layouts;
+    drawn->part_count = may_join ? 1 + pick(random, STAGE_CASE_PARTS_MAX) : 1;
     for (uint32_t part = 0; part < drawn->part_count; part++) {
         drawn->part_counts[part] = part == 0 ? drawn->count_elements : pick(random, 12);
     }
@@ -192,11 +193,12 @@ void stage_case_contradict(struct stage_case *drawn, struct random *random)
 
 void stage_case_describe(const struct stage_case *drawn, char text[STAGE_TEXT_BYTES])
 {
-    int length = snprintf(text, STAGE_TEXT_BYTES,
-                          "%s%s, %u ranks, root %u, %llu elements, slices of %llu, algorithm %s, nodes",
-                          op_kind_text(drawn->kind), drawn->has_layouts ? "_v" : "", drawn->size,
-                          drawn->root_rank, (unsigned long long)drawn->count_elements,
-                          (unsigned long long)drawn->slice_bytes, drawn->algorithm->name);
+    int length =
+        snprintf(text, STAGE_TEXT_BYTES,
+                 "%s%s, %u in a group, %u ranks, root %u, %llu elements, slices of %llu, algorithm %s, nodes",
+                 op_kind_text(drawn->kind), drawn->has_layouts ? "_v" : "", drawn->part_count, drawn->size,
+                 drawn->root_rank, (unsigned long long)drawn->count_elements,
+                 (unsigned long long)drawn->slice_bytes, drawn->algorithm->name);
     for (uint32_t rank = 0; rank < drawn->size && length > 0 && length < STAGE_TEXT_BYTES; rank++) {
         length +=
             snprintf(text + length, STAGE_TEXT_BYTES - (size_t)length, " %u", drawn->node_of_rank[rank]);

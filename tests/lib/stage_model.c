@@ -72,6 +72,24 @@ static uint64_t reach(const struct stage_case *drawn, const uint64_t *counts, co
     return end;
 }
 
+struct stage_block stage_input_block(const struct stage_case *drawn, uint32_t rank, uint32_t part,
+                                     uint32_t other)
+{
+    uint64_t each = drawn->part_counts[part];
+    return drawn->has_layouts ? (struct stage_block){drawn->ranks[rank].input_displacements[other],
+                                                     drawn->ranks[rank].input_counts[other]}
+                              : (struct stage_block){other * each, each};
+}
+
+struct stage_block stage_output_block(const struct stage_case *drawn, uint32_t rank, uint32_t part,
+                                      uint32_t other)
+{
+    uint64_t each = drawn->part_counts[part];
+    return drawn->has_layouts ? (struct stage_block){drawn->ranks[rank].output_displacements[other],
+                                                     drawn->ranks[rank].output_counts[other]}
+                              : (struct stage_block){other * each, each};
+}
+
 /* Computes how many elements of input and output a rank gave. */
 static void measure_buffers(const struct stage_case *drawn, uint32_t rank, uint32_t part, uint64_t *input,
                             uint64_t *output)
@@ -81,14 +99,17 @@ static void measure_buffers(const struct stage_case *drawn, uint32_t rank, uint3
         reach(drawn, drawn->ranks[rank].output_counts, drawn->ranks[rank].output_displacements);
     bool root = rank == drawn->root_rank;
     *input = *output = drawn->part_counts[part];
+    if (!drawn->has_layouts) {
+        all_in = all_out = drawn->size * drawn->part_counts[part];
+    }
     switch (drawn->kind) {
     case OP_KIND_ALL_GATHER:
-        *input = drawn->ranks[rank].output_counts[rank];
+        *input = stage_output_block(drawn, rank, part, rank).count;
         *output = all_out;
         return;
     case OP_KIND_REDUCE_SCATTER:
         *input = all_in;
-        *output = drawn->ranks[rank].input_counts[rank];
+        *output = stage_input_block(drawn, rank, part, rank).count;
         return;
     case OP_KIND_GATHER:
         *input = drawn->ranks[rank].count_elements;
@@ -121,11 +142,12 @@ static void measure_buffers(const struct stage_case *drawn, uint32_t rank, uint3
 
 /* Places a rank's buffers. In place, one buffer lies in the other, as far as the library's header allows
  * that. */
-static void place_buffers(struct node *node, const struct stage_case *drawn, uint32_t rank, uint32_t entry)
+static void place_buffers(struct node *node, const struct stage_case *drawn, uint32_t rank, uint32_t part,
+                          uint32_t entry)
 {
     uint64_t in = node->input_elements[entry], out = node->output_elements[entry];
-    const uint64_t own_in = drawn->ranks[rank].input_displacements[rank];
-    const uint64_t own_out = drawn->ranks[rank].output_displacements[rank];
+    const uint64_t own_in = stage_input_block(drawn, rank, part, rank).begin;
+    const uint64_t own_out = stage_output_block(drawn, rank, part, rank).begin;
     bool in_place = drawn->ranks[rank].in_place && in > 0 && out > 0;
     bool gathers = drawn->kind == OP_KIND_ALL_GATHER || drawn->kind == OP_KIND_GATHER;
     bool scatters = drawn->kind == OP_KIND_REDUCE_SCATTER || drawn->kind == OP_KIND_SCATTER;
@@ -157,8 +179,8 @@ static void fill_input(struct node *node, const struct stage_case *drawn, uint32
     bool by_block = drawn->kind == OP_KIND_REDUCE_SCATTER || drawn->kind == OP_KIND_SCATTER ||
                     drawn->kind == OP_KIND_ALL_TO_ALL;
     for (uint32_t to = 0; by_block && node->input_elements[entry] > 0 && to < drawn->size; to++) {
-        fill_block(node, entry, drawn->ranks[rank].input_displacements[to],
-                   drawn->ranks[rank].input_counts[to], leaf(rank, to, 0));
+        struct stage_block block = stage_input_block(drawn, rank, part, to);
+        fill_block(node, entry, block.begin, block.count, leaf(rank, part * drawn->size + to, 0));
     }
     if (!by_block) {
         fill_block(node, entry, 0, node->input_elements[entry], leaf(rank, part, 0));
@@ -199,7 +221,7 @@ static void init_ranks(struct node *node, const struct stage_case *drawn)
             to->input_domain = drawn->ranks[rank].input_domain;
             to->output_domain = drawn->ranks[rank].output_domain;
             measure_buffers(drawn, rank, part, &node->input_elements[entry], &node->output_elements[entry]);
-            place_buffers(node, drawn, rank, entry);
+            place_buffers(node, drawn, rank, part, entry);
             fill_input(node, drawn, rank, part, entry);
         }
     }

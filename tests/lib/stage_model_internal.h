@@ -81,6 +81,16 @@ void stage_wrong(struct world *world, const char *format, ...) __attribute__((fo
 /* Returns zeroed memory. The program ends if there is none. */
 void *stage_need(size_t count, size_t size);
 
+/* A block in a rank's input or output: its first element, and how many there are. part: the operation of
+ * several that run as one. */
+struct stage_block {
+    uint64_t begin, count;
+};
+struct stage_block stage_input_block(const struct stage_case *drawn, uint32_t rank, uint32_t part,
+                                     uint32_t other);
+struct stage_block stage_output_block(const struct stage_case *drawn, uint32_t rank, uint32_t part,
+                                      uint32_t other);
+
 uint64_t stage_heap_add(struct node *node, uint64_t elements);
 /* Makes a node, its ranks, and their buffers. */
 void stage_node_init(struct world *world, uint32_t index);

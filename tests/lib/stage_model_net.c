@@ -303,7 +303,7 @@ static void check_output(struct world *world, struct node *node, uint32_t local,
         check_range(world, node, rank, entry, 0, rank == 0 ? 0 : all, sum, checked);
         return;
     case OP_KIND_REDUCE_SCATTER:
-        sum.block = rank;
+        sum.block = part * drawn->size + rank;
         check_range(world, node, rank, entry, 0, all, sum, checked);
         return;
     case OP_KIND_BROADCAST:
@@ -318,9 +318,9 @@ static void check_output(struct world *world, struct node *node, uint32_t local,
     case OP_KIND_GATHER:
     case OP_KIND_ALL_TO_ALL:
         for (uint32_t from = 0; from < drawn->size && (drawn->kind != OP_KIND_GATHER || root); from++) {
-            check_range(world, node, rank, entry, drawn->ranks[rank].output_displacements[from],
-                        drawn->ranks[rank].output_counts[from],
-                        (struct wanted){.block = drawn->kind == OP_KIND_ALL_TO_ALL ? rank : 0,
+            struct stage_block block = stage_output_block(drawn, rank, part, from);
+            check_range(world, node, rank, entry, block.begin, block.count,
+                        (struct wanted){.block = drawn->kind == OP_KIND_ALL_TO_ALL ? rank : part,
                                         .ranks = UINT64_C(1) << from},
                         checked);
         }

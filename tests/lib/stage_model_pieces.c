@@ -65,9 +65,10 @@ static bool overlap(const struct world *world, const struct coll_stage_place *a,
 
 static void check_piece(struct world *world, const struct coll_stage_piece *piece)
 {
+    uint32_t entries = world->node->map.local_count * world->node->op.terms.bucket_ops;
     bool unsound = piece->count_elements == 0 || piece->source_count == 0 || piece->target_count == 0 ||
                    (piece->action == COLL_STAGE_COPY && piece->source_count != 1) ||
-                   (piece->near != COLL_STAGE_ALL && piece->near >= world->node->map.local_count);
+                   (piece->near != COLL_STAGE_ALL && piece->near >= entries);
     for (uint32_t k = 0; k < piece->source_count + piece->target_count; k++) {
         const struct coll_stage_place *place =
             k < piece->source_count ? &piece->sources[k] : &piece->targets[k - piece->source_count];

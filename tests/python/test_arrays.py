@@ -142,6 +142,11 @@ def requests(comm):
     arrays = [data(comm.rank, 10) for _ in range(5)]
     for out in commd.wait_all([comm.all_reduce(each, out=each, wait=False) for each in arrays]):
         assert numpy.array_equal(out, sum(data(rank, 10) for rank in range(comm.size)))
+    scaled = sum((rank + 1) * each for rank, each in enumerate(ranks))
+    found = comm.reduce(ranks[comm.rank], "premul_sum", root=0, factor=comm.rank + 1)
+    assert numpy.array_equal(found, scaled) if comm.rank == 0 else found is None
+    found = comm.scan(ranks[comm.rank], "premul_sum", factor=comm.rank + 1)
+    assert numpy.array_equal(found, sum((rank + 1) * ranks[rank] for rank in range(comm.rank + 1)))
     for _ in range(200):  # dropped requests end by themselves, and their arrays live until then
         comm.all_reduce(data(comm.rank, 3000), wait=False)
     comm.barrier()
@@ -164,6 +169,48 @@ def groups(comm):
         comm.send(data(comm.rank, 200000), following)
         comm.recv(out, before)
     assert group.wait(20)[1] == (before, 200000) and numpy.array_equal(out, data(before, 200000))
+
+
+def groups_that_run_as_one(comm):
+    """All-gathers and reduce-scatters of different sizes, in place too, between other operations."""
+    size, rank = comm.size, comm.rank
+    counts = (1, 7, 0, 300, 5000, 64)
+    for shared in (False, True):
+        new = comm.empty if shared else numpy.empty
+        gathered = [new((size, count)) for count in counts]
+        sources = [new(size * count) for count in counts]
+        blocks = [new(count) for count in counts]
+        for number, count in enumerate(counts):
+            gathered[number][:] = POISON
+            gathered[number][rank] = data(rank + number, count)
+            sources[number][:] = data(rank + number, size * count)
+            blocks[number][:] = POISON
+        with comm.group():
+            for each in gathered:
+                comm.all_gather(each[rank], out=each)
+            for source, block in zip(sources, blocks):
+                comm.reduce_scatter(source, "premul_sum", out=block, factor=float(rank + 1))
+            typed = comm.all_gather(numpy.full(3, rank, "int16"))
+            uneven = comm.all_gather_v(numpy.full(rank + 1, rank), [each + 1 for each in range(size)])
+            total = comm.reduce_scatter(numpy.arange(2.0 * size), "avg")
+        for number, count in enumerate(counts):
+            assert numpy.array_equal(gathered[number], [data(each + number, count) for each in range(size)])
+            whole = sum((each + 1) * data(each + number, size * count) for each in range(size))
+            assert numpy.array_equal(blocks[number], whole[rank * count:(rank + 1) * count])
+        assert numpy.array_equal(typed.output, [[each] * 3 for each in range(size)])
+        assert numpy.array_equal(uneven.output, numpy.repeat(range(size), [each + 1 for each in range(size)]))
+        assert numpy.array_equal(total.output, [2.0 * rank, 2.0 * rank + 1])
+
+
+def groups_that_differ(comm):
+    """Ranks that group all-gathers in different ways contradict each other: so the operations of a group run as one."""
+    import commd
+    one = numpy.ones(3)
+    with pytest.raises(commd.Mismatch, match="1 of 2 in a group"):
+        with comm.group():
+            comm.all_gather(one)
+            comm.all_gather(one) if comm.rank == 0 else comm.reduce_scatter(numpy.ones(3 * comm.size))
+    assert comm.all_reduce(numpy.int64(1)) == comm.size
 
 
 def shared_memory(comm):
@@ -253,8 +300,8 @@ def compressed(comm):
     comm.all_reduce(own, "avg", compression="f8", residual=kept)
 
 
-FUNCTIONS = [reductions, dtypes, blocks, uneven_blocks, lists, messages, requests, groups, shared_memory, other_arrays, parts,
-             compressed]
+FUNCTIONS = [reductions, dtypes, blocks, uneven_blocks, lists, messages, requests, groups, groups_that_run_as_one, shared_memory,
+             other_arrays, parts, compressed]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -266,6 +313,11 @@ def test_one_node(daemons, function, size):
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_two_nodes(two_nodes, function):
     two_nodes.run_ranks(function, 4)
+
+
+def test_groups_that_differ(daemons, two_nodes):
+    for nodes in (daemons, two_nodes):
+        nodes.run_ranks(groups_that_differ, 2)
 
 
 def test_alone(daemons):

@@ -43,6 +43,35 @@ def contents(comm, array):
     return out
 
 
+def groups_that_run_as_one(comm, ranks):
+    """Buffers on GPUs alone, and with some on the host."""
+    for on_host in (False, True):
+        source, block = OnGpu(comm, 1000), OnGpu(comm, 300)
+        comm.scan(ranks[comm.rank] if comm.rank == 0 else ranks[comm.rank] - ranks[comm.rank - 1], out=source)
+        whole = [OnGpu(comm, 1000 * comm.size) for _ in range(2)]
+        host = [numpy.full(600 * comm.size, POISON, float) for _ in range(2)]
+        with comm.group():
+            for each in whole:
+                comm.all_gather(source, out=each)
+            if on_host:
+                comm.all_gather(ranks[comm.rank][:600], out=host[0])
+        with comm.group():
+            comm.reduce_scatter(whole[0], out=source)
+            if on_host:
+                comm.reduce_scatter(host[0], out=host[1][:600])
+            comm.reduce_scatter(numpy.tile(ranks[comm.rank][:300], comm.size), out=block)
+        joined = numpy.concatenate(ranks)
+        for each in whole:
+            assert numpy.array_equal(contents(comm, each), joined)
+        assert numpy.array_equal(contents(comm, source), ranks[comm.rank] * comm.size)
+        assert numpy.array_equal(contents(comm, block), sum(ranks)[:300])
+        if on_host:
+            assert numpy.array_equal(host[0], numpy.concatenate([each[:600] for each in ranks]))
+            assert numpy.array_equal(host[1][:600], ranks[comm.rank][:600] * comm.size)
+        for each in (source, block, *whole):
+            each.free()
+
+
 def collectives(host):
     import commd
     with commd.init("gpus", device="cuda", timeout=20, op_timeout=20) as comm:
@@ -63,6 +92,7 @@ def collectives(host):
             except (TypeError, ValueError):
                 continue
             raise AssertionError("a GPU's array was accepted")
+        groups_that_run_as_one(comm, ranks)
         part = comm.split(0)
         assert part.on_gpu and numpy.array_equal(part.all_reduce(data(comm.rank, 1000)), sum(ranks))
         part.destroy()

@@ -97,7 +97,7 @@ static void draw_collective(struct world *world, struct sim_call *call)
     call->timeout_ms = draw_timeout_ms(world);
 }
 
-/* Draws collectives. Some all_reduces form a group, which runs as one operation. */
+/* Draws collectives. Some of one kind form a group, which runs as one operation. */
 static void draw_collectives(struct world *world)
 {
     uint32_t count = (uint32_t)world->fields[CASE_COLLECTIVES];
@@ -106,7 +106,11 @@ static void draw_collectives(struct world *world)
         draw_collective(world, &world->calls[i]);
         if (world->fields[CASE_GROUPED] != 0 && left > 1 && random_below(&world->random, 3) == 0) {
             ops = 2 + (uint32_t)random_below(&world->random, left < 4 ? left - 1 : 3);
-            world->calls[i].kind = OP_KIND_ALL_REDUCE;
+            static const enum op_kind kinds[] = {OP_KIND_ALL_REDUCE, OP_KIND_ALL_GATHER,
+                                                 OP_KIND_REDUCE_SCATTER};
+            world->calls[i].kind = kinds[random_below(&world->random, 3)];
+            world->calls[i].reduce =
+                op_kind_reduces(world->calls[i].kind) ? world->calls[i].reduce : REDUCE_SUM;
             world->calls[i].has_layouts = false;
         }
         for (uint32_t k = 0; k < ops; k++) {

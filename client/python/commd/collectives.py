@@ -80,8 +80,8 @@ class Collectives:
 
     # --- Parts of the calls ---
 
-    def _tune(self, *buffers: Buffer, stream: int | None = None) -> dict[str, Any] | None:
-        """Checks where the buffers are. Returns the call options that order an operation on a GPU."""
+    def _tune(self, *buffers: Buffer, stream: int | None = None, factor: float | None = None) -> dict[str, Any] | None:
+        """Checks where the buffers are. Returns the call options that order an operation on a GPU, and its factor."""
         if stream is not None:
             if not self.on_gpu:
                 raise ValueError("a stream orders operations on a GPU, and this communicator is on the host")
@@ -95,7 +95,10 @@ class Collectives:
                                      "commd.init(device=...) makes one for a GPU")
                 if stream is None:
                     stream = buffer.stream
-        return {"stream": stream} if stream else None
+        tune: dict[str, Any] = {"stream": stream} if stream else {}
+        if factor is not None:
+            tune["factor"] = float(factor)
+        return tune or None
 
     def _target(self, array: Any, source: Buffer, out: Any, shape: tuple[int, ...], count: int) -> tuple[Any, Buffer]:
         """Returns the output array, which is made if `out` is None, and its buffer."""
@@ -169,7 +172,8 @@ class Collectives:
         return tune
 
     def reduce(self, array: Any, op: str = "sum", root: int = 0, out: Any = None, wait: bool = True,
-               timeout: float | None = None, *, stream: int | None = None) -> Any:
+               timeout: float | None = None, *, factor: float | None = None,
+               stream: int | None = None) -> Any:
         """Returns the reduction of the array over all ranks on the root, and None elsewhere."""
         source = describe(array)
         root = self._check_rank(root, "root")
@@ -181,7 +185,7 @@ class Collectives:
         return self._submit("reduce", self._library.comm_reduce,
                             (source.pointer, target.pointer if target else None, source.count, source.dtype,
                              _op_number(op), root), (array, out, source, target), out, wait, timeout,
-                            self._tune(source, target or source, stream=stream))
+                            self._tune(source, target or source, stream=stream, factor=factor))
 
     def broadcast(self, array: Any, root: int = 0, wait: bool = True, timeout: float | None = None, *,
                   stream: int | None = None) -> Any:
@@ -191,20 +195,23 @@ class Collectives:
         return self._submit("broadcast", self._library.comm_broadcast, (buffer.pointer, buffer.count, buffer.dtype, root),
                             (array, buffer), array, wait, timeout, self._tune(buffer, stream=stream))
 
-    def _scan(self, name: str, array: Any, op: str, out: Any, wait: bool, timeout: float | None, stream: int | None) -> Any:
+    def _scan(self, name: str, array: Any, op: str, out: Any, wait: bool, timeout: float | None, stream: int | None,
+              factor: float | None) -> Any:
         source = describe(array)
         out, target = self._target(array, source, out, _shape(array, source), source.count)
         return self._submit(name, getattr(self._library, f"comm_{name}"),
                             (source.pointer, target.pointer, source.count, source.dtype, _op_number(op)),
-                            (array, out, source, target), out, wait, timeout, self._tune(source, target, stream=stream))
+                            (array, out, source, target), out, wait, timeout,
+                            self._tune(source, target, stream=stream, factor=factor))
 
     def scan(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True, timeout: float | None = None, *,
-             stream: int | None = None) -> Any:
+             factor: float | None = None, stream: int | None = None) -> Any:
         """Returns the reduction over ranks 0 to this one, in rank order. Not for avg."""
-        return self._scan("scan", array, op, out, wait, timeout, stream)
+        return self._scan("scan", array, op, out, wait, timeout, stream, factor)
 
     def exclusive_scan(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True,
-                       timeout: float | None = None, *, stream: int | None = None) -> Any:
+                       timeout: float | None = None, *, factor: float | None = None,
+                       stream: int | None = None) -> Any:
         """Returns the reduction over the ranks before this one. Rank 0's `out` is not changed; without `out`, rank 0
         gets the operator's neutral element for sum, and otherwise a copy of its input."""
         number = _op_number(op)
@@ -216,10 +223,11 @@ class Collectives:
                     ctypes.memset(target.pointer, 0, target.size_bytes)
                 else:
                     ctypes.memmove(target.pointer, source.pointer, target.size_bytes)
-        return self._scan("exclusive_scan", array, op, out, wait, timeout, stream)
+        return self._scan("exclusive_scan", array, op, out, wait, timeout, stream, factor)
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True,
-                       timeout: float | None = None, *, stream: int | None = None) -> Any:
+                       timeout: float | None = None, *, factor: float | None = None,
+                       stream: int | None = None) -> Any:
         """Returns this rank's block of the reduction over all ranks.
 
         array: one block for each rank, in rank order; or a list of arrays, one for each rank, of any sizes.
@@ -231,7 +239,7 @@ class Collectives:
             out, target = self._target(array[self.rank], own, out, _shape(array[self.rank], own), own.count)
             return self._submit("reduce_scatter", self._library.comm_reduce_scatter_list,
                                 (pointers, target.pointer, counts, own.dtype, number), (array, out, sources, target), out,
-                                wait, timeout, self._tune(*sources, target, stream=stream))
+                                wait, timeout, self._tune(*sources, target, stream=stream, factor=factor))
         source = describe(array)
         if source.count % self.size != 0:
             raise ValueError(f"{source.count} elements cannot be divided by {self.size} ranks")
@@ -239,7 +247,7 @@ class Collectives:
         out, target = self._target(array, source, out, self._part_shape(array, source), count)
         return self._submit("reduce_scatter", self._library.comm_reduce_scatter,
                             (source.pointer, target.pointer, count, source.dtype, number), (array, out, source, target),
-                            out, wait, timeout, self._tune(source, target, stream=stream))
+                            out, wait, timeout, self._tune(source, target, stream=stream, factor=factor))
 
     def _part_shape(self, array: Any, source: Buffer) -> tuple[int, ...]:
         """The shape of one rank's block: the first extent is divided, if that is possible."""
@@ -251,7 +259,8 @@ class Collectives:
         return (source.count // self.size,)
 
     def reduce_scatter_v(self, array: Any, counts: Sequence[int], op: str = "sum", out: Any = None, wait: bool = True,
-                         timeout: float | None = None, *, stream: int | None = None) -> Any:
+                         timeout: float | None = None, *, factor: float | None = None,
+                         stream: int | None = None) -> Any:
         """As reduce_scatter; rank i gets counts[i] elements."""
         source = describe(array)
         raw, _, numbers = _blocks(counts, None, source, self.size, "counts")
@@ -259,7 +268,8 @@ class Collectives:
         out, target = self._target(array, source, out, (own,), own)
         return self._submit("reduce_scatter", self._library.comm_reduce_scatter_v,
                             (source.pointer, target.pointer, raw, source.dtype, _op_number(op)),
-                            (array, out, source, target), out, wait, timeout, self._tune(source, target, stream=stream))
+                            (array, out, source, target), out, wait, timeout,
+                            self._tune(source, target, stream=stream, factor=factor))
 
     # --- Gathering and scattering ---
 

@@ -179,9 +179,9 @@ static void assert_op_ended(const struct member *member, enum status status, con
     assert_int_equal(member->aborted_count, 0);
 }
 
-/* A whole bucket is reduced with the type and operator of its first operation. So counts of a smaller type
- * would reach beyond the buffers. */
-static void test_a_bucket_is_of_one_type_and_operator(void **state)
+/* A whole bucket runs with the kind, type and operator of its first operation. So counts of a smaller type,
+ * or of a kind with smaller buffers, would reach beyond the buffers. */
+static void test_a_bucket_is_of_one_kind_type_and_operator(void **state)
 {
     (void)state;
     struct member *members[1];
@@ -206,6 +206,9 @@ static void test_a_bucket_is_of_one_type_and_operator(void **state)
     op.terms.reduce = REDUCE_MAX;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
     op.terms.reduce = REDUCE_SUM;
+    op.terms.kind = OP_KIND_REDUCE_SCATTER;
+    assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
+    op.terms.kind = OP_KIND_ALL_REDUCE;
     post_well(members[0], &op);
     run(&world, TIME_S);
     assert_int_equal(members[0]->completed, 2);
@@ -389,7 +392,7 @@ int main(void)
         cmocka_unit_test(test_averages_are_of_all_ranks),
         cmocka_unit_test(test_owners_post_from_within_their_callbacks),
         cmocka_unit_test(test_bad_calls),
-        cmocka_unit_test(test_a_bucket_is_of_one_type_and_operator),
+        cmocka_unit_test(test_a_bucket_is_of_one_kind_type_and_operator),
         cmocka_unit_test(test_mismatch_on_one_node),
         cmocka_unit_test(test_mismatch_between_nodes),
         cmocka_unit_test(test_what_is_seen),

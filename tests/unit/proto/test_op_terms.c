@@ -138,6 +138,12 @@ static void test_ranges(void **state)
     check_invalid((struct op_terms){.bucket_ops = 0}, "bucket_index");
     check_invalid((struct op_terms){.bucket_ops = OP_BUCKET_OPS_MAX + 1}, "bucket_ops");
     check_invalid((struct op_terms){.kind = OP_KIND_BARRIER, .bucket_ops = 2}, "bucket_ops");
+    check_invalid((struct op_terms){.kind = OP_KIND_ALL_TO_ALL, .bucket_ops = 2}, "bucket_ops");
+    check_invalid((struct op_terms){.kind = OP_KIND_ALL_GATHER, .has_layouts = 1, .bucket_ops = 2},
+                  "has_layouts");
+    assert_true(op_terms_are_valid(&(struct op_terms){.kind = OP_KIND_ALL_GATHER, .bucket_ops = 2}, &what));
+    assert_true(
+        op_terms_are_valid(&(struct op_terms){.kind = OP_KIND_REDUCE_SCATTER, .bucket_ops = 2}, &what));
     assert_true(op_terms_are_valid(
         &(struct op_terms){.bucket_ops = OP_BUCKET_OPS_MAX, .bucket_index = OP_BUCKET_OPS_MAX - 1}, &what));
     assert_null(what);

@@ -1,10 +1,11 @@
 """Times the torch backend beside Gloo, in turn, in one run. Run by tests/torch/run_bench.py, on each rank, with RANK and WORLD_SIZE.
 
-Both have a group of the same processes; a measurement does a few steps of one, then of the other. It prints ratios of medians: commd's time by Gloo's.
+Both have a group of the same processes. In each round, a measurement does a few steps of one, then of the other. It prints medians of the rounds'
+ratios, commd's time by Gloo's: what else the machine does then changes both alike.
 
 The batch of the DDP step decides how long computing takes, and so what a faster all_reduce can gain: see the share of computing alone, without any
 synchronisation, in Gloo's step. A step "without reducing" has a hook that returns the bucket as it is. DDP's own copies are in it, so no backend can be
-faster. What Gloo's step takes beyond it is what a backend can change, and "of the rest" is commd's part of that.
+faster. "commd by that" says how near commd is.
 """
 import os
 import statistics
@@ -21,11 +22,11 @@ GRADIENTS = 21 << 20
 WIDTH = int((GRADIENTS / 4 / 4) ** 0.5)  # of each of four layers
 SMALL_WIDTH = 158  # four layers of 158 x 158: 0.1 M parameters
 BATCHES = [int(batch) for batch in os.environ.get("BENCH_BATCHES", "4 8 12").split()]
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "15"))
 
 
 def measure(steps, counts):
-    """steps: by name a function. Runs them in turn, and returns the median seconds of one step by name."""
+    """steps: by name a function. Runs them in turn. Returns the seconds of one step in each round, by name."""
     taken = {name: [] for name in steps}
     for round_ in range(ROUNDS + 1):
         for name, step in steps.items():
@@ -36,7 +37,17 @@ def measure(steps, counts):
             seconds = (time.perf_counter() - began) / counts[name]
             if round_ > 0:  # the first warms up
                 taken[name].append(seconds)
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return taken
+
+
+def median(found, name, unit=1e3):
+    """The median time, in milliseconds."""
+    return statistics.median(found[name]) * unit
+
+
+def ratio(found, name, base="gloo"):
+    """The median of the rounds' ratios."""
+    return statistics.median(one / other for one, other in zip(found[name], found[base]))
 
 
 def network(layers, width):
@@ -95,18 +106,18 @@ def main():
     small_model = measure(*evenly({"gloo": stepper(4, SMALL_WIDTH, 8, process_group=gloo)[1], "commd": stepper(4, SMALL_WIDTH, 8, process_group=ours)[1]}, 30))
     if rank == 0:
         print(f"torch {torch.__version__}, {size} processes")
-        print(f"all_reduce 24 MB: gloo {large['gloo'] * 1e3:.1f} ms; gloo by commd: ordinary {large['gloo'] / large['ordinary']:.1f}, "
-              f"from the pool {large['gloo'] / large['pool']:.1f}")
+        print(f"all_reduce 24 MB: gloo {median(large, 'gloo'):.1f} ms; gloo by commd: ordinary {ratio(large, 'gloo', 'ordinary'):.1f}, "
+              f"from the pool {ratio(large, 'gloo', 'pool'):.1f}")
         for name, found in (("waited", waited), ("asynchronous", later)):
-            print(f"all_reduce 4 B, {name}: gloo {found['gloo'] * 1e6:.0f} us, commd {found['commd'] * 1e6:.0f} us; commd by gloo "
-                  f"{found['commd'] / found['gloo']:.2f}")
+            print(f"all_reduce 4 B, {name}: gloo {median(found, 'gloo', 1e6):.0f} us, commd {median(found, 'commd', 1e6):.0f} us; commd by gloo "
+                  f"{ratio(found, 'commd'):.2f}")
         for batch, found in ddp.items():
-            part = {name: f"{seconds / found['gloo']:.2f}" for name, seconds in found.items()}
-            rest = (found["commd"] - found["unreduced"]) / (found["gloo"] - found["unreduced"])
-            print(f"DDP step of 21 MB, batch {batch:2}: gloo {found['gloo'] * 1e3:.1f} ms; commd by gloo {part['commd']}, with gradients as views of buckets "
-                  f"{part['views']}; computing alone {part['alone']}, without reducing {part['unreduced']}; of the rest, commd takes {rest:.2f}")
-        print(f"DDP step of 0.1 M parameters: gloo {small_model['gloo'] * 1e3:.2f} ms, commd {small_model['commd'] * 1e3:.2f} ms; commd by gloo "
-              f"{small_model['commd'] / small_model['gloo']:.2f}", flush=True)
+            part = {name: f"{ratio(found, name):.2f}" for name in found}
+            print(f"DDP step of 21 MB, batch {batch:2}: gloo {median(found, 'gloo'):.1f} ms; commd by gloo {part['commd']}, with gradients as views of "
+                  f"buckets {part['views']}; computing alone {part['alone']}, without reducing {part['unreduced']}; commd by that "
+                  f"{ratio(found, 'commd', 'unreduced'):.2f}")
+        print(f"DDP step of 0.1 M parameters: gloo {median(small_model, 'gloo'):.2f} ms, commd {median(small_model, 'commd'):.2f} ms; commd by gloo "
+              f"{ratio(small_model, 'commd'):.2f}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -62,6 +62,8 @@ def train(comm, state, steps, pause_s):
 
 
 def main():
+    if not 2 <= len(sys.argv) <= 5:
+        sys.exit(__doc__)
     job, steps, pause_s, least = (sys.argv[1:] + ["200", "0.01", "1"][len(sys.argv) - 2:])[:4]
     state = numpy.array([0.0, 0.0, 0.0])  # two weights, and the number of steps that are done
     while state[2] < int(steps):

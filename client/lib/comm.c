@@ -361,9 +361,9 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
 }
 
 comm_result_t member_split_off(struct comm_comm *comm, const char *name, uint32_t rank, uint32_t size,
-                               struct comm_comm **out)
+                               const comm_init_options_t *options, struct comm_comm **out)
 {
-    return member_init(comm->client, name, rank, size, comm->device, &comm->options, comm, out);
+    return member_init(comm->client, name, rank, size, comm->device, options, comm, out);
 }
 
 comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,

@@ -422,10 +422,10 @@ struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t ha
 comm_result_t member_next(struct comm_comm *failed, uint64_t timeout_ms, struct comm_comm **out);
 /* Keeps what the nodes agreed on; null: nothing. shrink.c */
 void member_take_verdict(struct comm_comm *comm, const Commd__Client__Verdict *verdict);
-/* Joins a communicator of some of the communicator's ranks. As comm_init, but it also fails when `comm`
- * fails. */
+/* Joins a communicator with some of the communicator's ranks, or with all and more. As comm_init, but it also
+ * fails when `comm` fails. */
 comm_result_t member_split_off(struct comm_comm *comm, const char *name, uint32_t rank, uint32_t size,
-                               struct comm_comm **out);
+                               const comm_init_options_t *options, struct comm_comm **out);
 /* Joins, with the communicator's ranks, another one of that name, which is part of it. Waits for all of them;
  * releases the lock meanwhile. Failures are reported. */
 comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,

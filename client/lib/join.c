@@ -456,7 +456,7 @@ comm_result_t comm_grow(comm_t *comm, const comm_grow_options_t *options, comm_t
     }
     comm_init_options_t init = comm->join->init;
     init.timeout_ms = given.timeout_ms;
-    result = comm_init(comm->client, seat.name, comm->rank, seat.size, comm->device, &init, &next);
+    result = member_split_off(comm, seat.name, comm->rank, seat.size, &init, &next);
     result = all_formed(comm, result, given.timeout_ms);
     if (result != COMM_OK) {
         struct kept_error kept;

@@ -114,5 +114,5 @@ comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **out)
         return COMM_OK;
     }
     part_name(comm, split, color, name, sizeof name);
-    return member_split_off(comm, name, part.rank, part.size, out);
+    return member_split_off(comm, name, part.rank, part.size, &comm->options, out);
 }

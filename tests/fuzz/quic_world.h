@@ -153,7 +153,7 @@ void quic_socket_read_errors(struct quic_socket *at, quic_unreachable_function *
 {
     (void)at;
     if (world.unreachable != NULL) {
-        function(context, world.unreachable);
+        function(context, world.unreachable, QUIC_UNREACHABLE_PORT);
         world.unreachable = NULL;
     }
 }

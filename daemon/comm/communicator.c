@@ -416,6 +416,19 @@ static struct comms_detail op_detail(const struct communicator_op *op)
     return detail;
 }
 
+static void tell_formed(struct comms_member *member, bool was_formed, uint64_t now_ns)
+{
+    const struct comms_member_handler handler = member->handler;
+    const struct error *result = was_formed ? &comm_success : &member->comm->cause;
+    struct error refusal;
+    if (member->refused) {
+        result = &member->refusal;
+    } else if (!was_formed && comms_next_refusal(member, &refusal) != STATUS_OK) {
+        result = &refusal;
+    }
+    handler.formed(handler.context, member, result, now_ns);
+}
+
 /* Calls the owner's next due callback. Returns whether there was one. The member may be gone afterwards. */
 static bool member_tell(struct comms_member *member, uint64_t now_ns)
 {
@@ -427,11 +440,7 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
             return false;
         }
         member->formed_told = true;
-        handler.formed(handler.context, member,
-                       member->refused ? &member->refusal
-                       : was_formed    ? &comm_success
-                                       : &comm->cause,
-                       now_ns);
+        tell_formed(member, was_formed, now_ns);
         return true;
     }
     if (!was_formed) {

@@ -128,6 +128,9 @@ void communicator_add_member(struct communicator *comm, struct comms_member *mem
 struct communicator *comms_next_of(struct communicator *comm, uint64_t now_ns);
 /* Moves waiting ranks on, says ready, forms. */
 void comms_next_step(struct communicator *comm, uint64_t now_ns);
+/* For a rank of a generation that failed before it was formed: why it may not go on, because of that verdict.
+ * OK: the verdict lets it go on, or there is none. */
+enum status comms_next_refusal(const struct comms_member *member, struct error *error);
 void comms_next_deadline(struct communicator *comm, uint64_t now_ns);
 /* Whether it must stay although no rank has joined: those of the generation before may. */
 bool comms_next_is_needed(const struct communicator *comm);

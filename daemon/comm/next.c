@@ -306,6 +306,13 @@ bool comms_member_verdict(const struct comms_member *member, struct comms_verdic
     return true;
 }
 
+enum status comms_next_refusal(const struct comms_member *member, struct error *error)
+{
+    const struct communicator *comm = member->comm;
+    bool decided = comms_is_next(comm) && comm->state == COMMS_COMM_FAILED && comm->loss->verdict != NULL;
+    return decided ? check_verdict(comm, member->rank, error) : STATUS_OK;
+}
+
 /* --- Forming --- */
 
 static void lose_rank(struct communicator *next, uint32_t rank, uint64_t now_ns)

@@ -230,6 +230,38 @@ static void test_a_loss_while_shrinking(void **state)
     }
 }
 
+/* Nodes b and d lose each other while their ranks wait for the next generation. The others reach both, and go
+ * on with one of the two. The other one is told that it is lost, as if it asked now. */
+static void test_a_link_lost_while_shrinking(void **state)
+{
+    (void)state;
+    struct member *members[RANKS_MAX], *next[RANKS_MAX];
+    uint32_t size = 0, refused = 0;
+    begin_world(members, 4, 8, 1);
+    leave(members[0], COMMS_LEAVE_LOST);
+    run(&world, 5 * TIME_MS);
+    for (uint32_t rank = 1; rank < 8; rank++) {
+        if (rank != 2) { /* rank 2, of node c, asks later */
+            next[size++] = shrink(members[rank]);
+        }
+    }
+    network_cut(world.network, "b", "d", true);
+    network_cut(world.network, "d", "b", true);
+    run(&world, 6 * TIME_S);
+    next[size++] = shrink(members[2]);
+    run(&world, 20 * TIME_MS);
+    for (uint32_t i = 0; i < size; i++) {
+        assert_int_equal(next[i]->formed_count, 1);
+        if (next[i]->formed.status != STATUS_OK) {
+            refused++;
+            assert_true(strcmp(next[i]->node->name, "b") == 0 || strcmp(next[i]->node->name, "d") == 0);
+            assert_error(&next[i]->formed, STATUS_RANK_LOST, "is itself lost");
+        }
+    }
+    assert_int_equal(refused, 2);
+    world_stop(&world);
+}
+
 static void test_too_late(void **state)
 {
     (void)state;
@@ -364,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_a_node),
         cmocka_unit_test(test_all_ranks_of_a_node),
         cmocka_unit_test(test_a_loss_while_shrinking),
+        cmocka_unit_test(test_a_link_lost_while_shrinking),
         cmocka_unit_test(test_too_late),
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_minority),

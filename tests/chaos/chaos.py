@@ -105,6 +105,8 @@ class Chaos:
             self.counts["elements"] += event.elements
         elif event.kind == "WRONG":
             self.fail(f"{event.comm} rank {event['rank']}: wrong: {event.text}")
+        elif event.kind == "UNFORMED" and job.absent and event.result == "DAEMON_LOST":
+            pass  # its commd was killed; it is started again
         elif event.kind == "UNFORMED":
             self.fail(f"{event.comm} rank {event['rank']} was not formed: {event.result} {event.text}")
         elif event.kind == "ENDED":
@@ -132,7 +134,10 @@ class Chaos:
 
     def do(self, verb, arguments):
         if verb == "start_extra":
-            self.extra.start()
+            self.extra.start(*arguments)
+        elif verb == "complete_extra":
+            self.wait_for(lambda: len(self.extra.living()) <= len(self.extra.layout) - 2, GO_ON_S, "the rank of the killed commd does not end")
+            self.extra.complete()
         elif verb.endswith("_rank"):
             job, rank = next(job for job in self.jobs if job.name == arguments[0]), arguments[1]
             rank = job.ranks[rank]
@@ -160,9 +165,8 @@ class Chaos:
             self.do(verb, arguments)
         self.wait_s(0.1)
         self.settle()
-        if self.extra.living():
-            self.end([self.extra])
         late_s = self.lateness.take()
+        self.check_extra(fault)
         self.check_failures(fault, harmed, began)
         self.check_told(fault, harmed, began, late_s)
         self.check_stalls(fault, harmed, calm_s, late_s)
@@ -171,6 +175,12 @@ class Chaos:
         crashes = self.world.crashes()
         if crashes:
             self.fail("\n".join(crashes))
+
+    def check_extra(self, fault):
+        """The job that began during the fault works, and ends."""
+        if any(verb == "start_extra" for _, verb, *_ in fault.steps) and not self.extra.works():
+            self.fail(f"{self.extra.title} does not work: {self.state(self.extra)}")
+        self.end([self.extra])
 
     def settle(self):
         self.wait_for(self.world.whole, SETTLE_S, lambda: "the cluster does not settle: " + "; ".join(

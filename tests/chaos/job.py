@@ -36,12 +36,12 @@ def parse(line):
 
 
 class Rank:
-    def __init__(self, world, job, rank, node, arguments):
+    def __init__(self, world, job, rank, node, arguments, attempt=0):
         self.job, self.rank, self.node = job, rank, node
         folder = world.folder / "ranks"
         folder.mkdir(exist_ok=True)
-        self.output = folder / f"{job.title}-{rank}.out"
-        status = folder / f"{job.title}-{rank}.status"
+        self.output = folder / f"{job.title}-{rank}{'+' * attempt}.out"
+        status = folder / f"{job.title}-{rank}{'+' * attempt}.status"
         status.write_bytes(bytes(STATUS_BYTES))
         with open(status, "r+b") as file:
             self.status = mmap.mmap(file.fileno(), STATUS_BYTES)
@@ -92,12 +92,26 @@ class Job:
         self.starts, self.ranks, self.ending, self.disturbed = 0, [], False, False
         self.over = []  # the ranks of earlier starts
 
-    def start(self):
+    def start(self, absent=None):
+        """absent: a node whose ranks do not come; then the job cannot form."""
+        self.absent = absent
         self.over += self.ranks
         self.starts += 1
         self.title = f"{self.name}.{self.starts}"
         self.ending = self.disturbed = False
-        self.ranks = [Rank(self.world, self, rank, node, [self.seed * 1000 + self.starts, *self.arguments]) for rank, node in enumerate(self.layout)]
+        self.ranks = [self.new_rank(rank) for rank, node in enumerate(self.layout) if node != absent]
+
+    def new_rank(self, rank, attempt=0):
+        return Rank(self.world, self, rank, self.layout[rank], [self.seed * 1000 + self.starts, *self.arguments], attempt)
+
+    def complete(self):
+        """Starts the ranks that are not there."""
+        for rank in self.ranks:
+            if not rank.alive:
+                self.over.append(rank)
+        self.ranks = self.living()
+        there = {rank.rank for rank in self.ranks}
+        self.ranks += [self.new_rank(rank, 1) for rank in range(len(self.layout)) if rank not in there]
 
     def end(self):
         """Asks all ranks to end in order."""

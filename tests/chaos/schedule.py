@@ -136,6 +136,15 @@ def form(draw, shape):
     return Fault("form", sorted(outage.steps + [(at, "start_extra")], key=lambda step: step[0]), outage_s=outage.outage_s)
 
 
+def form_again(draw, shape):
+    """A job waits for a rank. Meanwhile one of its nodes is lost, and comes back with its rank. The others wait for both."""
+    node, absent = draw.sample(list(shape.nodes), 2)
+    at = round(draw.uniform(0, 1), 2)
+    again = round(at + draw.uniform(0.2, 3), 2)
+    return Fault("form-again", [(0, "start_extra", absent), (at, "kill_daemon", node), (again, "start_daemon", node), (again, "complete_extra")],
+                 nodes=[node], dead=[node], bar_s=DAEMON_BAR_S + at)
+
+
 def abort(draw, shape):
     """A rank ends the communicator for all. Nobody is lost."""
     job = draw.choice(sorted(shape.jobs))
@@ -209,7 +218,7 @@ def reload(draw, shape):
 
 SINGLE = {kill_rank: 4, stop_rank: 2, kill_daemon: 4, short_stop_daemon: 3, long_stop_daemon: 1, middle_stop_daemon: 1, short_hole: 4, long_hole: 2,
           short_down: 3, long_down: 1, flapping: 2, short_partition: 3, long_partition: 2, short_one_way: 3, long_one_way: 2, narrow: 2, move: 3, lossy: 3,
-          drain: 1, drain_to_the_end: 1, reload: 2, two_losses: 4, all_daemons: 1, abort: 2, form: 4}
+          drain: 1, drain_to_the_end: 1, reload: 2, two_losses: 4, all_daemons: 1, abort: 2, form: 4, form_again: 2}
 QUICK = {kill_rank: 3, stop_rank: 1, kill_daemon: 3, short_stop_daemon: 2, short_hole: 3, short_down: 2, short_partition: 2, short_one_way: 2, narrow: 1,
          move: 1, lossy: 1, drain: 1, reload: 1, two_losses: 1, abort: 1, form: 1}
 # These may come at once. Each changes other things than the others, and can be undone alone.

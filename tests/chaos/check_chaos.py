@@ -13,6 +13,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
@@ -75,6 +76,7 @@ def main():
         (f" KINDS={','.join(options.kinds)}" if options.kinds else "")
     print(f"seed {options.seed}: {again}", flush=True)
     run = chaos.Chaos(options.seed, options.nodes, options.ranks, options.quick, options.kinds, options.slow, say=lambda text: print(text, flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and daemons go
     violation = None
     try:
         run.run(options.faults or itertools.count(), options.seconds)

@@ -6,7 +6,8 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
        run-tests.py --pytest test_*.py            one pytest file, likewise
 
-Programs run two at a time. Then the unittest files run one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
+Programs run two at a time. Beside them run the unittest files that mostly wait: they have WAITS = True at their top. Then the other unittest
+files run one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
@@ -131,17 +132,23 @@ class Runner:
         sys.stdout.flush()
 
     def run_all(self, paths):
-        programs = [path for path in paths if not path.endswith(".py")]
-        with concurrent.futures.ThreadPoolExecutor(max_workers=PROGRAMS_AT_ONCE) as pool:
+        files = [path for path in paths if path.endswith(".py")]
+        waiting = [path for path in files if waits(path)]
+        with concurrent.futures.ThreadPoolExecutor(PROGRAMS_AT_ONCE) as pool, concurrent.futures.ThreadPoolExecutor(1) as beside:
+            jobs = [pool.submit(self.run, path) for path in paths if path not in files] + [beside.submit(self.run, path) for path in waiting]
             try:
-                for done in concurrent.futures.as_completed([pool.submit(self.run, path) for path in programs]):
+                for done in concurrent.futures.as_completed(jobs):
                     self.report(*done.result())
             except KeyboardInterrupt:
-                self.stop_all()  # otherwise the pool would first run all the others
+                self.stop_all()  # otherwise the pools would first run all the others
                 raise
-        for path in paths:
-            if path.endswith(".py"):
+        for path in files:
+            if path not in waiting:
                 self.report(*self.run(path))
+
+
+def waits(path):
+    return re.search(r"^WAITS\s*=\s*True$", pathlib.Path(path).read_text(), re.MULTILINE) is not None
 
 
 def is_for_pytest(path):

@@ -11,6 +11,8 @@ import unittest
 from cluster import BUILD, Cluster, namespaces_work, run
 from failure_case import FailureCase
 
+WAITS = True
+
 COMMD = BUILD / "commd"
 
 

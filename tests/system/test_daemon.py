@@ -13,6 +13,8 @@ import unittest
 from cluster import BUILD, Cluster, cpu_s, run
 from program_case import ProgramCase
 
+WAITS = True
+
 COMMD = BUILD / "commd"
 COMMCTL = BUILD / "commctl"
 

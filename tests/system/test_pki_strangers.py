@@ -14,6 +14,8 @@ import unittest
 
 from pki_exchange import INSTALLED, MESSAGE_MAX_BYTES, TIMEOUT_S, Exchange, commitment, pki
 
+WAITS = True
+
 
 class Refused(Exchange):
     """Exchanges that must fail: nothing is issued, and nothing is installed."""

@@ -6,6 +6,8 @@ import unittest
 from cluster import BUILD, ROOT
 from machine import Machine, NoBoot, unavailable
 
+WAITS = True
+
 GROUP_ID = 3000
 SOCKET = "/run/commd/commd.sock"
 ADMIN = "/run/commd-admin/admin.sock"

@@ -118,6 +118,14 @@ static bool is_finalized(struct ncclComm *comm)
     return finalized;
 }
 
+static bool is_revoked(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    bool revoked = comm->revoked;
+    (void)pthread_mutex_unlock(&comm->lock);
+    return revoked;
+}
+
 ncclResult_t communicator_ready(struct ncclComm *comm, const char *call)
 {
     if (comm == NULL) {
@@ -141,6 +149,9 @@ ncclResult_t communicator_ready(struct ncclComm *comm, const char *call)
 
 ncclResult_t communicator_check(struct ncclComm *comm, const char *call)
 {
+    if (comm != NULL && is_revoked(comm)) {
+        return failure_set(NCCL_INVALID_USAGE, "%s: the communicator is revoked", call);
+    }
     ncclResult_t result = communicator_ready(comm, call);
     return result == NCCL_SUCCESS && is_finalized(comm)
                ? failure_set(NCCL_INVALID_USAGE, "%s: the communicator is finalized", call)

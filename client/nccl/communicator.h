@@ -31,7 +31,10 @@ struct ncclComm {
     int alone;      /* how many of these the program's thread does not wait for */
     bool abandoned; /* the program left it while it was being made or split */
     bool finalized;
-    comm_t *comm; /* null before it is made */
+    bool revoked;
+    uint32_t part_count; /* of the names that were made of this one */
+    char name[68];       /* of the communicator in commd */
+    comm_t *comm;        /* null before it is made */
     int rank;
     int size;
     int device;
@@ -75,23 +78,34 @@ struct formation {
     struct formation *next;  /* in the group */
     struct formation *after; /* the next split of the same communicator: the same thread carries it out */
     pthread_t thread;
-    bool started;          /* its thread is to be joined */
-    bool blocking;         /* the program's thread waits for it */
-    bool alone;            /* communicator_split_alone was called */
-    struct ncclComm *comm; /* the new one; null: this rank joins none */
-    ncclComm_t *out;       /* where the program has it. A blocking formation that fails makes it null */
-    struct ncclComm *parent;
+    bool started;            /* its thread is to be joined */
+    bool blocking;           /* the program's thread waits for it */
+    bool alone;              /* communicator_split_alone was called */
+    struct ncclComm *comm;   /* the new one; null: this rank joins none */
+    ncclComm_t *out;         /* where the program has it. A blocking formation that fails makes it null */
+    struct ncclComm *parent; /* of a split, or of one that grows; null: neither */
     int color, key;
-    char name[64];
+    bool grows;    /* its present ranks first tell each other the name */
+    char name[68]; /* "": of a split, or not known yet */
     ncclResult_t result;
     char text[FAILURE_TEXT_BYTES];
 };
 
+/* Adds a formation. If it is of a new communicator, the program gets its handle at once; null for one that is
+ * to be new: no memory. */
+ncclResult_t formation_add(const struct formation *model, struct ncclComm *comm);
 /* Runs the formations, each on a thread of its own, but the splits of one communicator in their order. Those
  * of blocking communicators are waited for; this returns their first failure. Frees the list. */
 ncclResult_t formation_run_all(struct formation *list);
 /* They fail with the result, and this thread's last error, unrun. Frees the list. */
 void formation_drop_all(struct formation *list, ncclResult_t result);
+
+/* --- recovery.c --- */
+
+/* The name of a communicator that is made of this one, with these bytes, which all its ranks have. */
+void communicator_name_part(struct ncclComm *comm, const void *bytes, size_t size, char out[68]);
+/* For a communicator that grows: its present ranks learn the name from the one that has the id. Waits. */
+ncclResult_t formation_find_name(struct formation *formation);
 
 /* --- group.c --- */
 

@@ -48,10 +48,17 @@ static void conclude(struct formation *formation, comm_t *made)
 static void form(struct formation *formation)
 {
     comm_t *made = NULL;
-    formation->result = formation->parent == NULL
-                            ? join(formation, &made)
-                            : failure_from_library(comm_split(formation->parent->comm, formation->color,
-                                                              formation->key, &made));
+    formation->result =
+        formation->parent != NULL && formation->grows ? formation_find_name(formation) : NCCL_SUCCESS;
+    if (formation->result == NCCL_SUCCESS) {
+        formation->result = formation->parent == NULL || formation->grows
+                                ? join(formation, &made)
+                                : failure_from_library(comm_split(formation->parent->comm, formation->color,
+                                                                  formation->key, &made));
+    }
+    if (formation->result == NCCL_SUCCESS && formation->comm != NULL) {
+        (void)snprintf(formation->comm->name, sizeof formation->comm->name, "%s", formation->name);
+    }
     (void)snprintf(formation->text, sizeof formation->text, "%s", failure_text());
     conclude(formation, made);
 }
@@ -197,8 +204,7 @@ void formation_drop_all(struct formation *list, ncclResult_t result)
     }
 }
 
-/* Adds a formation. If it is of a new communicator, the program gets its handle at once. */
-static ncclResult_t add(const struct formation *model, struct ncclComm *comm)
+ncclResult_t formation_add(const struct formation *model, struct ncclComm *comm)
 {
     struct formation *formation = malloc(sizeof *formation);
     *model->out = comm;
@@ -240,7 +246,7 @@ static ncclResult_t init(const char *call, ncclComm_t *out, int size, const nccl
                                       call));
     }
     model.blocking = config.blocking;
-    return add(&model, communicator_new(rank, size, device, config));
+    return formation_add(&model, communicator_new(rank, size, device, config));
 }
 
 static ncclResult_t init_here(const char *call, ncclComm_t *out, int size, const ncclUniqueId *id, int rank,
@@ -329,5 +335,7 @@ NCCL_EXPORT(ncclResult_t, ncclCommSplit, ncclComm_t comm, int color, int key, nc
     config = source != NULL ? config : comm->config;
     struct formation model = {
         .out = out, .parent = comm, .color = color, .key = key, .blocking = config.blocking};
-    return add(&model, color != NCCL_SPLIT_NO_COLOR ? communicator_new(0, 1, comm->device, config) : NULL);
+    communicator_name_part(comm, &color, sizeof color, model.name);
+    return formation_add(&model,
+                         color != NCCL_SPLIT_NO_COLOR ? communicator_new(0, 1, comm->device, config) : NULL);
 }

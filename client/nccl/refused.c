@@ -10,13 +10,9 @@
     X(ncclAllReduceConfig)                                                                                   \
     X(ncclAlltoAllConfig)                                                                                    \
     X(ncclBroadcastConfig)                                                                                   \
-    X(ncclCommGetUniqueId)                                                                                   \
-    X(ncclCommGrow)                                                                                          \
     X(ncclCommMemStats)                                                                                      \
     X(ncclCommQueryProperties)                                                                               \
     X(ncclCommResume)                                                                                        \
-    X(ncclCommRevoke)                                                                                        \
-    X(ncclCommShrink)                                                                                        \
     X(ncclCommSuspend)                                                                                       \
     X(ncclDevCommCreate)                                                                                     \
     X(ncclDevCommDestroy)                                                                                    \

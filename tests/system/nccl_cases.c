@@ -28,7 +28,9 @@ static const struct {
              {"non-blocking", case_non_blocking},
              {"non-blocking-group", case_non_blocking_group},
              {"abandon", case_abandon},
-             {"init-all", case_init_all}};
+             {"init-all", case_init_all},
+             {"shrink", case_shrink},
+             {"grow", case_grow}};
 
 int main(int count, char **arguments)
 {

@@ -82,11 +82,19 @@ static void read_file(const char *suffix, void *data, size_t bytes)
     (void)fclose(file);
 }
 
+static unsigned id_count;
+
+void give_id(const ncclUniqueId *id)
+{
+    char suffix[16];
+    (void)snprintf(suffix, sizeof suffix, "%u", id_count++);
+    write_file(suffix, id, sizeof *id);
+}
+
 void next_id(void)
 {
-    static unsigned count;
     char suffix[16];
-    (void)snprintf(suffix, sizeof suffix, "%u", count++);
+    (void)snprintf(suffix, sizeof suffix, "%u", id_count++);
     if (locals[0].rank == 0) {
         expect(ncclGetUniqueId(&program_id), ncclSuccess, "ncclGetUniqueId");
         write_file(suffix, &program_id, sizeof program_id);

@@ -63,6 +63,8 @@ ncclResult_t await_error(ncclComm_t comm);
 void say(const char *word);
 /* Replaces program_id by another id of all processes. */
 void next_id(void);
+/* Gives the other processes the next id, which this one has made otherwise. */
+void give_id(const ncclUniqueId *id);
 /* Leaves a mark beside the id's file, or waits for one. */
 void mark(const char *name);
 void await_mark(const char *name);
@@ -70,6 +72,9 @@ void await_mark(const char *name);
 /* A checked all-reduce of all local ranks in one group, on their own communicators. */
 void check_all_work(void);
 
+/* nccl_recovery.c */
+void case_shrink(void);
+void case_grow(void);
 /* nccl_types.c */
 void case_types(void);
 /* nccl_arguments.c */

@@ -111,6 +111,13 @@ class NcclFailures(Cases):
     def test_abort_before_all_have_come(self):
         self.check(TWO_PROCESSES, "abandon")
 
+    def test_survivors_shrink(self):
+        self.check([("a", [0]), ("a", [1]), ("a", [2])], "shrink")
+        self.check([("a", [0]), ("b", [1]), ("a", [2]), ("b", [0])], "shrink")
+
+    def test_ranks_that_are_taken_in(self):
+        self.check([("a", [0]), ("a", [1]), ("b", [2])], "grow")
+
     def check_killed(self, layout):
         with self.cluster(layout) as cluster:
             processes = self.start(cluster, "survive", layout)
@@ -174,7 +181,7 @@ class NcclLibrary(unittest.TestCase):
         self.assertEqual(missing, [])
 
     def test_what_is_not_offered_says_so(self):
-        for name in ("ncclCommShrink", "ncclCommGrow", "ncclCommRevoke", "ncclDevCommCreate", "ncclPutSignal", "ncclSetEncryption", "ncclAllReduceConfig"):
+        for name in ("ncclCommSuspend", "ncclCommResume", "ncclCommMemStats", "ncclDevCommCreate", "ncclPutSignal", "ncclSetEncryption", "ncclAllReduceConfig"):
             self.assertEqual(self.nccl[name](None), INVALID_USAGE)
             self.assertEqual(self.nccl.ncclGetLastError(None).decode(), f"{name}: commd's libnccl does not offer this call")
 

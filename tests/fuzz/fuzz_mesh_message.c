@@ -8,6 +8,7 @@
 #include "daemon/base/time.h"
 #include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
+#include "daemon/gather/gathers.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/store/stores.h"
 #include "proto/frame.h"
@@ -19,7 +20,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /*
  * A node with the cluster's certificate sends anything to another node. That node has a communicator that is
  * being formed with the first one, and one of its own. It has two stores open: it keeps one itself, and the
- * lying node keeps the other.
+ * lying node keeps the other. It has processes of four elastic jobs, for some of which the lying node
+ * decides.
  *
  * Bit 0 of the first byte is 0: the rest are the bytes of the control stream, greeting included. Bit 0 is 1:
  * after a correct greeting come messages, each a length (u16, little-endian) and the packed message. In these
@@ -29,6 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
  * comes one byte. It says what a rank of the node under test does, or that time passes.
  */
 #define CLIENT_UID 1000
+#define JOBS 4
 #define MESSAGES_MAX 64
 #define STEPS_MAX 100000
 #define SENT_BYTES 1024
@@ -42,7 +45,9 @@ struct target {
     struct comms *comms;
     struct stores *stores;
     struct stores_handle *handles[2]; /* numbers 1 and 2: kept here, and by the lying node */
-    struct net_stream *stream;        /* the control stream of the lying node */
+    struct gathers *gathers;
+    struct gathers_entry *entries[JOBS];
+    struct net_stream *stream; /* the control stream of the lying node */
     struct frame_decoder decoder;
     struct comms_member *members[3];
     uint64_t now_ns;
@@ -106,6 +111,52 @@ static void ask_store(struct target *target, unsigned which)
     if (target->handles[which] != NULL) {
         enum status status = stores_request(target->handles[which], &ask, target->now_ns, NULL);
         (void)status; /* it may be lost, or not open yet */
+    }
+}
+
+static void on_seated(void *context, const struct error *result, const struct gathers_seat *seat,
+                      uint64_t now_ns)
+{
+    struct gathers_entry **entry = context;
+    (void)now_ns;
+    if (result->status == STATUS_OK) {
+        require(seat->generation != 0 && seat->rank < seat->size && seat->comm_name[0] != '\0');
+        gathers_settle(*entry, seat->generation);
+    }
+}
+
+static void on_grown(void *context, const struct error *result, const struct gathers_seat *seat,
+                     uint64_t now_ns)
+{
+    (void)context;
+    (void)now_ns;
+    require(result->status != STATUS_OK || seat->size > 0);
+}
+
+static void on_waiting(void *context, uint32_t waiting)
+{
+    (void)context;
+    (void)waiting;
+}
+
+static void join_jobs(struct target *target)
+{
+    static const char *const names[JOBS] = {"job-0", "job-1", "job-2", "job-3"};
+    for (unsigned i = 0; i < JOBS; i++) {
+        struct gathers_wish wish = {
+            .least = 1 + i / 2, .most = 8, .last_call_ns = TIME_MS, .timeout_ns = 4 * TIME_S};
+        struct gathers_handler handler = {&target->entries[i], on_seated, on_grown, on_waiting};
+        require(gathers_join(target->gathers, CLIENT_UID, NULL, names[i], &wish, &handler, target->now_ns,
+                             &target->entries[i], NULL) == STATUS_OK);
+    }
+}
+
+/* Those that have a rank take in others. */
+static void grow_jobs(struct target *target)
+{
+    for (unsigned i = 0; i < JOBS; i++) {
+        enum status status = gathers_grow(target->entries[i], 1, 8, TIME_S, target->now_ns, NULL);
+        (void)status; /* it may have no rank */
     }
 }
 
@@ -192,9 +243,11 @@ static void run(struct target *target, uint64_t span_ns)
         }
         comms_tick(target->comms, target->now_ns);
         stores_tick(target->stores, target->now_ns);
+        gathers_tick(target->gathers, target->now_ns);
         uint64_t next_ns = time_min(network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
         next_ns = time_min(next_ns, comms_next_deadline_ns(target->comms));
         next_ns = time_min(next_ns, stores_next_deadline_ns(target->stores));
+        next_ns = time_min(next_ns, gathers_next_deadline_ns(target->gathers));
         next_ns = time_min(next_ns, exec_next_deadline_ns(target->exec));
         next_ns = time_min(next_ns, p2p_next_deadline_ns(target->p2p));
         if (next_ns > until_ns) {
@@ -239,6 +292,8 @@ static void start(struct target *target)
     require(comms_new(&comms_options, &target->comms, NULL) == STATUS_OK);
     struct stores_options stores_options = {.mesh = target->mesh, .seed_secure = 1};
     require(stores_new(&stores_options, &target->stores, NULL) == STATUS_OK);
+    struct gathers_options gathers_options = {.mesh = target->mesh, .seed_secure = 1};
+    require(gathers_new(&gathers_options, &target->gathers, NULL) == STATUS_OK);
     require(mesh_add_node(target->mesh, "b", "", &peer, NULL) == STATUS_OK);
     net_set_peer_handler(target->liar,
                          &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL});
@@ -251,6 +306,7 @@ static void start(struct target *target)
     target->members[1] = join(target, "comm", 2, 4);
     target->members[2] = join(target, "own", 0, 1);
     open_stores(target);
+    join_jobs(target);
     run(target, TIME_MS);
     require(target->stream != NULL);
 }
@@ -279,8 +335,12 @@ static void stop(struct target *target)
             stores_close(target->handles[i], target->now_ns);
         }
     }
+    for (unsigned i = 0; i < JOBS; i++) {
+        gathers_leave(target->entries[i]);
+    }
     run(target, TIME_MS);
     frame_decoder_free(&target->decoder);
+    gathers_free(target->gathers);
     stores_free(target->stores);
     comms_free(target->comms);
     exec_free(target->exec);
@@ -371,7 +431,9 @@ static void act(struct target *target, uint8_t byte)
         op.peer_rank = 1;
         op.input.memory = target->memory;
     }
-    if (byte >= 250) {
+    if (byte == 248 || byte == 249) {
+        grow_jobs(target);
+    } else if (byte >= 250) {
         ask_store(target, byte % 2);
     } else if (what == ACT_TIME) {
         run(target, byte / ACT_COUNT * 50 * TIME_MS);
@@ -433,6 +495,10 @@ static void say_replaced(struct target *target, const uint8_t *packed, size_t si
         replace(target, &message->reach->comm_id);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_STORE_ASK) {
         replace_uid(&message->store_ask->owner_uid);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_GATHER) {
+        replace_uid(&message->gather->owner_uid);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_GATHERED) {
+        replace_uid(&message->gathered->owner_uid);
     }
     say_message(target, message);
     commd__mesh__message__free_unpacked(message, NULL);

@@ -101,7 +101,7 @@ struct members {
 #define MEMBERS_NO_LINK UINT32_MAX
 static inline uint16_t member_link_bit(uint32_t link)
 {
-    return link == MEMBERS_NO_LINK ? 0 : (uint16_t)(1u << link);
+    return (uint16_t)(link == MEMBERS_NO_LINK ? 0u : 1u << link);
 }
 static inline enum member_state member_record_state(const struct member_record *record)
 {

@@ -27,6 +27,11 @@ def reductions(comm):
     assert total.dtype == own.dtype and numpy.array_equal(total, sum(ranks)) and numpy.array_equal(own, ranks[comm.rank])
     out = poisoned(1000)
     assert comm.all_reduce(own, "max", out=out) is out and numpy.array_equal(out, numpy.max(ranks, axis=0))
+    scaled = sum((rank + 1) * each for rank, each in enumerate(ranks))
+    found = comm.reduce(ranks[comm.rank], "premul_sum", root=0, factor=comm.rank + 1)
+    assert numpy.array_equal(found, scaled) if comm.rank == 0 else found is None
+    found = comm.scan(ranks[comm.rank], "premul_sum", factor=comm.rank + 1)
+    assert numpy.array_equal(found, sum((rank + 1) * ranks[rank] for rank in range(comm.rank + 1)))
     assert comm.all_reduce(own, "sum", out=own) is own and numpy.array_equal(own, sum(ranks))
     own = data(comm.rank)
     result = comm.reduce(own, "min", root=comm.size - 1)
@@ -142,11 +147,6 @@ def requests(comm):
     arrays = [data(comm.rank, 10) for _ in range(5)]
     for out in commd.wait_all([comm.all_reduce(each, out=each, wait=False) for each in arrays]):
         assert numpy.array_equal(out, sum(data(rank, 10) for rank in range(comm.size)))
-    scaled = sum((rank + 1) * each for rank, each in enumerate(ranks))
-    found = comm.reduce(ranks[comm.rank], "premul_sum", root=0, factor=comm.rank + 1)
-    assert numpy.array_equal(found, scaled) if comm.rank == 0 else found is None
-    found = comm.scan(ranks[comm.rank], "premul_sum", factor=comm.rank + 1)
-    assert numpy.array_equal(found, sum((rank + 1) * ranks[rank] for rank in range(comm.rank + 1)))
     for _ in range(200):  # dropped requests end by themselves, and their arrays live until then
         comm.all_reduce(data(comm.rank, 3000), wait=False)
     comm.barrier()

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from ._buffers import Buffer
 from ._group import Group, group
-from ._library import LibraryMissing
 from .communicator import Communicator, cancel, init, join
 from .errors import (Aborted, AlreadyExists, Closed, ConnectionFailed, DaemonLost, DeviceFailed, Error, InvalidArgument,
-                     LimitReached, Mismatch, NodeLost, NotFound, OutOfMemory, PermissionDenied, RankLost, Result, TimedOut,
-                     Unsupported)
+                     LibraryMissing, LimitReached, Mismatch, NodeLost, NotFound, OutOfMemory, PermissionDenied, RankLost,
+                     Result, TimedOut, Unsupported)
 from .memory import empty, is_shared, zeros
 from .messages import ANY_SOURCE
 from .request import Received, Request, wait_all

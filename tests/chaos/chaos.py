@@ -137,6 +137,8 @@ class Chaos:
             self.extra.start(*arguments)
         elif verb == "complete_extra":
             self.wait_for(lambda: len(self.extra.living()) <= len(self.extra.layout) - 2, GO_ON_S, "the rank of the killed commd does not end")
+            # Otherwise nodes that still believe in the killed process may take the job for complete, and it fails.
+            self.wait_for(lambda: self.world.whole() and self.world.knows_restarted(*arguments), SETTLE_S, "a restarted commd is not known")
             self.extra.complete()
         elif verb.endswith("_rank"):
             job, rank = next(job for job in self.jobs if job.name == arguments[0]), arguments[1]

@@ -141,7 +141,7 @@ def form_again(draw, shape):
     node, absent = draw.sample(list(shape.nodes), 2)
     at = round(draw.uniform(0, 1), 2)
     again = round(at + draw.uniform(0.2, 3), 2)
-    return Fault("form-again", [(0, "start_extra", absent), (at, "kill_daemon", node), (again, "start_daemon", node), (again, "complete_extra")],
+    return Fault("form-again", [(0, "start_extra", absent), (at, "kill_daemon", node), (again, "start_daemon", node), (again, "complete_extra", node)],
                  nodes=[node], dead=[node], bar_s=DAEMON_BAR_S + at)
 
 

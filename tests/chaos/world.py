@@ -207,6 +207,12 @@ class World(Cluster):
         """Whether every daemon runs and has all others."""
         return all(self.commctl(name, "status").returncode == 0 for name in self.members)
 
+    def knows_restarted(self, name):
+        """Whether all daemons know the process that runs on this node now, and no earlier one."""
+        instance = self.json(name, "status")["instance"]
+        rows = [row for other in self.members if other != name for row in self.json(other, "nodes")["nodes"] if row["name"] == name]
+        return all(row["instance"] == instance for row in rows if row["state"] == "up") and any(row["state"] == "up" for row in rows)
+
     def crashes(self):
         """Returns a text for each daemon that ended by itself, or that a sanitizer complains about."""
         found = []

@@ -157,7 +157,7 @@ class Chaos:
         calm = time.monotonic()
         self.wait_s(0.5)
         calm_s = max([0, *self.ages.values()])
-        harmed = {job.name: [rank for rank in job.living()] for job in self.jobs if fault.harms(job.name, [rank.node for rank in job.living()])}
+        harmed = {job.name: job.living() for job in self.jobs if fault.harms(job.name, {rank.rank: rank.node for rank in job.living()})}
         self.ages = {}
         began = time.monotonic()
         self.faults.append((began - self.began, index, fault))

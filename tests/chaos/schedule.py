@@ -39,9 +39,11 @@ class Fault:
     def ends_s(self):
         return max(at for at, *_ in self.steps)
 
-    def harms(self, job, layout):
-        return any(name == job for name, _ in self.ranks) or any(node in layout for node in self.nodes) or \
-            any(a in layout and b in layout for a, b in self.pairs)
+    def harms(self, job, node_of):
+        """node_of: by living rank of the job, its node."""
+        nodes = set(node_of.values())
+        return any(name == job and rank in node_of for name, rank in self.ranks) or any(node in nodes for node in self.nodes) or \
+            any(a in nodes and b in nodes for a, b in self.pairs)
 
     def __str__(self):
         return f"{self.kind}: " + "; ".join(f"{at:.2f} s {verb} {' '.join(str(each) for each in arguments)}".strip() for at, verb, *arguments in self.steps)

@@ -38,11 +38,12 @@ class Schedules(unittest.TestCase):
 
     def test_who_is_harmed(self):
         fault = schedule.Fault("x", [(0, "cut")], pairs=[("a", "b")])
-        self.assertTrue(fault.harms("all", "abc"))
-        self.assertFalse(fault.harms("all", "ac"))
+        self.assertTrue(fault.harms("all", {0: "a", 1: "b", 2: "c"}))
+        self.assertFalse(fault.harms("all", {0: "a", 2: "c"}))
         fault = schedule.Fault("x", [(0, "kill_rank")], ranks=[("pair", 1)])
-        self.assertTrue(fault.harms("pair", "ac"))
-        self.assertFalse(fault.harms("all", "abc"))
+        self.assertTrue(fault.harms("pair", {0: "a", 1: "c"}))
+        self.assertFalse(fault.harms("pair", {0: "a"}))
+        self.assertFalse(fault.harms("all", {0: "a", 1: "b"}))
 
 
 def told(rank, text="node c lost", lost=(2,), may_shrink=1, result="NODE_LOST", last=7):

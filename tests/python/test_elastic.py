@@ -160,6 +160,35 @@ def test_growing(daemons):
         assert said == "sum 4 10.0 ['first', 'first', 'late-a', 'late-c']", said
 
 
+POLLS = """
+import ctypes, select
+comm = commd.join(sys.argv[1], 1, 8, timeout=60, last_call=0.05)
+library, queue, count = comm._library, ctypes.c_void_p(), ctypes.c_size_t()
+assert library.comm_queue_create(comm._client.use(), ctypes.byref(queue)) == 0
+room, ready = ctypes.create_string_buffer(4096), select.poll()
+ready.register(library.comm_queue_fd(queue), select.POLLIN)
+print("ready", flush=True)
+while comm.waiting == 0:
+    library.comm_queue_next(queue, room, 1, ctypes.byref(count), 0)
+    if comm.waiting == 0:
+        assert ready.poll(20000), "nothing came"
+print("waiting", comm.waiting, flush=True)
+comm = comm.grow()
+print("size", comm.size, flush=True)
+comm.barrier()
+"""
+
+
+def test_a_descriptor_says_that_somebody_waits(daemons):
+    job = new_job()
+    process = start(daemons, "a", POLLS, job)
+    await_line(process, "ready")
+    time.sleep(0.3)
+    late = start(daemons, "b", "comm = commd.join(sys.argv[1], 1, 8, timeout=60)\ncomm.barrier()", job)
+    assert finish(process)[1] == "waiting 1\nsize 2\n"
+    finish(late)
+
+
 AGREES = """
 import random
 comm = commd.join(sys.argv[1], 5, 5, timeout=30)

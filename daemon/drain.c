@@ -16,7 +16,7 @@ static void drain_apply(struct drain *drain, uint64_t now_ns)
     struct api_drain shown = {
         .draining = drain->active, .stops = drain->stops, .deadline_ns = drain->deadline_ns};
     (void)snprintf(shown.reason, sizeof shown.reason, "%s", drain->reason);
-    api_set_drain(drain->api, &shown);
+    api_set_drain(drain->api, &shown, now_ns);
     if (drain->active) {
         comms_drain(drain->comms, drain->why, now_ns);
         stores_drain(drain->stores, drain->why);

@@ -37,6 +37,7 @@
 #define CLIENT_FEATURE_GRAPHS "graphs"     /* RECORD_CAPTURED, proto/records.h */
 #define CLIENT_FEATURE_WINDOWS "windows"   /* proto/window.h */
 #define CLIENT_FEATURE_GATHER "gather"     /* CommJoin, CommGrow */
+#define CLIENT_FEATURE_DRAINING "draining" /* Draining */
 #define MESH_FEATURE_STORE "store"         /* StoreAsk */
 #define MESH_FEATURE_GATHER "gather"       /* Gather */
 /* all_gathers and reduce_scatters may be in buckets, too. */

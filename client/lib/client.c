@@ -223,6 +223,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_SHRINK,
                         (char *)CLIENT_FEATURE_WINDOWS,
                         (char *)CLIENT_FEATURE_GATHER,
+                        (char *)CLIENT_FEATURE_DRAINING,
                         (char *)CLIENT_FEATURE_BUCKETS_OF_BLOCKS,
                         (char *)CLIENT_FEATURE_CELLS};
     size_t left_out = rings ? 0 : 1;

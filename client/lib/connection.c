@@ -138,6 +138,9 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
     case COMMD__CLIENT__EVENT__BODY_WAITING:
         join_handle_waiting(client, event->waiting);
         break;
+    case COMMD__CLIENT__EVENT__BODY_DRAINING:
+        draining_handle(client, event->draining);
+        break;
     case COMMD__CLIENT__EVENT__BODY__NOT_SET:
     case _COMMD__CLIENT__EVENT__BODY__CASE_IS_INT_SIZE:
         client_lose(client, COMM_PROTOCOL, "%s: commd sent an event of an unknown kind", client->path);

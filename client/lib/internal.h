@@ -209,6 +209,14 @@ struct heart_watch {
 
 #define CLIENT_HELLO_FDS (CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS)
 
+/* What commd has told of its node's end. */
+struct client_draining {
+    bool active;
+    bool has_deadline;
+    uint64_t deadline_ns;
+    char reason[COMM_DRAINING_REASON_BYTES];
+};
+
 struct comm_client {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -233,6 +241,7 @@ struct comm_client {
     struct client_request *requests;
     struct comm_comm *comms;
     struct client_join *joins;
+    struct client_draining draining;
     struct client_gpu *gpus; /* of its communicators and memories; changes need the fences' lock, too */
     struct client_fences fences;
     struct comm_event *events;       /* under the fences' lock */
@@ -304,6 +313,10 @@ static inline void trace_op_seen(struct client_trace *trace, struct comm_comm *c
         trace_write_op(trace, comm, op, result);
     }
 }
+
+/* --- draining.c --- */
+
+void draining_handle(struct comm_client *client, const Commd__Client__Draining *event);
 
 /* --- join.c: elastic jobs. With the lock. --- */
 

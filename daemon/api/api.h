@@ -143,7 +143,7 @@ void api_set_user_limit(struct api *api, enum budget_kind kind, uint64_t limit);
 void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles);
 
 /* What the status shows from now on. If it stops, no new client is accepted. Copied. */
-void api_set_drain(struct api *api, const struct api_drain *drain);
+void api_set_drain(struct api *api, const struct api_drain *drain, uint64_t now_ns);
 /* Tells all clients that commd ends, as the last message before api_free: they get DAEMON_LOST with the text.
  */
 void api_say_goodbye(struct api *api, const char *text);

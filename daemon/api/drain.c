@@ -59,6 +59,32 @@ void api_undrain(struct api_session *session, uint64_t request_id, uint64_t now_
     ask(session, request_id, &asked, now_ns);
 }
 
+void api_drain_tell(struct api_session *session, uint64_t now_ns)
+{
+    const struct api_drain *drain = &session->api->drain;
+    Commd__Client__Draining body = COMMD__CLIENT__DRAINING__INIT;
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    if (!session->wants_draining || session->broken || session->closing) {
+        return;
+    }
+    body.draining = drain->draining;
+    body.reason = (char *)(uintptr_t)drain->reason;
+    body.has_deadline = drain->draining && drain->deadline_ns != TIME_NEVER;
+    body.left_ms =
+        body.has_deadline && drain->deadline_ns > now_ns ? (drain->deadline_ns - now_ns) / TIME_MS : 0;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_DRAINING;
+    event.draining = &body;
+    api_session_send(session, &event);
+}
+
+void api_drain_tell_all(const struct api *api, uint64_t now_ns)
+{
+    struct api_session *session, *next;
+    HASH_ITER (hh, api->sessions, session, next) {
+        api_drain_tell(session, now_ns);
+    }
+}
+
 void api_say_goodbye(struct api *api, const char *text)
 {
     struct error goodbye;

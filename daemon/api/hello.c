@@ -57,6 +57,13 @@ static bool begin_windows(struct api_session *session, uint64_t now_ns)
     return session->api->gpus == NULL;
 }
 
+static bool begin_draining(struct api_session *session, uint64_t now_ns)
+{
+    (void)now_ns;
+    session->wants_draining = true;
+    return true;
+}
+
 static bool begin_gather(struct api_session *session, uint64_t now_ns)
 {
     (void)now_ns;
@@ -78,6 +85,7 @@ static const struct feature {
     {CLIENT_FEATURE_STORE, begin_store},
     {CLIENT_FEATURE_WINDOWS, begin_windows},
     {CLIENT_FEATURE_GATHER, begin_gather},
+    {CLIENT_FEATURE_DRAINING, begin_draining},
     {CLIENT_FEATURE_BUCKETS_OF_BLOCKS, NULL},
 };
 #define FEATURES (sizeof features / sizeof features[0])
@@ -147,6 +155,9 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     }
     Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);
+    if (session->api->drain.draining) {
+        api_drain_tell(session, now_ns);
+    }
     if (session->role == API_ROLE_CLIENT && !api_session_is_visitor(session)) {
         api_session_happened(session, HISTORY_CLIENT_CONNECTED, "library %s", hello->version_text);
     }

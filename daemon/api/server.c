@@ -412,8 +412,9 @@ void api_accept_again(struct api *api)
     }
 }
 
-void api_set_drain(struct api *api, const struct api_drain *drain)
+void api_set_drain(struct api *api, const struct api_drain *drain, uint64_t now_ns)
 {
     api->drain = *drain;
+    api_drain_tell_all(api, now_ns);
     listener_watch(&api->listeners[API_ROLE_CLIENT]);
 }

@@ -127,6 +127,7 @@ struct api_session {
     char program[64];
     bool greeted;
     bool wants_failures; /* its client has CLIENT_FEATURE_FAILURES */
+    bool wants_draining; /* its client has CLIENT_FEATURE_DRAINING */
     bool closing;        /* nothing more is read; it is freed once its queue is sent */
     bool broken;         /* nothing more is done, except to give back what it held */
     struct turn turn;
@@ -491,6 +492,10 @@ void api_store(struct api_session *session, uint64_t request_id, const Commd__Cl
                uint64_t now_ns);
 /* Closes the store, if it is open. */
 void api_store_forget(struct api_store *store, uint64_t now_ns);
+
+/* drain.c: tells the client that the node drains, if the client wants to know. */
+void api_drain_tell(struct api_session *session, uint64_t now_ns);
+void api_drain_tell_all(const struct api *api, uint64_t now_ns);
 
 /* joins.c */
 void api_join(struct api_session *session, uint64_t request_id, const Commd__Client__CommJoin *request,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ranks import Daemons, finish, new_job
+from ranks import BUILD, Daemons, finish, new_job
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "client/python/examples/elastic.py"
 NODES = ("a", "b", "c")
@@ -187,6 +187,45 @@ def test_a_descriptor_says_that_somebody_waits(daemons):
     late = start(daemons, "b", "comm = commd.join(sys.argv[1], 1, 8, timeout=60)\ncomm.barrier()", job)
     assert finish(process)[1] == "waiting 1\nsize 2\n"
     finish(late)
+
+
+DRAINS = """
+import ctypes, select
+comm = commd.init(sys.argv[1], 0, 1)
+library, queue, count = comm._library, ctypes.c_void_p(), ctypes.c_size_t()
+assert library.comm_queue_create(comm._client.use(), ctypes.byref(queue)) == 0
+room, ready = ctypes.create_string_buffer(4096), select.poll()
+ready.register(library.comm_queue_fd(queue), select.POLLIN)
+
+def await_change(draining):
+    while (comm.draining is not None) != draining:
+        library.comm_queue_next(queue, room, 1, ctypes.byref(count), 0)
+        if (comm.draining is not None) != draining:
+            assert ready.poll(20000), "nothing came"
+
+print("now", comm.draining, flush=True)
+await_change(True)
+reason, left = comm.draining
+assert reason == "new kernel" and 0 < left <= 500, (reason, left)
+print("drains", flush=True)
+await_change(False)
+print("goes on", comm.all_reduce(numpy.ones(1))[0], flush=True)
+"""
+
+
+def test_ranks_are_told_that_their_node_drains(daemons):
+    def control(*command):
+        finish(daemons.start([BUILD / "commctl", "--socket", f"{daemons.cluster.socket('a')}.admin", *command], node="a"))
+
+    process = start(daemons, "a", DRAINS, new_job())
+    assert await_line(process, "now") == "now None\n"
+    control("drain", "--reason", "new kernel", "--timeout", "500")
+    await_line(process, "drains")
+    after = start(daemons, "a", "comm = commd._library\nfrom commd import client\nimport ctypes\nfound = comm.Draining(ctypes.sizeof(comm.Draining))\n"
+                  "owner = client.shared_client(None, None)\nowner.calls.comm_draining(owner.use(), ctypes.byref(found))\nprint(found.draining)")
+    assert finish(after)[1] == "1\n"  # a client that comes later is told at once
+    control("undrain")
+    assert finish(process)[1] == "goes on 1.0\n"
 
 
 AGREES = """

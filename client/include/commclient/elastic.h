@@ -61,6 +61,26 @@ COMM_API COMM_CHECK comm_result_t comm_cancel(comm_client_t *client, const char 
  */
 COMM_API COMM_CHECK comm_result_t comm_waiting(comm_t *comm, uint32_t *count);
 
+#define COMM_DRAINING_REASON_BYTES 256
+typedef struct comm_draining {
+    size_t struct_size; /* COMM_DRAINING_INIT sets it */
+    int draining;       /* 1: the node takes no new communicators, and those that run end at the deadline */
+    uint32_t left_ms;   /* until the deadline; COMM_NO_TIMEOUT: there is none */
+    char reason[COMM_DRAINING_REASON_BYTES]; /* of the administrator; "": none was given */
+} comm_draining_t;
+#define COMM_DRAINING_INIT                                                                                   \
+    {                                                                                                        \
+        sizeof(struct comm_draining), 0, 0, ""                                                               \
+    }
+
+/*
+ * Whether this node drains, so that a job can leave it before its communicators end: for example by a
+ * checkpoint, or by comm_abort and comm_shrink of the other nodes' ranks. It does not wait. The descriptor of
+ * any completion queue of the client becomes readable when this changes. An older commd says nothing. Errors:
+ * COMM_INVALID_ARGUMENT, COMM_DAEMON_LOST. Any thread may call it.
+ */
+COMM_API COMM_CHECK comm_result_t comm_draining(comm_client_t *client, comm_draining_t *draining);
+
 typedef struct comm_grow_options {
     size_t struct_size;  /* COMM_GROW_OPTIONS_INIT sets it */
     uint32_t most;       /* ranks of the next communicator; 0: `most` of comm_join. Only rank 0's counts */

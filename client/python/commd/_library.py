@@ -91,6 +91,10 @@ class GrowOptions(ctypes.Structure):
     _fields_ = [("struct_size", _size), ("most", _u32), ("timeout_ms", _u32)]
 
 
+class Draining(ctypes.Structure):
+    _fields_ = [("struct_size", _size), ("draining", _int), ("left_ms", _u32), ("reason", ctypes.c_char * 256)]
+
+
 class Lost(ctypes.Structure):
     _fields_ = [("count", _u32), ("may_shrink", _int), ("last_seq", ctypes.c_uint64)]
 
@@ -114,7 +118,7 @@ _FUNCTIONS = {
     "comm_queue_create": "r:pp", "comm_queue_fd": "i:p", "comm_queue_next": "r:ppzpu", "comm_queue_wake": "v:p",
     "comm_queue_destroy": "v:p", "comm_wait_for": "r:pup", "comm_abort": "r:ps",
     "comm_last_failure": "i:p", "comm_shrink": "r:ppp", "comm_lost": "r:ppup",
-    "comm_agree": "r:ppu", "comm_join": "r:psuupp", "comm_waiting": "r:pp", "comm_grow": "r:ppp", "comm_cancel": "r:ps",
+    "comm_agree": "r:ppu", "comm_join": "r:psuupp", "comm_waiting": "r:pp", "comm_grow": "r:ppp", "comm_cancel": "r:ps", "comm_draining": "r:pp",
     "comm_all_gather_list": "r:ppppip", "comm_reduce_scatter_list": "r:ppppiip", "comm_all_to_all_list": "r:pppppip",
     "comm_gather_list": "r:ppzppiup", "comm_scatter_list": "r:ppppziup",
     "comm_pool_create": "r:ppp", "comm_pool_destroy": "v:p", "comm_pool_reserve": "r:pz", "comm_pool_alloc": "r:pzp",

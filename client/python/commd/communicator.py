@@ -280,6 +280,21 @@ class Communicator(Collectives, Messages):
             self._inside.pop()
         return count.value
 
+    @property
+    def draining(self) -> tuple[str, float | None] | None:
+        """None, or if this node drains: the reason, and how many seconds its communicators have left (None: no limit)."""
+        found = _library.Draining(ctypes.sizeof(_library.Draining))
+        self._inside.append(None)
+        try:
+            if self._handle is None:
+                raise self._closed_error()
+            self._client.check(self._library.comm_draining(self._client.use(), ctypes.byref(found)), "draining")
+        finally:
+            self._inside.pop()
+        if not found.draining:
+            return None
+        return found.reason.decode(errors="replace"), None if found.left_ms == 0xffffffff else found.left_ms / 1000
+
     def agree(self, flags: int = 1, timeout: float | None = None) -> int:
         """Returns the bitwise AND of all surviving ranks' flags (64 bits): the same on all of them, whoever is lost.
 

@@ -471,7 +471,7 @@ static void test_administration_of_a_drain(void **state)
     (void)state;
     struct node *node = node_new();
     struct api_drain drain = {.draining = true, .stops = true, .deadline_ns = TIME_NEVER};
-    api_set_drain(node->api, &drain);
+    api_set_drain(node->api, &drain, loop_now_ns());
     struct client admin = admin_new(node);
     client_check(&admin);
     client_free(&admin);

@@ -154,7 +154,7 @@ static void test_health(void **state)
     expect_health(&user, "descriptors", true, "");
     expect_health(&user, "drain", true, "takes new communicators");
     struct api_drain drain = {.draining = true, .deadline_ns = TIME_NEVER};
-    api_set_drain(node->api, &drain);
+    api_set_drain(node->api, &drain, loop_now_ns());
     expect_health(&user, "drain", false, "drains");
     client_free(&user);
     node_free(node);

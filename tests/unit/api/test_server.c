@@ -217,7 +217,7 @@ static void test_drain(void **state)
     struct client client = client_new(node);
     struct api_drain drain = {.draining = true, .stops = true, .deadline_ns = TIME_NEVER};
     strcpy(drain.reason, "new kernel");
-    api_set_drain(node->api, &drain);
+    api_set_drain(node->api, &drain, loop_now_ns());
     struct client late = {.node = node, .fd = node_connect(node)};
     node_turns(node, 20);
     assert_int_equal(sessions(node), 1);
@@ -243,7 +243,7 @@ static void test_drain_without_stop(void **state)
     struct node *node = node_new();
     struct client client = client_new(node);
     struct api_drain drain = {.draining = true, .deadline_ns = loop_now_ns() + 5 * TIME_S};
-    api_set_drain(node->api, &drain);
+    api_set_drain(node->api, &drain, loop_now_ns());
     struct client late = client_new(node);
     uint64_t id = client_send_status(&late, -1);
     Commd__Client__Event *event = client_expect_reply(&late, id, COMMD__CLIENT__REPLY__BODY_STATUS);

@@ -21,6 +21,7 @@ DESCRIPTORS_MORE = 2
 PRIVATE_MORE_KIB = 32 << 10
 GOES_ON_SMALLER = 0.5    # of the jobs that lost ranks meet the next fault as they are
 STARTS_AGAIN = 0.1       # of the others
+AFTER_STOP_S = 1.5
 STARVED_S = 1.5          # a machine that wakes a thread so late may have stopped daemons for as long as the patience
 COMPLETE_NODES = 9       # more nodes are not all connected, but on demand
 ALLOWED_EXITS = {0, 3, 4}
@@ -166,7 +167,8 @@ class Chaos:
         for at, verb, *arguments in fault.steps:
             self.wait_s(max(0, began + at - time.monotonic()))
             self.do(verb, arguments)
-        self.wait_s(0.1)
+        # Nodes that have waited for a stopped daemon for long may give it up shortly after it goes on.
+        self.wait_s(AFTER_STOP_S if not fault.harmless and any(verb == "continue_daemon" for _, verb, *_ in fault.steps) else 0.1)
         self.settle()
         late_s = self.lateness.take()
         self.check_extra(fault)

@@ -122,6 +122,9 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->shrinks = has_feature(reply, CLIENT_FEATURE_SHRINK);
     client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
     client->gathers = has_feature(reply, CLIENT_FEATURE_GATHER);
+    if (reply->draining != NULL) {
+        draining_handle(client, reply->draining);
+    }
     client->joins_blocks = has_feature(reply, CLIENT_FEATURE_BUCKETS_OF_BLOCKS);
     client->cells.offered = has_feature(reply, CLIENT_FEATURE_CELLS);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;

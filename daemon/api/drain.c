@@ -59,29 +59,29 @@ void api_undrain(struct api_session *session, uint64_t request_id, uint64_t now_
     ask(session, request_id, &asked, now_ns);
 }
 
-void api_drain_tell(struct api_session *session, uint64_t now_ns)
+bool api_drain_fill(const struct api_session *session, Commd__Client__Draining *out, uint64_t now_ns)
 {
     const struct api_drain *drain = &session->api->drain;
-    Commd__Client__Draining body = COMMD__CLIENT__DRAINING__INIT;
-    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
-    if (!session->wants_draining || session->broken || session->closing) {
-        return;
-    }
-    body.draining = drain->draining;
-    body.reason = (char *)(uintptr_t)drain->reason;
-    body.has_deadline = drain->draining && drain->deadline_ns != TIME_NEVER;
-    body.left_ms =
-        body.has_deadline && drain->deadline_ns > now_ns ? (drain->deadline_ns - now_ns) / TIME_MS : 0;
-    event.body_case = COMMD__CLIENT__EVENT__BODY_DRAINING;
-    event.draining = &body;
-    api_session_send(session, &event);
+    *out = (Commd__Client__Draining)COMMD__CLIENT__DRAINING__INIT;
+    out->draining = drain->draining;
+    out->reason = (char *)(uintptr_t)drain->reason;
+    out->has_deadline = drain->draining && drain->deadline_ns != TIME_NEVER;
+    out->left_ms =
+        out->has_deadline && drain->deadline_ns > now_ns ? (drain->deadline_ns - now_ns) / TIME_MS : 0;
+    return session->wants_draining;
 }
 
 void api_drain_tell_all(const struct api *api, uint64_t now_ns)
 {
     struct api_session *session, *next;
     HASH_ITER (hh, api->sessions, session, next) {
-        api_drain_tell(session, now_ns);
+        Commd__Client__Draining body;
+        Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+        event.body_case = COMMD__CLIENT__EVENT__BODY_DRAINING;
+        event.draining = &body;
+        if (api_drain_fill(session, &body, now_ns) && !session->broken && !session->closing) {
+            api_session_send(session, &event);
+        }
     }
 }
 

@@ -153,11 +153,12 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     if (session->role == API_ROLE_CLIENT) {
         answer.n_features = offer_features(session, hello, offered, now_ns);
     }
+    Commd__Client__Draining draining;
+    if (api_drain_fill(session, &draining, now_ns) && draining.draining) {
+        answer.draining = &draining;
+    }
     Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);
-    if (session->api->drain.draining) {
-        api_drain_tell(session, now_ns);
-    }
     if (session->role == API_ROLE_CLIENT && !api_session_is_visitor(session)) {
         api_session_happened(session, HISTORY_CLIENT_CONNECTED, "library %s", hello->version_text);
     }

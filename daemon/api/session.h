@@ -493,8 +493,9 @@ void api_store(struct api_session *session, uint64_t request_id, const Commd__Cl
 /* Closes the store, if it is open. */
 void api_store_forget(struct api_store *store, uint64_t now_ns);
 
-/* drain.c: tells the client that the node drains, if the client wants to know. */
-void api_drain_tell(struct api_session *session, uint64_t now_ns);
+/* drain.c: whether the node drains. */
+/* Returns whether the session's client wants to know. The message points into the api. */
+bool api_drain_fill(const struct api_session *session, Commd__Client__Draining *out, uint64_t now_ns);
 void api_drain_tell_all(const struct api *api, uint64_t now_ns);
 
 /* joins.c */

@@ -186,7 +186,7 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-python: all $(PYTHON_LIBRARY) | test-deps ## run the tests of the Python package
 	@$(run_tests) $(wildcard tests/python/test_*.py)

@@ -2,21 +2,11 @@
 #include <string.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/printable.h"
 
 /* The end of the node's work: asked for by administrators, told to clients. */
 
 #define DRAIN_TIMEOUT_MAX_MS UINT64_C(604800000) /* a week */
-
-/* Cuts the text, and replaces what is not printable. */
-static void copy_printable(char *out, size_t size, const char *text)
-{
-    size_t length = 0;
-    for (; text[length] != '\0' && length + 1 < size; length++) {
-        unsigned char byte = (unsigned char)text[length];
-        out[length] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
-    }
-    out[length] = '\0';
-}
 
 static void ask(struct api_session *session, uint64_t request_id, const struct api_drain *asked,
                 uint64_t now_ns)
@@ -49,7 +39,7 @@ void api_drain(struct api_session *session, uint64_t request_id, const Commd__Cl
     if (request->timeout_ms > 0) {
         asked.deadline_ns = time_after(now_ns, request->timeout_ms * TIME_MS);
     }
-    copy_printable(asked.reason, sizeof asked.reason, request->reason);
+    printable_copy(request->reason, asked.reason, sizeof asked.reason);
     ask(session, request_id, &asked, now_ns);
 }
 

@@ -68,14 +68,13 @@ static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
 bool comms_terms_are_sound(const Commd__Mesh__CommTerms *terms)
 {
     return terms->size >= 1 && terms->size <= COMM_SIZE_MAX &&
-           (terms->algorithms[0] == '\0' ||
-            comms_text_is_name(terms->algorithms, COMMS_ALGORITHMS_MAX_BYTES));
+           (terms->algorithms[0] == '\0' || printable_is_name(terms->algorithms, COMMS_ALGORITHMS_MAX_BYTES));
 }
 
 /* An announcement without terms is an acknowledgement, and has no ranks. */
 static bool announce_is_sound(const Commd__Mesh__Announce *announce)
 {
-    if (!comms_text_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
+    if (!printable_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
         return false;
     }
     const Commd__Mesh__CommTerms *terms = announce->terms;

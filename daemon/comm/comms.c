@@ -174,7 +174,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
 
 static enum status terms_check(const struct comms_terms *terms, struct error *error)
 {
-    if (terms->name == NULL || !comms_text_is_name(terms->name, COMM_NAME_MAX_BYTES)) {
+    if (terms->name == NULL || !printable_is_name(terms->name, COMM_NAME_MAX_BYTES)) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "a communicator's name has 1 to %d printable ASCII characters without space",
                          COMM_NAME_MAX_BYTES);
@@ -188,7 +188,7 @@ static enum status terms_check(const struct comms_terms *terms, struct error *er
                          terms->name, terms->rank, terms->size);
     }
     if (terms->algorithms != NULL && terms->algorithms[0] != '\0' &&
-        !comms_text_is_name(terms->algorithms, COMMS_ALGORITHMS_MAX_BYTES)) {
+        !printable_is_name(terms->algorithms, COMMS_ALGORITHMS_MAX_BYTES)) {
         return error_set(
             error, STATUS_INVALID_ARGUMENT,
             "communicator \"%s\": algorithms have at most %d printable ASCII characters without space",

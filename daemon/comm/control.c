@@ -16,7 +16,7 @@ static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t s
     if (out->status == STATUS_OK || out->status == STATUS_IN_PROGRESS) {
         out->status = STATUS_PROTOCOL;
     }
-    comms_text_from_wire(text, out->text, sizeof out->text);
+    printable_copy(text, out->text, sizeof out->text);
     if (out->text[0] == '\0') {
         error_set(out, out->status, "node %s gives only this reason: %s", mesh_node_name(comms->mesh, node),
                   status_text(out->status));
@@ -164,7 +164,7 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
         }
     }
     char why[COMMS_LIST_TEXT_MAX_BYTES * 2];
-    comms_text_from_wire(leave->text, why, sizeof why);
+    printable_copy(leave->text, why, sizeof why);
     for (size_t i = 0; i < leave->n_ranks; i++) {
         comm->left_messages[leave->ranks[i]] = leave->messages;
         communicator_rank_left(comm, leave->ranks[i], i < leave->n_pids ? leave->pids[i] : 0, leave->last_seq,

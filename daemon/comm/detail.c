@@ -118,7 +118,7 @@ const struct comms_detail *comms_detail_from_wire(const Commd__Mesh__Failure *fa
     }
     *out = (struct comms_detail){.kind = failure->kind <= OP_KIND_COUNT ? failure->kind : 0,
                                  .seq = failure->seq};
-    comms_text_from_wire(failure->node, out->node, sizeof out->node);
+    printable_copy(failure->node, out->node, sizeof out->node);
     for (size_t i = 0; i < failure->n_ranks && i < CLIENT_FAILURE_RANKS_MAX; i++) {
         comms_detail_add(out, comm, failure->ranks[i], i < failure->n_pids ? failure->pids[i] : 0);
     }

@@ -179,8 +179,8 @@ void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Disput
     if (comm->state != COMMS_COMM_FORMED || comms_verdict_find(comm, dispute->seq, NULL)) {
         return;
     }
-    comms_text_from_wire(dispute->call, theirs, sizeof theirs);
-    comms_text_from_wire(dispute->how, how, sizeof how);
+    printable_copy(dispute->call, theirs, sizeof theirs);
+    printable_copy(dispute->how, how, sizeof how);
     uint32_t ops = dispute->ops;
     if (dispute->rank > 0) {
         comms_detail_add(&detail, comm, dispute->rank - 1, dispute->pid);

@@ -536,8 +536,8 @@ static void end_forming(struct communicator *comm, const Commd__Mesh__Agree *sai
     if (cause.status == STATUS_OK || cause.status == STATUS_IN_PROGRESS) {
         cause.status = STATUS_PROTOCOL;
     }
-    comms_text_from_wire(said->value != NULL ? said->value->text : "it failed on other nodes", cause.text,
-                         sizeof cause.text);
+    printable_copy(said->value != NULL ? said->value->text : "it failed on other nodes", cause.text,
+                   sizeof cause.text);
     communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
 }
 

@@ -65,7 +65,7 @@ static bool value_from_wire(const Commd__Mesh__AgreeValue *said, const struct co
     if (value->cause.status == STATUS_OK || value->cause.status == STATUS_IN_PROGRESS) {
         value->cause.status = STATUS_PROTOCOL;
     }
-    comms_text_from_wire(said->text, value->cause.text, sizeof value->cause.text);
+    printable_copy(said->text, value->cause.text, sizeof value->cause.text);
     value->has_detail = comms_detail_from_wire(said->failure, comm, &value->detail) != NULL;
     return true;
 }

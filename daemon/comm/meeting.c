@@ -206,7 +206,7 @@ void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mes
                             uint64_t now_ns)
 {
     struct comms_key key;
-    if (!comms_text_is_name(meet->name, COMM_NAME_MAX_BYTES)) {
+    if (!printable_is_name(meet->name, COMM_NAME_MAX_BYTES)) {
         mesh_violation(comms->mesh, node, "a malformed name of a communicator");
         return;
     }

@@ -89,7 +89,7 @@ static void add(struct communicator *comm, const struct comms_missing *more)
 static void add_said(struct communicator *comm, const Commd__Mesh__Missing *said)
 {
     struct comms_missing more = {.count = said->count};
-    comms_text_from_wire(said->text, more.text, sizeof more.text);
+    printable_copy(said->text, more.text, sizeof more.text);
     for (size_t i = 0; i < said->n_ranks && i < said->count; i++) {
         list_rank(&more, comm, said->ranks[i], i < said->n_pids ? said->pids[i] : 0);
     }

@@ -7,17 +7,6 @@
 
 #define TEXT_ELLIPSIS "\xe2\x80\xa6"
 
-bool comms_text_is_name(const char *text, size_t max_bytes)
-{
-    size_t length = 0;
-    for (; text[length] != '\0'; length++) {
-        if (length >= max_bytes || text[length] <= ' ' || text[length] > '~') {
-            return false;
-        }
-    }
-    return length > 0;
-}
-
 const char *comms_text_without_name(const char *name, const char *text)
 {
     char prefix[COMM_NAME_MAX_BYTES + 24];
@@ -27,16 +16,6 @@ const char *comms_text_without_name(const char *name, const char *text)
     }
     text += length;
     return text + strspn(text, ": ");
-}
-
-void comms_text_from_wire(const char *text, char *out, size_t size)
-{
-    size_t length = 0;
-    for (; text != NULL && text[length] != '\0' && length + 1 < size; length++) {
-        unsigned char byte = (unsigned char)text[length];
-        out[length] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
-    }
-    out[length] = '\0';
 }
 
 void comms_text_begin(struct comms_text *text, char *out, size_t size)

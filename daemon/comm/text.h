@@ -5,14 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Texts about communicators: names, texts of other nodes, and lists that grow part by part in a fixed place.
- */
+#include "daemon/base/printable.h"
+
+/* Texts about communicators, and lists that grow part by part in a fixed place. */
 
 /* The text without its beginning "communicator \"name\":", if it begins so. */
 const char *comms_text_without_name(const char *name, const char *text);
-bool comms_text_is_name(const char *text, size_t max_bytes);
-/* Copies a text from another node; replaces unprintable characters and cuts it to size. */
-void comms_text_from_wire(const char *text, char *out, size_t size);
 struct comms_text {
     char *out;
     size_t size;

@@ -196,7 +196,7 @@ void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdic
     if (cause.status != STATUS_LIMIT && cause.status != STATUS_TIMED_OUT) {
         cause.status = STATUS_MISMATCH;
     }
-    comms_text_from_wire(verdict->text, cause.text, sizeof cause.text);
+    printable_copy(verdict->text, cause.text, sizeof cause.text);
     verdict_take(comm, verdict->seq, verdict->ops, &cause,
                  comms_detail_from_wire(verdict->failure, comm, &detail), now_ns);
 }

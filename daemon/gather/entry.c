@@ -52,7 +52,7 @@ static enum status here_make(struct gathers *gathers, uint32_t uid, const char *
 
 static enum status wish_check(const char *name, const struct gathers_wish *wish, struct error *error)
 {
-    if (!gathers_name_is_good(name, GATHERS_NAME_MAX_BYTES)) {
+    if (!printable_is_name(name, GATHERS_NAME_MAX_BYTES)) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "job \"%.160s\": a name has 1 to %d printable ASCII characters without space", name,
                          GATHERS_NAME_MAX_BYTES);

@@ -21,15 +21,6 @@ size_t gathers_name_make(struct gathers_name *key, uint32_t owner_uid, const cha
     return offsetof(struct gathers_name, name) + name_bytes;
 }
 
-bool gathers_name_is_good(const char *name, size_t max_bytes)
-{
-    size_t length = 0;
-    while (name[length] > ' ' && name[length] <= '~' && length <= max_bytes) {
-        length++;
-    }
-    return name[length] == '\0' && length > 0 && length <= max_bytes;
-}
-
 void gathers_comm_name(char out[COMM_NAME_MAX_BYTES + 1], const char *name, uint64_t generation,
                        uint64_t nonce)
 {

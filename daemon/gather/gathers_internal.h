@@ -1,6 +1,7 @@
 #ifndef DAEMON_GATHER_GATHERS_INTERNAL_H
 #define DAEMON_GATHER_GATHERS_INTERNAL_H
 
+#include "daemon/base/printable.h"
 #include "daemon/base/random.h"
 #include "daemon/base/table.h"
 #include "daemon/base/timer_heap.h"
@@ -156,7 +157,6 @@ struct gathers {
 };
 
 size_t gathers_name_make(struct gathers_name *key, uint32_t owner_uid, const char *name);
-bool gathers_name_is_good(const char *name, size_t max_bytes);
 bool gathers_user_may(const struct gathers *gathers, uint32_t uid, uint32_t node);
 const char *gathers_node_name(const struct gathers *gathers, uint32_t node);
 /* "job#3.00f1..." */

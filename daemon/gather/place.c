@@ -258,7 +258,7 @@ static bool party_take(struct gathers_party *party, const Commd__Mesh__Gather *r
 /* What no commd reports. */
 static const char *what_is_wrong(const Commd__Mesh__Gather *report)
 {
-    if (!gathers_name_is_good(report->name, GATHERS_NAME_MAX_BYTES)) {
+    if (!printable_is_name(report->name, GATHERS_NAME_MAX_BYTES)) {
         return "the name of an elastic job that cannot exist";
     }
     if (report->n_entries > GATHERS_ENTRIES_MAX) {

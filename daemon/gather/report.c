@@ -246,15 +246,6 @@ static struct gathers_entry *entry_of(const struct gathers_here *here, uint64_t 
     return NULL;
 }
 
-static void text_copy(const char *from, char *out, size_t size)
-{
-    size_t length = 0;
-    for (; from[length] != '\0' && length + 1 < size; length++) {
-        out[length] = from[length] >= ' ' && from[length] <= '~' ? from[length] : '?';
-    }
-    out[length] = '\0';
-}
-
 static void tell_waiting(const struct gathers_here *here)
 {
     struct gathers_entry *entry, *next;
@@ -326,7 +317,7 @@ void gathers_here_answered(struct gathers *gathers, uint32_t node, const Commd__
     }
     here->was_answered = true;
     here->waiting = answer->waiting;
-    text_copy(answer->text, here->text, sizeof here->text);
+    printable_copy(answer->text, here->text, sizeof here->text);
     /* A process may leave meanwhile, but `here` is freed by gathers_here_run alone. */
     for (size_t i = 0; i < answer->n_voids; i++) {
         take_void(here, answer->voids[i], now_ns);

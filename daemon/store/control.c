@@ -5,16 +5,6 @@
 
 /* What nodes tell each other about stores. */
 
-void stores_text_from_wire(const char *text, char *out, size_t size)
-{
-    size_t length = 0;
-    for (; text != NULL && text[length] != '\0' && length + 1 < size; length++) {
-        unsigned char byte = (unsigned char)text[length];
-        out[length] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
-    }
-    out[length] = '\0';
-}
-
 /* --- Answers --- */
 
 bool stores_has_room(const struct stores_opener *opener, size_t size)
@@ -95,7 +85,7 @@ static void on_open(struct stores *stores, uint32_t node, const Commd__Mesh__Sto
                     uint64_t now_ns)
 {
     struct error result = {.status = STATUS_OK};
-    if (!stores_name_is_good(message->name)) {
+    if (!printable_is_name(message->name, COMM_NAME_MAX_BYTES)) {
         mesh_violation(stores->mesh, node, "the name of a store that cannot exist");
         return;
     }

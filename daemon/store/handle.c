@@ -8,18 +8,9 @@
 
 /* The stores that processes of this node have open, whichever node keeps them. */
 
-bool stores_name_is_good(const char *name)
-{
-    size_t length = 0;
-    while (name[length] > ' ' && name[length] <= '~' && length <= COMM_NAME_MAX_BYTES) {
-        length++;
-    }
-    return name[length] == '\0' && length > 0 && length <= COMM_NAME_MAX_BYTES;
-}
-
 static enum status open_check(const struct stores *stores, uid_t uid, const char *name, struct error *error)
 {
-    if (!stores_name_is_good(name)) {
+    if (!printable_is_name(name, COMM_NAME_MAX_BYTES)) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "store \"%.160s\": a name has 1 to %d printable ASCII characters without space",
                          name, COMM_NAME_MAX_BYTES);

@@ -200,7 +200,7 @@ void stores_sent_answered(struct stores *stores, uint32_t node, const Commd__Mes
         return; /* it has timed out */
     }
     struct error result = {.status = status_from_wire(message->status)};
-    stores_text_from_wire(message->text, result.text, sizeof result.text);
+    printable_copy(message->text, result.text, sizeof result.text);
     if (result.status == STATUS_IN_PROGRESS) {
         result.status = STATUS_PROTOCOL;
     }

@@ -2,6 +2,7 @@
 #define DAEMON_STORE_STORES_INTERNAL_H
 
 #include "daemon/base/log.h"
+#include "daemon/base/printable.h"
 #include "daemon/base/table.h"
 #include "daemon/store/stores.h"
 #include "proto/types.h"
@@ -177,8 +178,6 @@ void stores_kept_tick(struct stores *stores, uint64_t now_ns);
 void stores_kept_free(struct stores_kept *kept);
 void stores_kept_recheck(struct stores *stores, uint64_t now_ns);
 
-/* handle.c */
-bool stores_name_is_good(const char *name);
 /* All its requests fail with this cause, now and later. If it was not open, its owner may close it meanwhile.
  */
 void stores_handle_fail(struct stores_handle *handle, const struct error *cause, uint64_t now_ns);
@@ -204,8 +203,6 @@ void stores_sent_tick(struct stores *stores, uint64_t now_ns);
 void stores_sent_answered(struct stores *stores, uint32_t node, const Commd__Mesh__StoreAnswer *message,
                           uint64_t now_ns);
 
-/* control.c */
-void stores_text_from_wire(const char *text, char *out, size_t size);
 void stores_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
                              uint64_t now_ns);
 /* The opener's answer: by a call, or a message to its node. */

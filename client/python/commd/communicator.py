@@ -1,6 +1,7 @@
 """Communicators: groups of processes that compute together."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -15,7 +16,7 @@ from .request import Request, running_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Iterator
 
 _LEAVE_S = 1.0  # how long destroy waits for other threads to leave the library
 _REAP_AT = 64  # from how many pending requests on the ended ones are looked for
@@ -189,15 +190,10 @@ class Communicator(Collectives, Messages):
             raise ValueError(f"key must fit 32 bits: {key}")
         part = ctypes.c_void_p()
         library = self._library
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
+        with self._used():
             client.interruptible(self._client.error_of, library.comm_split, self._handle, number, index(key),
                                  ctypes.byref(part), operation="split", undo=lambda: library.comm_destroy(part),
                                  inside=self._inside)
-        finally:
-            self._inside.pop()
         if not part.value:
             return None
         made = Communicator(self._client, part.value, f"{self._name}.{number}")
@@ -209,13 +205,32 @@ class Communicator(Collectives, Messages):
         reason, of which the other ranks get 255 bytes."""
         text = str(reason).encode(errors="replace").replace(b"\0", b" ")[:_REASON_MAX_BYTES]
         text = text.decode(errors="ignore").encode()
+        with self._used():
+            self._client.check(self._library.comm_abort(self._handle, text or None), "abort")
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        """The communicator stays while a call uses it. Raises Closed if it has been destroyed."""
         self._inside.append(None)
         try:
             if self._handle is None:
                 raise self._closed_error()
-            self._client.check(self._library.comm_abort(self._handle, text or None), "abort")
+            yield
         finally:
             self._inside.pop()
+
+    def _following(self, operation: str, function: Callable[..., int], options: ctypes.Structure) -> Communicator | None:
+        """Calls a function that makes another communicator of this one. None if it makes none."""
+        made = ctypes.c_void_p()
+        library = self._library
+        with self._used():
+            client.interruptible(self._client.error_of, function, self._handle, ctypes.byref(options), ctypes.byref(made),
+                                 operation=operation, undo=lambda: library.comm_destroy(made), inside=self._inside)
+        if not made.value:
+            return None
+        following = Communicator(self._client, made.value, self._name)
+        following._device = self._device
+        return following
 
     def shrink(self, timeout: float | None = None) -> Communicator:
         """Returns a communicator of the ranks that survive a failure: same order, contiguous ranks.
@@ -225,19 +240,8 @@ class Communicator(Collectives, Messages):
         stays until destroy(). Raises Aborted if this part of the cluster is a minority.
         """
         options = _library.ShrinkOptions(ctypes.sizeof(_library.ShrinkOptions), _call.milliseconds(timeout))
-        made = ctypes.c_void_p()
-        library = self._library
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
-            client.interruptible(self._client.error_of, library.comm_shrink, self._handle, ctypes.byref(options),
-                                 ctypes.byref(made), operation="shrink", undo=lambda: library.comm_destroy(made),
-                                 inside=self._inside)
-        finally:
-            self._inside.pop()
-        following = Communicator(self._client, made.value or 0, self._name)
-        following._device = self._device
+        following = self._following("shrink", self._library.comm_shrink, options)
+        assert following is not None  # the library makes one, or fails
         return following
 
     def grow(self, most: int | None = None, timeout: float | None = None) -> Communicator | None:
@@ -250,47 +254,22 @@ class Communicator(Collectives, Messages):
         """
         options = _library.GrowOptions(ctypes.sizeof(_library.GrowOptions), 0 if most is None else index(most) & 0xffffffff,
                                        _call.milliseconds(timeout))
-        made = ctypes.c_void_p()
-        library = self._library
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
-            client.interruptible(self._client.error_of, library.comm_grow, self._handle, ctypes.byref(options),
-                                 ctypes.byref(made), operation="grow", undo=lambda: library.comm_destroy(made),
-                                 inside=self._inside)
-        finally:
-            self._inside.pop()
-        if not made.value:
-            return None
-        following = Communicator(self._client, made.value, self._name)
-        following._device = self._device
-        return following
+        return self._following("grow", self._library.comm_grow, options)
 
     @property
     def waiting(self) -> int:
         """How many processes wait in join() to be taken in with grow(). It may be some 100 ms old."""
         count = ctypes.c_uint32()
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
+        with self._used():
             self._client.check(self._library.comm_waiting(self._handle, ctypes.byref(count)), "waiting")
-        finally:
-            self._inside.pop()
         return count.value
 
     @property
     def draining(self) -> tuple[str, float | None] | None:
         """None, or if this node drains: the reason, and how many seconds its communicators have left (None: no limit)."""
         found = _library.Draining(ctypes.sizeof(_library.Draining))
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
+        with self._used():
             self._client.check(self._library.comm_draining(self._client.use(), ctypes.byref(found)), "draining")
-        finally:
-            self._inside.pop()
         if not found.draining:
             return None
         return found.reason.decode(errors="replace"), None if found.left_ms == 0xffffffff else found.left_ms / 1000
@@ -302,27 +281,17 @@ class Communicator(Collectives, Messages):
         shrink() returns at once. timeout: seconds to wait for the others, each time that ranks are lost (60).
         """
         value = ctypes.c_uint64(index(flags) & (1 << 64) - 1)
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
+        with self._used():
             client.interruptible(self._client.error_of, self._library.comm_agree, self._handle, ctypes.byref(value),
                                  _call.milliseconds(timeout), operation="agree", inside=self._inside)
-        finally:
-            self._inside.pop()
         return value.value
 
     def _lost(self) -> tuple[tuple[int, ...], int]:
         found = _library.Lost()
         size = self.size
         ranks = (ctypes.c_uint32 * size)()
-        self._inside.append(None)
-        try:
-            if self._handle is None:
-                raise self._closed_error()
+        with self._used():
             self._client.check(self._library.comm_lost(self._handle, ranks, size, ctypes.byref(found)), "lost")
-        finally:
-            self._inside.pop()
         return tuple(ranks[:min(found.count, size)]), found.last_seq
 
     @property

@@ -1,4 +1,4 @@
-#include "daemon/daemon.h"
+#include "daemon/daemon_internal.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -37,36 +37,6 @@
 #include "daemon/store/stores.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
-
-struct daemon {
-    const struct daemon_options *options;
-    struct configuration configuration;
-    struct loop *loop;
-    struct fd_reaper *fd_reaper;
-    struct unmapper *unmapper;
-    struct net *net; /* null: standalone */
-    struct stream_parking parking;
-    struct mesh *mesh;
-    struct gpu_devices *gpus;               /* null: none */
-    char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why there are none */
-    struct exec *exec;
-    struct p2p *p2p;
-    struct workers *workers;
-    struct nodes *nodes;
-    struct comms *comms;
-    struct stores *stores;
-    struct gathers *gathers;
-    struct api *api;
-    struct loop_timer *tick;
-    struct loop_timer *watchdog;
-    uint64_t watchdog_interval_ns;
-    bool exec_woken;
-    bool p2p_woken;
-    struct spin spin;
-    struct drain drain;
-    bool stopping;
-    uint64_t certificates_ns; /* when certificates are checked next */
-};
 
 #define TURN_MAX_MS 3600000u
 #define OWN_NAME_WAIT_S 60u /* less than TimeoutStartSec= of a unit */
@@ -167,58 +137,6 @@ static void daemon_watchdog(void *context, uint64_t now_ns)
     struct daemon *daemon = context;
     sd_notify(0, "WATCHDOG=1");
     loop_timer_set(daemon->watchdog, time_after(now_ns, daemon->watchdog_interval_ns));
-}
-
-/* --- The configuration --- */
-
-static void daemon_visit_settings(void *context, conf_visit_function *visit, void *visit_context)
-{
-    const struct daemon *daemon = context;
-    conf_visit(daemon->configuration.conf, visit, visit_context);
-}
-
-static enum status daemon_reload(void *context, struct conf_changes *changes, uint64_t now_ns,
-                                 struct error *error)
-{
-    struct daemon *daemon = context;
-    struct reload reload = {.options = &daemon->options->conf,
-                            .configuration = &daemon->configuration,
-                            .net = daemon->net,
-                            .workers = daemon->workers,
-                            .nodes = daemon->nodes,
-                            .comms = daemon->comms,
-                            .stores = daemon->stores,
-                            .gathers = daemon->gathers,
-                            .api = daemon->api};
-    return reload_run(&reload, changes, now_ns, error);
-}
-
-static bool daemon_reload_is_used(void *context)
-{
-    const struct daemon *daemon = context;
-    return workers_certificates_are_used(daemon->workers);
-}
-
-static void daemon_hang_up(void *context, int signal_number, uint64_t now_ns)
-{
-    struct conf_changes changes = {0};
-    struct error error;
-    (void)signal_number;
-    enum status status = daemon_reload(context, &changes, now_ns, &error);
-    (void)status; /* the log says it */
-    conf_changes_free(&changes);
-}
-
-static enum status daemon_log_level(void *context, const char *level, struct error *error)
-{
-    struct daemon *daemon = context;
-    struct conf *conf = daemon->configuration.conf;
-    enum status status = conf_set_text(conf, "log_level", level, "commctl", error);
-    if (status == STATUS_OK) {
-        reload_set_log_level(conf);
-        log_info("log level %s until the next reload or restart", conf->log_level);
-    }
-    return status;
 }
 
 /* --- Construction --- */

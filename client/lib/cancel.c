@@ -4,17 +4,6 @@
 
 /* How another thread ends comm_init and comm_join while they wait: commclient/elastic.h. */
 
-/* commd answers the request of a communicator that is forming with COMM_ABORTED. */
-static void cancel_forming(struct comm_client *client, const struct comm_comm *comm)
-{
-    Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    body.handle = comm->handle;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY;
-    request.comm_destroy = &body;
-    client_tell(client, &request);
-}
-
 static bool is_meant(const char *name, const char *given)
 {
     return given == NULL || strcmp(name, given) == 0;
@@ -39,7 +28,7 @@ comm_result_t comm_cancel(comm_client_t *client, const char *name)
     }
     while (client->lost == COMM_OK && (comm = next_forming(client, name)) != NULL) {
         comm->cancelled = true;
-        cancel_forming(client, comm);
+        member_tell_destroyed(client, comm->handle); /* commd answers its request with COMM_ABORTED */
     }
     joins_cancel(client, name);
     if (client->lost != COMM_OK) {

@@ -138,7 +138,7 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
     return COMM_OK;
 }
 
-static void tell_destroyed(struct comm_client *client, uint32_t handle)
+void member_tell_destroyed(struct comm_client *client, uint32_t handle)
 {
     Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
     body.handle = handle;
@@ -186,7 +186,7 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
         result = take_formed(comm, event->reply->comm_init);
         commd__client__event__free_unpacked(event, NULL);
     } else if (unanswered) {
-        tell_destroyed(comm->client, comm->handle); /* in case it forms after all */
+        member_tell_destroyed(comm->client, comm->handle); /* in case it forms after all */
     }
     return result;
 }
@@ -261,7 +261,7 @@ static comm_result_t fetch_table(struct comm_comm *comm)
         result = fetch_table_page(comm, &ranks, &nodes);
     }
     if (result != COMM_OK) {
-        tell_destroyed(comm->client, comm->handle);
+        member_tell_destroyed(comm->client, comm->handle);
     }
     return result;
 }
@@ -409,7 +409,7 @@ static comm_result_t member_form_next(struct comm_comm *next, const struct comm_
         result = take_formed(next, reply);
         commd__client__event__free_unpacked(event, NULL);
     } else if (unanswered) {
-        tell_destroyed(next->client, next->handle); /* in case it forms after all */
+        member_tell_destroyed(next->client, next->handle); /* in case it forms after all */
     }
     return result;
 }
@@ -443,7 +443,7 @@ void member_leave_part(struct comm_comm *part)
     ops_forget(part);
     member_free(part); /* first: what follows may release the lock */
     if (client->lost == COMM_OK) {
-        tell_destroyed(client, handle);
+        member_tell_destroyed(client, handle);
     }
 }
 

@@ -431,6 +431,8 @@ void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns);
 /* --- comm.c --- */
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
+/* Leaves without waiting for the answer; a communicator that is forming ends. May release the lock. */
+void member_tell_destroyed(struct comm_client *client, uint32_t handle);
 /* Joins the generation after a communicator that has failed (comm_shrink). */
 comm_result_t member_next(struct comm_comm *failed, uint64_t timeout_ms, struct comm_comm **out);
 /* Keeps what the nodes agreed on; null: nothing. shrink.c */

@@ -1,0 +1,58 @@
+#ifndef DAEMON_DAEMON_INTERNAL_H
+#define DAEMON_DAEMON_INTERNAL_H
+
+#include "daemon/base/loop.h"
+#include "daemon/base/spin.h"
+#include "daemon/comm/comms.h"
+#include "daemon/configuration.h"
+#include "daemon/daemon.h"
+#include "daemon/drain.h"
+#include "daemon/net/stream_parking.h"
+#include "daemon/nodes.h"
+#include "daemon/workers.h"
+
+/* Shared by daemon.c, which constructs the parts and runs the loop, and settings.c. */
+
+struct daemon {
+    const struct daemon_options *options;
+    struct configuration configuration;
+    struct loop *loop;
+    struct fd_reaper *fd_reaper;
+    struct unmapper *unmapper;
+    struct net *net; /* null: standalone */
+    struct stream_parking parking;
+    struct mesh *mesh;
+    struct gpu_devices *gpus;               /* null: none */
+    char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why there are none */
+    struct exec *exec;
+    struct p2p *p2p;
+    struct workers *workers;
+    struct nodes *nodes;
+    struct comms *comms;
+    struct stores *stores;
+    struct gathers *gathers;
+    struct api *api;
+    struct loop_timer *tick;
+    struct loop_timer *watchdog;
+    uint64_t watchdog_interval_ns;
+    bool exec_woken;
+    bool p2p_woken;
+    struct spin spin;
+    struct drain drain;
+    bool stopping;
+    uint64_t certificates_ns; /* when certificates are checked next */
+};
+
+/* --- settings.c: what a running daemon shows of its configuration, and changes. The context is the daemon.
+ * --- */
+
+void daemon_visit_settings(void *context, conf_visit_function *visit, void *visit_context);
+enum status daemon_reload(void *context, struct conf_changes *changes, uint64_t now_ns,
+                          struct error *error) COMM_MUST_USE;
+/* Whether the last reload's certificates are in use everywhere. */
+bool daemon_reload_is_used(void *context);
+/* For SIGHUP: reloads; the log says the outcome. */
+void daemon_hang_up(void *context, int signal_number, uint64_t now_ns);
+enum status daemon_log_level(void *context, const char *level, struct error *error) COMM_MUST_USE;
+
+#endif

@@ -81,4 +81,26 @@ static inline void assert_ended(const struct member *member, enum status status,
     assert_error(&member->aborted, status, text);
 }
 
+/* Asks for the next generation. Returns the new rank's record; its handle is null if it was refused at once.
+ */
+static inline struct member *shrink_within(struct member *failed, uint64_t timeout_ms)
+{
+    assert_true(world.member_count < MEMBERS_MAX);
+    struct member *member = &world.members[world.member_count++];
+    struct comms_shrink options = {.form_timeout_ms = timeout_ms};
+    memset(member, 0, sizeof *member);
+    member->node = failed->node;
+    member->client = failed->client;
+    struct comms_member_handler handler = {member, on_formed, on_completed, on_aborted, NULL};
+    member->calling = true;
+    enum status status = comms_member_shrink(failed->handle, &options, &handler, world.now_ns,
+                                             &member->handle, &member->join_result);
+    member->calling = false;
+    if (status != STATUS_OK) {
+        assert_int_equal(status, member->join_result.status);
+        member->handle = NULL;
+    }
+    return member;
+}
+
 #endif

@@ -48,25 +48,15 @@ static void die(struct process *process)
 /* Asks for the next generation. It may be too early: some node does not know yet that this one has failed. */
 static void shrink(struct process *process)
 {
-    struct member *failed = now(process);
-    struct member *member = &world.members[world.member_count];
-    struct comms_shrink options = {.form_timeout_ms = 0};
-    memset(member, 0, sizeof *member);
-    member->node = failed->node;
-    member->client = failed->client;
-    struct comms_member_handler handler = {member, on_formed, on_completed, on_aborted, NULL};
-    member->calling = true;
-    enum status status = comms_member_shrink(failed->handle, &options, &handler, world.now_ns,
-                                             &member->handle, &member->join_result);
-    member->calling = false;
-    if (status == STATUS_IN_PROGRESS) {
+    struct member *member = shrink_within(now(process), 0);
+    if (member->join_result.status == STATUS_IN_PROGRESS) {
+        world.member_count--;
         return;
     }
-    if (status != STATUS_OK) {
+    if (member->handle == NULL) {
         fail_msg("%s", member->join_result.text);
     }
-    assert_true(world.member_count < MEMBERS_MAX && process->count < DEATHS + 3);
-    world.member_count++;
+    assert_true(process->count < DEATHS + 3);
     process->all[process->count++] = member;
 }
 

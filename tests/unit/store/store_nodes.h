@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "daemon/store/stores.h"
-#include "tests/network/network.h"
+#include "tests/network/pump.h"
 
 /* Nodes with meshes and stores on a network of pipes, and processes that have stores open. Time is the
  * test's. */
@@ -131,41 +131,35 @@ static inline uint64_t node_next_ns(const struct node *node)
                : time_min(mesh_next_deadline_ns(node->mesh), stores_next_deadline_ns(node->stores));
 }
 
-static inline void settle(struct world *world)
+static inline uint64_t world_next_ns(void *context)
 {
-    bool again = true;
-    for (unsigned turn = 0; again; turn++) {
-        assert_true(turn < 100000);
-        network_advance(world->network, world->now_ns);
-        again = network_next_ns(world->network) <= world->now_ns;
-        for (unsigned i = 0; i < world->count; i++) {
-            struct node *node = &world->nodes[i];
-            if (node_next_ns(node) <= world->now_ns) {
-                mesh_tick(node->mesh, world->now_ns);
-                stores_tick(node->stores, world->now_ns);
-                again = true;
-            }
+    const struct world *world = context;
+    uint64_t next_ns = TIME_NEVER;
+    for (unsigned i = 0; i < world->count; i++) {
+        next_ns = time_min(next_ns, node_next_ns(&world->nodes[i]));
+    }
+    return next_ns;
+}
+
+static inline bool world_tick(void *context, uint64_t now_ns)
+{
+    struct world *world = context;
+    bool any = false;
+    for (unsigned i = 0; i < world->count; i++) {
+        struct node *node = &world->nodes[i];
+        if (node_next_ns(node) <= now_ns) {
+            mesh_tick(node->mesh, now_ns);
+            stores_tick(node->stores, now_ns);
+            any = true;
         }
     }
+    return any;
 }
 
 static inline void run(struct world *world, uint64_t span_ns)
 {
-    uint64_t until_ns = world->now_ns + span_ns;
-    settle(world);
-    for (;;) {
-        uint64_t next_ns = network_next_ns(world->network);
-        for (unsigned i = 0; i < world->count; i++) {
-            next_ns = time_min(next_ns, node_next_ns(&world->nodes[i]));
-        }
-        if (next_ns > until_ns) {
-            break;
-        }
-        world->now_ns = next_ns > world->now_ns ? next_ns : world->now_ns;
-        settle(world);
-    }
-    world->now_ns = until_ns;
-    settle(world);
+    struct pump pump = {world->network, &world->now_ns, world, world_next_ns, world_tick};
+    pump_run(&pump, span_ns);
 }
 
 static inline void on_answered(void *context, uint64_t request, enum store_kind kind,

@@ -139,7 +139,8 @@ static comm_result_t check_agree(comm_t *comm, const uint64_t *flags)
     if (comm == NULL || flags == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_agree: an argument is a null pointer");
     }
-    comm_result_t result = client_enter(comm->client);
+    comm_result_t result = group_allows_wait("comm_agree", comm->name);
+    result = result == COMM_OK ? client_enter(comm->client) : result;
     if (result != COMM_OK) {
         return result;
     }

@@ -31,6 +31,15 @@ bool group_is_open(void)
     return group.depth > 0;
 }
 
+comm_result_t group_allows_wait(const char *call, const char *name)
+{
+    return !group_is_open()
+               ? COMM_OK
+               : error_report(COMM_INVALID_ARGUMENT,
+                              "%s on \"%s\": a group is open: a call cannot wait before comm_group_end", call,
+                              name);
+}
+
 comm_result_t comm_group_begin(void)
 {
     if (group.depth == UINT32_MAX) {

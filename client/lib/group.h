@@ -15,6 +15,8 @@ struct comm_comm;
 struct comm_request;
 
 bool group_is_open(void);
+/* Refuses a call that waits for other ranks, if a group is open. The failure is reported. */
+comm_result_t group_allows_wait(const char *call, const char *name);
 /* Whether a stream of that capture (0: none) may be part of the open group. Failures are reported. */
 comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
                                   uint64_t capture_id);

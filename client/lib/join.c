@@ -289,7 +289,7 @@ static comm_result_t check_join(const char *name, uint32_t least, uint32_t most,
             "comm_join: \"%s\": at least %u and at most %u ranks: expected 1 to %d, in that order", name,
             least, most, COMM_SIZE_MAX);
     }
-    return COMM_OK;
+    return group_allows_wait("comm_join", name);
 }
 
 static comm_result_t join_begin(struct comm_client *client, const char *name, uint32_t least, uint32_t most,
@@ -437,7 +437,11 @@ static comm_result_t check_grow(comm_t *comm, const comm_grow_options_t *options
         return error_report(COMM_INVALID_ARGUMENT, "comm_grow on \"%s\": comm_join has not made it",
                             comm->name);
     }
-    comm_result_t result = options_copy(given, sizeof *given, options, "comm_grow", "COMM_GROW_OPTIONS_INIT");
+    comm_result_t result = group_allows_wait("comm_grow", comm->name);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = options_copy(given, sizeof *given, options, "comm_grow", "COMM_GROW_OPTIONS_INIT");
     given->timeout_ms = given->timeout_ms != 0 ? given->timeout_ms : FORM_TIMEOUT_DEFAULT_MS;
     return result;
 }

@@ -87,10 +87,9 @@ comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **out)
                             "comm_split on \"%s\": color %d: expected 0 or more, or COMM_COLOR_NONE (%d)",
                             comm->name, color, COMM_COLOR_NONE);
     }
-    if (group_is_open()) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_split on \"%s\": a group is open: a call cannot wait before comm_group_end",
-                            comm->name);
+    comm_result_t waits = group_allows_wait("comm_split", comm->name);
+    if (waits != COMM_OK) {
+        return waits;
     }
     struct wish *wishes = calloc(comm->size, sizeof *wishes);
     if (wishes == NULL) {

@@ -82,8 +82,8 @@ struct gathers_seat {
 
 struct gathers_handler {
     void *context;
-    /* The answer to join: called once for each call that began well. TIMED_OUT, MISMATCH, SHUTTING_DOWN (the
-     * user may not be here any more: PERMISSION). Never from within the call. */
+    /* The answer to join: called once for each call that began well. TIMED_OUT, SHUTTING_DOWN, PERMISSION
+     * (the user may not be here any more). Never from within the call. */
     void (*seated)(void *context, const struct error *result, const struct gathers_seat *seat,
                    uint64_t now_ns);
     /* The answer to grow, likewise. */

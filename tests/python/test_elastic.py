@@ -84,8 +84,18 @@ for call in (comm.grow, lambda: comm.waiting):
     except commd.InvalidArgument as error:
         print("refused", error)
 assert comm.agree(6) == 6
+import ctypes
+library, flags, made = comm._library, ctypes.c_uint64(1), ctypes.c_void_p()
+library.comm_group_begin()  # of this thread
+for result in (library.comm_agree(comm._handle, ctypes.byref(flags), 0),
+               library.comm_join(comm._client.use(), b"x", 1, 1, None, ctypes.byref(made))):
+    assert result != 0 and b"a group is open" in library.comm_last_error()
+    print("no group")
+library.comm_group_end()
+assert comm.agree(5) == 5
 """
-    assert finish(start(daemons, "a", program, new_job()))[1].count("comm_join has not made it") == 2
+    said = finish(start(daemons, "a", program, new_job()))[1]
+    assert said.count("comm_join has not made it") == 2 and said.count("no group") == 2, said
 
 
 def test_cancel(daemons):

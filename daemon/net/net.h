@@ -40,7 +40,7 @@ struct net_stream;
 #define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream that may be under way */
 /* Bytes of one stream that may arrive before its receiver asks for more: see net_stream_expect. A handler may
  * leave that many unconsumed; for control streams, NET_STREAM_WINDOW_BYTES. */
-#define NET_STREAM_FIRST_WINDOW_BYTES (32u << 10)
+#define NET_STREAM_FIRST_WINDOW_BYTES (128u << 10)
 
 enum net_stream_kind {
     NET_STREAM_CONTROL = 1, /* mesh: framed protobuf messages */

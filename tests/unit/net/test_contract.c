@@ -101,7 +101,7 @@ static void check_received(const struct node *receiver, uint32_t side)
         assert_null(incoming->stream);
         assert_int_equal(incoming->status, STATUS_OK);
         if (transfer_sizes[which] > 100000) {
-            assert_true(incoming->odd_pieces > incoming->pieces / 4);
+            assert_true(incoming->odd_pieces > incoming->pieces / 8);
         }
     }
 }

@@ -107,7 +107,7 @@ static comm_result_t train(comm_t *comm, struct state *state)
         return result;
     }
     for (int i = 0; i < WEIGHTS; i++) {
-        state->weights[i] -= RATE * sums[i] / (BATCH / 16);
+        state->weights[i] -= RATE * sums[i] / (double)(BATCH / 16);
     }
     state->loss = sums[WEIGHTS] / BATCH;
     state->step++;
@@ -176,18 +176,11 @@ static int parse(int argc, char **argv, struct job *job)
     return optind == argc;
 }
 
-/* Once through: from the connection to the last step. If commd is lost, the process comes back as a newcomer.
- */
-static comm_result_t take_part(const struct job *job, struct state *state)
+/* Once through: from joining the job to the last step. */
+static comm_result_t take_part(comm_client_t *client, const struct job *job, struct state *state)
 {
-    comm_open_options_t open = COMM_OPEN_OPTIONS_INIT;
-    comm_client_t *client = NULL;
     comm_t *comm = NULL;
-    open.wait_ms = WAIT_MS;
-    comm_result_t result = comm_client_open(&open, &client);
-    if (result == COMM_OK) {
-        result = comm_join(client, job->name, job->least, job->most, NULL, &comm);
-    }
+    comm_result_t result = comm_join(client, job->name, job->least, job->most, NULL, &comm);
     if (result == COMM_OK) {
         result = run(&comm, job, state);
     }
@@ -199,7 +192,6 @@ static comm_result_t take_part(const struct job *job, struct state *state)
         fprintf(stderr, "elastic: %s: %s\n", comm_result_text(result), comm_last_error());
     }
     comm_destroy(comm);
-    comm_client_close(client);
     return result;
 }
 
@@ -207,12 +199,23 @@ int main(int argc, char **argv)
 {
     struct job job = {.name = "elastic", .least = 1, .most = 64, .steps = 500, .pause_ms = 10};
     struct state state = {.step = 0};
-    comm_result_t result;
+    comm_open_options_t open = COMM_OPEN_OPTIONS_INIT;
+    comm_client_t *client = NULL;
     if (!parse(argc, argv, &job)) {
         return usage();
     }
-    do {
-        result = take_part(&job, &state);
-    } while (result == COMM_DAEMON_LOST || result == COMM_ABORTED);
+    open.wait_ms = WAIT_MS;
+    comm_result_t result = comm_client_open(&open, &client);
+    if (result == COMM_OK) {
+        result = take_part(client, &job, &state);
+    }
+    while (result == COMM_DAEMON_LOST || result == COMM_ABORTED) { /* it comes back as a newcomer */
+        result = comm_client_reopen(&client, &open);
+        result = result == COMM_OK ? take_part(client, &job, &state) : result;
+    }
+    if (client == NULL) {
+        fprintf(stderr, "elastic: %s: %s\n", comm_result_text(result), comm_last_error());
+    }
+    comm_client_close(client);
     return result == COMM_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

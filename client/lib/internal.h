@@ -258,6 +258,7 @@ struct comm_client {
     struct cells_use cells;
     struct client_op *windowed; /* the operation that has a window; null: none */
     uint32_t waiters;           /* threads of the program that wait for what commd ends */
+    uint32_t stores;            /* that are open */
     bool aborts;                /* commd takes comm_abort */
     bool shrinks;               /* commd takes comm_shrink */
     bool takes_graphs;          /* commd takes operations of CUDA graphs */
@@ -592,5 +593,7 @@ void record_make(const struct comm_comm *comm, const struct fence_mark *mark, ui
 
 /* When a client is closed: frees its pools, but not their memory. Without the client's lock. */
 void pools_free_all(struct comm_client *client);
+/* The pools of `from` are the client's then, as their memory is already. With the client's lock. */
+void pools_move(struct comm_client *client, struct comm_client *from);
 
 #endif

@@ -236,6 +236,9 @@ static void unmap(struct client_memory *memory)
 
 void memory_free(struct client_memory *memory)
 {
+    if (memory->has_fd) {
+        close(memory->fd);
+    }
     if (memory->owned && memory->gpu != NULL) {
         gpu_memory_free(memory);
     } else if (memory->owned) {
@@ -303,6 +306,7 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum me
     }
     memory->owned = true;
     memory->pooled = kind == MEMORY_POOLED;
+    memory->pages = pages;
     memory->id = ++client->last_memory_id;
     memory->size_bytes = size_bytes;
     if (!staging) {
@@ -538,6 +542,17 @@ static comm_result_t check_registration(const void *memory, size_t size, int mem
     return check_file(memfd, size, offset);
 }
 
+/* Keeps the file, to register it again after commd was lost. Without it, comm_client_reopen says so. */
+static void keep_file(const struct comm_client *client, struct client_memory *memory, int memfd)
+{
+    unsigned kept = 0;
+    for (size_t i = 0; i < client->memory_count; i++) {
+        kept += client->memories[i]->has_fd;
+    }
+    memory->fd = kept < MEMORY_FDS_MAX ? fcntl(memfd, F_DUPFD_CLOEXEC, 0) : -1;
+    memory->has_fd = memory->fd >= 0;
+}
+
 static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t size, int memfd,
                                   uint64_t offset)
 {
@@ -559,7 +574,9 @@ static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t
     result = memory_insert(client, memory);
     if (result == COMM_OK) {
         result = memory_announce(client, memory, memfd);
-        if (result != COMM_OK) {
+        if (result == COMM_OK) {
+            keep_file(client, memory, memfd);
+        } else {
             memory_remove(client, memory);
         }
     }

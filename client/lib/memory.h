@@ -49,15 +49,18 @@ struct client_memory {
     uint64_t file_offset_bytes; /* of base, in the file that commd has mapped from its start */
     bool owned;                 /* mapped by the library */
     bool pooled;                /* owned, by a pool */
-    struct staging_slab *slab;  /* the slab of a staging block; null otherwise */
-    bool ready;                 /* commd knows it, and no thread is removing it */
-    bool gone;                  /* on a GPU: it is in no list any more, and is freed after its last use */
-    struct client_gpu *gpu;     /* the GPU that holds it; null: on the host */
-    size_t guard_bytes;         /* owned, on a GPU: as in struct gpu_allocation */
-    bool is_virtual;            /* on a GPU: virtual memory */
-    bool growing;               /* virtual: a thread is adding chunks, so no other thread may remove it */
-    size_t room_bytes;          /* virtual: size of the addresses that commd has reserved, from base on */
-    uint32_t chunk_count;       /* on a GPU */
+    enum comm_huge_pages pages; /* owned, on the host */
+    bool has_fd;                /* registered, on the host: `fd` is the file */
+    int fd;
+    struct staging_slab *slab; /* the slab of a staging block; null otherwise */
+    bool ready;                /* commd knows it, and no thread is removing it */
+    bool gone;                 /* on a GPU: it is in no list any more, and is freed after its last use */
+    struct client_gpu *gpu;    /* the GPU that holds it; null: on the host */
+    size_t guard_bytes;        /* owned, on a GPU: as in struct gpu_allocation */
+    bool is_virtual;           /* on a GPU: virtual memory */
+    bool growing;              /* virtual: a thread is adding chunks, so no other thread may remove it */
+    size_t room_bytes;         /* virtual: size of the addresses that commd has reserved, from base on */
+    uint32_t chunk_count;      /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;
 };
@@ -84,6 +87,9 @@ struct staging_pool {
     pthread_cond_t wake;
     bool has_keeper, keeper_runs, closing;
 };
+
+/* How many descriptors of registered memory a client keeps, for comm_client_reopen. */
+#define MEMORY_FDS_MAX 256u
 
 /* --- pages.c: any thread, no lock --- */
 

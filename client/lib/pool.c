@@ -159,6 +159,17 @@ void pools_free_all(struct comm_client *client)
     }
 }
 
+void pools_move(struct comm_client *client, struct comm_client *from)
+{
+    struct comm_pool *pool;
+    DL_FOREACH(from->pools, pool)
+    {
+        pool->client = client;
+    }
+    DL_CONCAT(client->pools, from->pools);
+    from->pools = NULL;
+}
+
 void comm_pool_destroy(comm_pool_t *pool)
 {
     if (pool == NULL || check_pool(pool, "comm_pool_destroy") != COMM_OK) {

@@ -232,6 +232,7 @@ comm_result_t comm_store_open(comm_client_t *client, const char *name, uint32_t 
     result = client_enter(client);
     if (result == COMM_OK) {
         result = open_locked(store, timeout_ms);
+        client->stores += result == COMM_OK;
         client_leave(client);
     }
     if (result != COMM_OK) {
@@ -251,6 +252,7 @@ void comm_store_close(comm_store_t *store)
         if (store->client->lost == COMM_OK) {
             tell_closed(store);
         }
+        store->client->stores--;
         client_leave(store->client);
     }
     free(store);

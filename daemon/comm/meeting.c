@@ -278,7 +278,7 @@ static void tell_guest(struct comms *comms, struct guest *guest)
         }
     }
     if (count > 0 && sent) {
-        sent = tell_names(comms, guest, names, count);
+        (void)tell_names(comms, guest, names, count);
     }
     guest->told = guest->meeting->last_number;
 }

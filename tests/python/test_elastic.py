@@ -51,6 +51,43 @@ def test_as_many_as_come(daemons):
     assert {each[2] for each in said} == {"5"}, said
 
 
+REOPENS = """
+comm = commd.init(sys.argv[1], rank=0, size=1)
+kept, other = commd.zeros(100000), commd.empty(100000)
+kept[:] = numpy.arange(100000)
+commd.reopen()
+print("CONNECTED", comm.all_reduce(kept[:3]).sum(), flush=True)
+try:
+    while True:
+        comm.barrier()
+except commd.DaemonLost:
+    pass
+try:
+    commd.reopen()
+except commd.Error as error:
+    print("FIRST", error, flush=True)
+comm.destroy()
+commd.reopen(daemon_wait=30)
+assert commd.is_shared(kept) and commd.is_shared(other)
+comm = commd.init(sys.argv[1], rank=0, size=1)
+comm.all_reduce(kept, out=other)
+assert (other == numpy.arange(100000)).all()
+print("AGAIN", commd.is_shared(commd.empty(1000)), flush=True)
+"""
+
+
+def test_arrays_outlive_the_daemon(daemons):
+    process = start(daemons, "b", REOPENS, new_job())
+    assert await_line(process, "CONNECTED").split()[1] == "3.0"
+    daemons.cluster.daemons["b"].kill()
+    daemons.cluster.daemons["b"].wait()
+    assert "communicators" in await_line(process, "FIRST")
+    daemons.cluster.start("b")
+    assert await_line(process, "AGAIN").split()[1] == "True"
+    assert process.wait(timeout=30) == 0, process.stderr.read()
+    daemons.cluster.wait_ready()
+
+
 def test_the_most(daemons):
     """Two generations of three: the second one begins when the first has left."""
     job = new_job()

@@ -40,6 +40,30 @@ typedef struct comm_shrink_options {
 COMM_API COMM_CHECK comm_result_t comm_shrink(comm_t *comm, const comm_shrink_options_t *options,
                                               comm_t **next);
 
+/*
+ * Opens a connection to commd in the place of *client, whose connection is lost (COMM_DAEMON_LOST): commd was
+ * restarted, for example. Memory of comm_mem_alloc, comm_pool_alloc and comm_mem_register stays where it is,
+ * with its contents, and is registered with the new commd. So programs that were restarted with commd need
+ * not copy their data. Pools go on. *client is a new pointer afterwards, and the old one is invalid.
+ *
+ * Communicators, queues, events and stores of the lost connection must be destroyed first; the program makes
+ * them again. As long as the connection is not lost, the call does nothing. options: as for comm_client_open,
+ * above all wait_ms; null, or without a socket_path: the path of *client. After a failure *client and its
+ * memory stay as they are, and the call may be repeated.
+ *
+ * Until it returns, no thread may use *client, its pools, or its memory: the library moves memory of its own
+ * on the host to another file, at the same addresses. A child of fork, which shared the memory, shares it no
+ * more. It copies at some GB/s, and needs room for 64 MiB more (or one huge page), not for a second copy. Of
+ * memory of comm_mem_register on the host, the library keeps the first 256 files. Memory on GPUs that the
+ * program made is registered at its next use.
+ *
+ * Errors: COMM_BUSY (something of the lost connection is not destroyed; or commd's process stands still, and
+ * may still write to the memory), COMM_LIMIT (more registered memory than files), COMM_NO_MEMORY,
+ * COMM_INVALID_ARGUMENT; those of comm_client_open.
+ */
+COMM_API COMM_CHECK comm_result_t comm_client_reopen(comm_client_t **client,
+                                                     const comm_open_options_t *options);
+
 typedef struct comm_lost {
     uint32_t count;    /* of lost ranks; those that left with comm_destroy count, too */
     int may_shrink;    /* 1 if this rank may call comm_shrink */

@@ -142,6 +142,8 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
 /* Waits for the GPU's work, before gpu_memory_free. Without the lock. Returns COMM_UNSUPPORTED if a stream is
  * being captured; the memory then stays. Failures are reported. */
 comm_result_t gpu_memory_await(const struct client_memory *memory);
+/* Registers memory of gpu_memory_make with the client's commd. Failures are reported. */
+comm_result_t gpu_memory_announce(struct comm_client *client, struct client_memory *memory);
 /* Frees memory of gpu_memory_make. */
 void gpu_memory_free(const struct client_memory *memory);
 /* comm_mem_register of memory on a GPU. May release the lock. Failures are reported. */

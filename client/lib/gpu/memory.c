@@ -440,6 +440,18 @@ comm_result_t gpu_memory_await(const struct client_memory *memory)
     return result;
 }
 
+comm_result_t gpu_memory_announce(struct comm_client *client, struct client_memory *memory)
+{
+    struct gpu_scope scope;
+    comm_result_t result = gpu_scope_enter(memory->gpu, &scope);
+    if (result == COMM_OK) {
+        result =
+            memory->is_virtual ? announce_chunks(client, memory, false) : announce_handle(client, memory);
+        gpu_scope_leave(&scope);
+    }
+    return result;
+}
+
 void gpu_memory_free(const struct client_memory *memory)
 {
     struct gpu_scope scope;

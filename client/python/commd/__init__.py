@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ._buffers import Buffer
 from ._group import Group, group
+from .client import reopen
 from .communicator import Communicator, cancel, init, join
 from .errors import (Aborted, AlreadyExists, Closed, ConnectionFailed, DaemonLost, DeviceFailed, Error, InvalidArgument,
                      LibraryMissing, LimitReached, Mismatch, NodeLost, NotFound, OutOfMemory, PermissionDenied, RankLost,
@@ -24,7 +25,8 @@ __version__ = "0.1.0"
 __all__ = ["ANY_SOURCE", "Aborted", "AlreadyExists", "Buffer", "Closed", "Communicator", "ConnectionFailed", "DaemonLost",
            "DeviceFailed", "Error", "Group", "InvalidArgument", "LibraryMissing", "LimitReached", "Mismatch", "NodeLost",
            "NotFound", "OutOfMemory", "PermissionDenied", "RankLost", "Received", "Request", "Result", "TimedOut",
-           "Unsupported", "c_library_version", "cancel", "empty", "group", "init", "is_shared", "join", "wait_all", "zeros"]
+           "Unsupported", "c_library_version", "cancel", "empty", "group", "init", "is_shared", "join", "reopen", "wait_all",
+           "zeros"]
 
 
 def c_library_version() -> str:

@@ -104,7 +104,7 @@ _TYPES = {"p": _pointer, "z": _size, "u": _u32, "i": _int, "s": _text, "r": _int
           "j": ctypes.c_int32}
 _FUNCTIONS = {
     "comm_result_text": "s:i", "comm_last_error": "s:", "comm_version": "s:",
-    "comm_client_open": "r:pp", "comm_client_close": "v:p",
+    "comm_client_open": "r:pp", "comm_client_close": "v:p", "comm_client_reopen": "r:pp",
     "comm_init": "r:psuuipp", "comm_init_env": "r:ppp", "comm_destroy": "v:p", "comm_split": "r:pjjp",
     "comm_rank": "u:p", "comm_size": "u:p", "comm_local_rank": "u:p", "comm_local_size": "u:p", "comm_node_of": "s:pu",
     "comm_mem_alloc": "r:pzip", "comm_mem_free": "r:pp", "comm_mem_register": "r:ppziU", "comm_mem_deregister": "r:pp",

@@ -57,6 +57,15 @@ class Client:
                                 "by commd.init()", errors.Result.INVALID_ARGUMENT)
         return self.handle
 
+    def reopen(self, daemon_wait: float | None = None) -> None:
+        """Connects again after commd was lost. Memory of allocate stays where it is, and is shared again."""
+        handle = ctypes.c_void_p(self.use())
+        options = _library.OpenOptions(ctypes.sizeof(_library.OpenOptions), None, 0,
+                                       _call.milliseconds(daemon_wait, "daemon_wait"))
+        self.check(self.calls.comm_client_reopen(ctypes.byref(handle), ctypes.byref(options)), "reopen")
+        self.handle = handle.value
+        self.lost = False
+
     # --- Memory ---
 
     def _pool_handle(self) -> int:
@@ -113,6 +122,20 @@ def shared_client(socket_path: str | None = None, daemon_wait: float | None = No
         with _lock:
             _shared[socket_path] = client
     return client
+
+
+def reopen(socket_path: str | None = None, daemon_wait: float | None = None) -> None:
+    """Connects to commd again after it was lost (DaemonLost), and shares the memory of this process's arrays again.
+
+    Arrays of `empty` and `zeros` keep their contents. Close the communicators first, and make new ones afterwards. No
+    other thread may use commd, or these arrays, until it returns. `daemon_wait`: how many seconds to wait for commd. If
+    the connection is not lost, or there is none, nothing happens. After a failure, call it again.
+    """
+    socket_path = os.environ.get("COMMD_SOCKET") if socket_path is None else os.fspath(socket_path)
+    with _lock:
+        client = _shared.get(socket_path)
+        if client is not None:
+            client.reopen(daemon_wait)
 
 
 def interruptible(error_of: Callable[..., errors.Error], function: Callable[..., int], *arguments: Any,

@@ -223,8 +223,9 @@ static void quic_connection_tell(struct quic_connection *connection, uint64_t no
     uint8_t packet[QUIC_CLOSE_PACKET_MAX_BYTES];
     ngtcp2_path_storage path;
     ngtcp2_path_storage_zero(&path);
-    ngtcp2_ssize size = ngtcp2_conn_write_connection_close(connection->transport, &path.path, NULL, packet,
-                                                           sizeof packet, &connection->close, now_ns);
+    ngtcp2_ssize size =
+        ngtcp2_conn_write_connection_close(connection->transport, &path.path, NULL, packet, sizeof packet,
+                                           &connection->close, quic_transport_ns(connection, now_ns));
     struct quic_address local;
     struct quic_address remote;
     if (size <= 0 || !quic_address_set(&local, path.path.local.addr, path.path.local.addrlen) ||

@@ -158,12 +158,25 @@ static ngtcp2_conn *quic_transport_of(ngtcp2_crypto_conn_ref *reference)
     return connection->transport;
 }
 
-static bool quic_connection_waits(const struct quic_connection *connection, uint64_t limit_ns,
-                                  uint64_t now_ns)
+/* Since when packets are unanswered, or no byte of a stream is acknowledged; TIME_NEVER: neither is so. */
+static uint64_t quic_connection_waits_since_ns(const struct quic_connection *connection)
 {
     uint64_t unanswered_ns = connection->unanswered_ns, waits_ns = connection->waits_since_ns;
-    return (unanswered_ns != 0 && now_ns - unanswered_ns >= limit_ns) ||
-           (waits_ns != 0 && now_ns - waits_ns >= limit_ns);
+    return time_min(unanswered_ns != 0 ? unanswered_ns : TIME_NEVER, waits_ns != 0 ? waits_ns : TIME_NEVER);
+}
+
+/* After how long without an answer large datagrams, and the wait between probes, are suspected. */
+static uint64_t quic_suspicion_ns(const struct quic_connection *connection)
+{
+    uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
+    return limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
+}
+
+static bool quic_has_under_way(const struct quic_connection *connection)
+{
+    ngtcp2_conn_info info;
+    ngtcp2_conn_get_conn_info2(connection->transport, &info);
+    return info.bytes_in_flight > 0;
 }
 
 /*
@@ -173,16 +186,8 @@ static bool quic_connection_waits(const struct quic_connection *connection, uint
  */
 static void quic_connection_suspect_mtu(struct quic_connection *connection, uint64_t now_ns)
 {
-    ngtcp2_conn_info info;
     size_t bytes = ngtcp2_conn_get_path_max_tx_udp_payload_size2(connection->transport);
-    uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
-    limit_ns = limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
-    if (connection->state != QUIC_STATE_UP || bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE ||
-        now_ns < connection->small_until_ns || !quic_connection_waits(connection, limit_ns, now_ns)) {
-        return;
-    }
-    ngtcp2_conn_get_conn_info2(connection->transport, &info);
-    if (info.bytes_in_flight == 0) {
+    if (bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE || now_ns < connection->small_until_ns) {
         return;
     }
     if (connection->small_until_ns != 0 &&
@@ -195,6 +200,43 @@ static void quic_connection_suspect_mtu(struct quic_connection *connection, uint
              (unsigned long long)(connection->small_hold_ns / TIME_S));
     connection->small_until_ns = now_ns + connection->small_hold_ns;
     connection->small_hold_ns = time_min(2 * connection->small_hold_ns, QUIC_BLACK_HOLE_HOLD_MAX_NS);
+}
+
+/*
+ * ngtcp2's wait for the next probe doubles each time (RFC 9002, 6.2.1), and it has no limit. So by the time
+ * that datagrams are small, or a dead path lives again, the next probe may be far. ngtcp2 sends it now if its
+ * clock is set ahead. It measures round trips by the newest packet, so it learns nothing wrong.
+ */
+static void quic_connection_hurry(struct quic_connection *connection, uint64_t now_ns)
+{
+    uint64_t due_ns = ngtcp2_conn_get_expiry2(connection->transport);
+    uint64_t at_ns = quic_transport_ns(connection, now_ns);
+    /* ngtcp2's clock also counts idle time. */
+    uint64_t most_ns = time_min(QUIC_HURRY_MAX_NS, connection->endpoint->idle_timeout_ns / 8);
+    if (due_ns > at_ns && due_ns - at_ns <= most_ns) {
+        connection->ahead_ns += due_ns - at_ns;
+    }
+    connection->hurried_ns = now_ns;
+}
+
+/* When to suspect something, or to send the next probe. */
+static uint64_t quic_suspicion_deadline_ns(const struct quic_connection *connection)
+{
+    uint64_t since_ns = quic_connection_waits_since_ns(connection);
+    if (connection->state != QUIC_STATE_UP || since_ns == TIME_NEVER || !quic_has_under_way(connection)) {
+        return TIME_NEVER;
+    }
+    uint64_t first_ns = time_after(since_ns, quic_suspicion_ns(connection));
+    uint64_t next_ns = connection->hurried_ns == 0 ? 0 : time_after(connection->hurried_ns, QUIC_HURRY_NS);
+    return first_ns > next_ns ? first_ns : next_ns;
+}
+
+static void quic_connection_suspect(struct quic_connection *connection, uint64_t now_ns)
+{
+    if (!connection->failed && now_ns >= quic_suspicion_deadline_ns(connection)) {
+        quic_connection_suspect_mtu(connection, now_ns);
+        quic_connection_hurry(connection, now_ns);
+    }
 }
 
 static void quic_connection_timer(void *context, uint64_t now_ns)
@@ -214,8 +256,8 @@ static void quic_connection_timer(void *context, uint64_t now_ns)
         return;
     }
     quic_watch(connection, now_ns);
-    quic_connection_suspect_mtu(connection, now_ns);
-    int failure = ngtcp2_conn_handle_expiry(connection->transport, now_ns);
+    quic_connection_suspect(connection, now_ns);
+    int failure = ngtcp2_conn_handle_expiry(connection->transport, quic_transport_ns(connection, now_ns));
     if (failure != 0) {
         quic_connection_fail(connection, failure);
     } else {
@@ -419,7 +461,7 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
         ERR_clear_error(); /* TLS would take errors left by other calls for its own */
     }
     int failure = ngtcp2_conn_read_pkt(connection->transport, &path, &info, datagram->bytes, datagram->size,
-                                       connection->endpoint->now_ns);
+                                       quic_transport_ns(connection, connection->endpoint->now_ns));
     connection->unanswered_ns = 0;
     if (failure != 0) {
         quic_connection_fail(connection, failure);
@@ -436,8 +478,10 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
 
 void quic_connection_arm(struct quic_connection *connection)
 {
-    connection->armed_ns =
-        time_min(ngtcp2_conn_get_expiry2(connection->transport), quic_watch_deadline_ns(connection));
+    uint64_t due_ns = ngtcp2_conn_get_expiry2(connection->transport);
+    due_ns = due_ns > connection->ahead_ns ? due_ns - connection->ahead_ns : 0;
+    due_ns = time_min(due_ns, quic_watch_deadline_ns(connection));
+    connection->armed_ns = time_min(due_ns, quic_suspicion_deadline_ns(connection));
     loop_timer_set(connection->timer, connection->armed_ns);
 }
 

@@ -82,9 +82,12 @@
 #define QUIC_DATAGRAM_JUMBO_BYTES 8952u /* of a 9000-byte frame over IPv6 */
 #define QUIC_BLACK_HOLE_TIMEOUTS                                                                             \
     3u /* probe timeouts without an answer after which large datagrams are suspected */
-#define QUIC_BLACK_HOLE_MIN_NS (400 * TIME_MS) /* and at least this long: the peer may just be busy */
+#define QUIC_BLACK_HOLE_MIN_NS (250 * TIME_MS) /* and at least this long: the peer may just be busy */
 #define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)   /* how long small datagrams are sent then; doubles each time */
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
+/* From then on, a probe is sent at least that often. ngtcp2's own wait between probes doubles each time. */
+#define QUIC_HURRY_NS (100 * TIME_MS)
+#define QUIC_HURRY_MAX_NS (2 * TIME_S) /* a probe that is due later is left to ngtcp2 */
 
 struct quic_endpoint;
 struct quic_connection;
@@ -257,8 +260,10 @@ struct quic_connection {
     ngtcp2_ccerr close; /* what is sent to the peer */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
-    uint64_t armed_ns;  /* what the timer is set to */
-    unsigned unflushed; /* datagrams read since packets were written */
+    uint64_t armed_ns;   /* what the timer is set to */
+    uint64_t ahead_ns;   /* how much ngtcp2's clock is ahead of ours: see quic_connection_hurry */
+    uint64_t hurried_ns; /* when that was last considered */
+    unsigned unflushed;  /* datagrams read since packets were written */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
     uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */
@@ -412,6 +417,11 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
                                                const struct quic_datagram *datagram);
 /* Returns 0, or the error that ngtcp2 returned, which is noted already. */
 int quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram);
+/* The time that ngtcp2 is told for a connection; it never goes back. */
+static inline uint64_t quic_transport_ns(const struct quic_connection *connection, uint64_t now_ns)
+{
+    return now_ns + connection->ahead_ns;
+}
 void quic_connection_arm(struct quic_connection *connection);
 /*
  * Something is to be sent, but may wait for an eighth of a round trip (QUIC_ACK_HOLD_MIN_NS to

@@ -110,7 +110,7 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
     ngtcp2_path_storage_zero(&path);
     ngtcp2_ssize size = ngtcp2_conn_write_aggregate_pkt2(
         connection->transport, &path.path, &info, endpoint->send_buffer, QUIC_BATCH_MAX_BYTES,
-        &datagram_bytes, quic_write_packet, QUIC_BATCH_MAX_DATAGRAMS, now_ns);
+        &datagram_bytes, quic_write_packet, QUIC_BATCH_MAX_DATAGRAMS, quic_transport_ns(connection, now_ns));
     if (size < 0) {
         quic_connection_fail(connection, (int)size);
         return false;
@@ -133,7 +133,7 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
         quic_address_set(&batch.remote, path.path.remote.addr, path.path.remote.addrlen)) {
         quic_batch_send(endpoint, &batch);
     }
-    ngtcp2_conn_update_pkt_tx_time(connection->transport, now_ns);
+    ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
     return true;
 }
 

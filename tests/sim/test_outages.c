@@ -22,8 +22,9 @@
 
 #define CASES_DEFAULT 8
 #define OUTAGE_MAX_MS 2000
-#define STALL_BOUND_NS (1 * TIME_S)  /* added to the outage and to the operation's usual time */
-#define CHANGE_BOUND_NS (2 * TIME_S) /* the same for a path that stays changed: nothing ends by itself */
+#define STALL_BOUND_NS (1 * TIME_S)      /* added to the outage and to the operation's usual time */
+#define CHANGE_BOUND_NS (1500 * TIME_MS) /* the same for a path that stays changed: nothing ends by itself   \
+                                          */
 
 enum fault { FAULT_HOLE, FAULT_ONE_WAY, FAULT_NODE, FAULT_NARROW, FAULT_ADDRESS, FAULT_COUNT };
 

@@ -120,26 +120,31 @@ enum compression {
 #define OP_KINDS_IN_BUCKETS (OP_KIND_BIT(ALL_REDUCE) | OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(REDUCE_SCATTER))
 #define OP_KINDS_OF_MESSAGES (OP_KIND_BIT(SEND) | OP_KIND_BIT(RECEIVE))
 
+/* The kind may be any number that came from outside. */
+static inline bool op_kind_is_among(uint32_t kind, uint32_t kinds)
+{
+    return kind < 32 && (kinds >> kind & 1u) != 0;
+}
 static inline bool op_kind_reduces(enum op_kind kind)
 {
-    return (OP_KINDS_WITH_OPERATOR >> kind & 1u) != 0;
+    return op_kind_is_among(kind, OP_KINDS_WITH_OPERATOR);
 }
 static inline bool op_kind_has_root(enum op_kind kind)
 {
-    return (OP_KINDS_WITH_ROOT >> kind & 1u) != 0;
+    return op_kind_is_among(kind, OP_KINDS_WITH_ROOT);
 }
 /* Whether the count is that of one rank's block, or layouts have the counts. */
 static inline bool op_kind_has_blocks(enum op_kind kind)
 {
-    return (OP_KINDS_WITH_BLOCKS >> kind & 1u) != 0;
+    return op_kind_is_among(kind, OP_KINDS_WITH_BLOCKS);
 }
 static inline bool op_kind_is_in_buckets(enum op_kind kind)
 {
-    return (OP_KINDS_IN_BUCKETS >> kind & 1u) != 0;
+    return op_kind_is_among(kind, OP_KINDS_IN_BUCKETS);
 }
 static inline bool op_kind_is_message(enum op_kind kind)
 {
-    return (OP_KINDS_OF_MESSAGES >> kind & 1u) != 0;
+    return op_kind_is_among(kind, OP_KINDS_OF_MESSAGES);
 }
 
 /* Element size in bytes; 0 for a number that is not in the list. */

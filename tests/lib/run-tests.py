@@ -86,7 +86,7 @@ class Runner:
 
     def stop(self, process):
         """Ends a process. Interrupts a unittest file, so that it can clean up. Then kills whatever is left of the group."""
-        if process.args[1] == os.path.abspath(__file__):
+        if process.args[1:2] == [os.path.abspath(__file__)]:
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(timeout=CLEAN_UP_S)

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/case_count.h"
 #include "tests/sim/cluster.h"
 
 #define CASES_A_PROCESS 100
@@ -107,16 +108,10 @@ static void case_print(const uint64_t *fields)
     (void)fprintf(stderr, ")\n");
 }
 
-static uint64_t number_from(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-    return text == NULL || text[0] == '\0' ? otherwise : strtoull(text, NULL, 0);
-}
-
 static void test_drawn_cases(void **state)
 {
     (void)state;
-    uint64_t count = number_from("COMMD_CASES", cases->count);
+    uint64_t count = case_count(cases->count);
     uint64_t seed = cluster_seed(cases->which);
     for (uint64_t begin = 0; begin < count; begin += CASES_A_PROCESS) {
         uint64_t left = count - begin;

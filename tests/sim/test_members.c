@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "daemon/mesh/member_records.h"
+#include "tests/lib/case_count.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/members_world.h"
 
@@ -22,8 +23,7 @@
 
 static uint32_t seeds(void)
 {
-    const char *wish = getenv("COMMD_CASES");
-    return wish == NULL ? SEEDS : (uint32_t)strtoul(wish, NULL, 10);
+    return (uint32_t)case_count(SEEDS);
 }
 
 static struct world *world_of(uint32_t count, uint32_t seed, bool settled)

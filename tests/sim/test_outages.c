@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/case_count.h"
 #include "tests/lib/chance.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim_comm.h"
@@ -22,9 +23,10 @@
 
 #define CASES_DEFAULT 8
 #define OUTAGE_MAX_MS 2000
-#define STALL_BOUND_NS (1 * TIME_S)      /* added to the outage and to the operation's usual time */
-#define CHANGE_BOUND_NS (1500 * TIME_MS) /* the same for a path that stays changed: nothing ends by itself   \
-                                          */
+#define STALL_BOUND_NS (1 * TIME_S) /* added to the outage and to the operation's usual time */
+#define CHANGE_BOUND_NS                                                                                      \
+    (1500 * TIME_MS) /* the same for a path that stays changed: nothing ends by itself                       \
+                      */
 
 enum fault { FAULT_HOLE, FAULT_ONE_WAY, FAULT_NODE, FAULT_NARROW, FAULT_ADDRESS, FAULT_COUNT };
 
@@ -184,8 +186,7 @@ static uint64_t run_case(enum fault fault, uint64_t seed)
 
 static void run_cases(enum fault fault)
 {
-    const char *wish = getenv("COMMD_CASES");
-    uint64_t cases = wish != NULL ? strtoull(wish, NULL, 10) : CASES_DEFAULT;
+    uint64_t cases = case_count(CASES_DEFAULT);
     uint64_t most_ns = 0;
     for (uint64_t seed = 1; seed <= cases && seed <= 1000; seed++) {
         uint64_t late_ns = run_case(fault, seed);

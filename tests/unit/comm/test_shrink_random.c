@@ -2,6 +2,7 @@
 #include "tests/unit/comm/comm_nodes.h"
 
 static struct world world;
+#include "tests/lib/case_count.h"
 #include "tests/unit/comm/comm_ops.h"
 
 /*
@@ -136,9 +137,9 @@ static void one_case(unsigned seed)
 static void test_deaths_while_shrinking(void **state)
 {
     (void)state;
-    const char *from = getenv("COMMD_SEED"), *cases = getenv("COMMD_CASES");
+    const char *from = getenv("COMMD_SEED");
     unsigned first = from != NULL ? (unsigned)strtoul(from, NULL, 10) : 0;
-    unsigned count = cases != NULL ? (unsigned)strtoul(cases, NULL, 10) : CASES;
+    unsigned count = (unsigned)case_count(CASES);
     for (unsigned seed = first; seed < first + count; seed++) {
         print_message("COMMD_SEED=%u\n", seed);
         one_case(seed);

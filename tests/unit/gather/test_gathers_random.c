@@ -1,4 +1,5 @@
 #include "daemon/base/random.h"
+#include "tests/lib/case_count.h"
 #include "tests/unit/gather/gather_nodes.h"
 
 /*
@@ -212,9 +213,9 @@ static void rest(void)
 
 static void test_random(void **state)
 {
-    const char *from = getenv("COMMD_SEED"), *cases = getenv("COMMD_CASES");
+    const char *from = getenv("COMMD_SEED");
     unsigned first = from != NULL ? (unsigned)strtoul(from, NULL, 10) : 0;
-    unsigned count = cases != NULL ? (unsigned)strtoul(cases, NULL, 10) : SEEDS;
+    unsigned count = (unsigned)case_count(SEEDS);
     (void)state;
     for (unsigned seed = first; seed < first + count; seed++) {
         print_message("COMMD_SEED=%u\n", seed);

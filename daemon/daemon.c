@@ -244,6 +244,8 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .fd_reaper = daemon->fd_reaper,
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
+                                  .tuning = daemon->tuning,
+                                  .exec = daemon->exec,
                                   .ipc_handles = reload_ipc_handles(conf),
                                   .unmapper = daemon->unmapper,
                                   .cluster_name = conf->cluster_name,
@@ -364,8 +366,12 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
         exec_set_gpus(daemon->exec, daemon->gpus);
         exec_set_gpu_engine(daemon->exec, gpus_engine(daemon->configuration.conf));
         p2p_set_gpus(daemon->p2p, daemon->gpus);
+        status = gpus_tuning(daemon->configuration.conf, daemon->gpus, &daemon->tuning, error);
     }
-    return STATUS_OK;
+    if (daemon->tuning != NULL) {
+        status = exec_set_tuning(daemon->exec, daemon->tuning, error);
+    }
+    return status;
 }
 
 static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
@@ -448,6 +454,7 @@ static void daemon_free(struct daemon *daemon)
     nodes_free(daemon->nodes);
     workers_free(daemon->workers);
     exec_free(daemon->exec);
+    gpu_tuning_free(daemon->tuning);
     p2p_free(daemon->p2p);
     gpu_devices_close(daemon->gpus);
     mesh_free(daemon->mesh);

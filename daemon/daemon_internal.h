@@ -23,6 +23,7 @@ struct daemon {
     struct stream_parking parking;
     struct mesh *mesh;
     struct gpu_devices *gpus;               /* null: none */
+    struct gpu_tuning *tuning;              /* null: nothing is measured among GPUs */
     char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why there are none */
     struct exec *exec;
     struct p2p *p2p;

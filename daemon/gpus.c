@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -62,6 +63,42 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
     }
     load_nccl(conf);
     return STATUS_OK;
+}
+
+#define TUNING_FILE "gpu-tuning.json"
+
+/* Where the table is without a setting. "": nowhere. */
+static void tuning_default(char *path, size_t size)
+{
+    const char *service = getenv("STATE_DIRECTORY"), *state = getenv("XDG_STATE_HOME"),
+               *home = getenv("HOME");
+    path[0] = '\0';
+    if (service != NULL && service[0] == '/') {
+        (void)snprintf(path, size, "%.*s/" TUNING_FILE, (int)strcspn(service, ":"), service);
+    } else if (geteuid() == 0) {
+        (void)snprintf(path, size, "/var/lib/commd/" TUNING_FILE);
+    } else if (state != NULL && state[0] == '/') {
+        (void)snprintf(path, size, "%s/commd/" TUNING_FILE, state);
+    } else if (home != NULL && home[0] == '/') {
+        (void)snprintf(path, size, "%s/.local/state/commd/" TUNING_FILE, home);
+    }
+}
+
+enum status gpus_tuning(const struct conf *conf, const struct gpu_devices *gpus, struct gpu_tuning **out,
+                        struct error *error)
+{
+    char path[4096];
+    *out = NULL;
+    if (gpu_devices_count(gpus) < 2 || strcmp(conf->gpu_engine, "auto") != 0 ||
+        strcmp(conf->gpu_tuning, "off") == 0 || !gpu_nccl_is_there()) {
+        return STATUS_OK;
+    }
+    if (strcmp(conf->gpu_tuning, "auto") == 0) {
+        tuning_default(path, sizeof path);
+    } else {
+        (void)snprintf(path, sizeof path, "%s", conf->gpu_tuning);
+    }
+    return gpu_tuning_new(gpus, path, out, error);
 }
 
 enum exec_gpu_engine gpus_engine(const struct conf *conf)

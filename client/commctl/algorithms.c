@@ -15,6 +15,23 @@ static const struct column columns[] = {
     {"reason", "PICKED FOR", COLUMN_TEXT},
 };
 
+static const struct column engine_columns[] = {
+    {"gpus", "GPUS", COLUMN_LIST},        {"kind", "OPERATION", COLUMN_TEXT},
+    {"size_bytes", "SIZE", COLUMN_BYTES}, {"engine", "ENGINE", COLUMN_TEXT},
+    {"nccl_ns", "NCCL", COLUMN_NS},       {"kernels_ns", "KERNELS", COLUMN_NS},
+    {"reason", "BECAUSE", COLUMN_TEXT},
+};
+
+/* Which engine has operations among GPUs of the node. */
+static void print_engines(const json_t *answer)
+{
+    const json_t *rows = json_object_get(answer, "engines");
+    if (json_array_size(rows) > 0) {
+        printf("\namong GPUs of this node; SIZE: of a GPU's larger buffer\n\n");
+        table_print(rows, engine_columns, sizeof engine_columns / sizeof engine_columns[0]);
+    }
+}
+
 static void print_algorithms(const json_t *answer)
 {
     json_t *rows = json_array();
@@ -35,6 +52,7 @@ static void print_algorithms(const json_t *answer)
            json_is_true(json_object_get(answer, "measured")) ? "measured" : "assumed");
     table_print(rows, columns, sizeof columns / sizeof columns[0]);
     json_decref(rows);
+    print_engines(answer);
 }
 
 static const char usage[] =

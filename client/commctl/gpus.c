@@ -1,3 +1,4 @@
+#include <getopt.h>
 #include <stdio.h>
 
 #include "client/commctl/commctl.h"
@@ -121,11 +122,74 @@ static void print_gpus(const json_t *answer)
     print_others(other_clients, "client", "clients");
 }
 
+/* --- What was measured --- */
+
+static const struct column tuning_columns[] = {
+    {"gpus", "GPUS", COLUMN_LIST},        {"kind", "OPERATION", COLUMN_TEXT},
+    {"size_bytes", "SIZE", COLUMN_BYTES}, {"nccl_ns", "NCCL", COLUMN_NS},
+    {"kernels_ns", "KERNELS", COLUMN_NS}, {"faster", "FASTER", COLUMN_TEXT},
+};
+
+static void print_tuning(const json_t *answer)
+{
+    json_t *rows = json_array();
+    size_t index, place;
+    json_t *set, *row;
+    const char *absent = json_string_value(json_object_get(answer, "absent"));
+    if (absent != NULL && absent[0] != '\0') {
+        printf("no GPUs: %s\n", absent);
+    } else if (json_is_true(json_object_get(answer, "tuning_off"))) {
+        printf("nothing is measured: there are fewer than two GPUs, no NCCL, or the configuration decides "
+               "(gpu_engine, gpu_tuning)\n");
+    } else {
+        const char *path = json_string_value(json_object_get(answer, "tuning_path"));
+        printf("table: %s; sets of GPUs still to be measured: %lld\n",
+               path != NULL && path[0] != '\0' ? path : "not kept", count_of(answer, "tunings_wait"));
+    }
+    json_array_foreach(json_object_get(answer, "tunings"), index, set)
+    {
+        json_array_foreach(json_object_get(set, "rows"), place, row)
+        {
+            json_t *copy = json_copy(row);
+            bool nccl = count_of(row, "nccl_ns") < count_of(row, "kernels_ns");
+            json_object_set(copy, "gpus", json_object_get(set, "gpus"));
+            json_object_set_new(copy, "faster", json_string(nccl ? "NCCL" : "kernels"));
+            json_array_append_new(rows, copy);
+        }
+    }
+    if (json_array_size(rows) > 0) {
+        putchar('\n');
+        table_print(rows, tuning_columns, sizeof tuning_columns / sizeof tuning_columns[0]);
+    }
+    json_decref(rows);
+}
+
+static const char usage[] = "usage: commctl gpus [--tuning]\n";
+
+static enum exit_code parse(int argc, char **argv, bool *tuning)
+{
+    static const struct option options[] = {{"tuning", no_argument, NULL, 't'}, {NULL, 0, NULL, 0}};
+    optind = 0; /* main has parsed the options before the verb */
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (option == '?') {
+            fputs(usage, stderr);
+            return EXIT_CODE_USAGE;
+        }
+        *tuning = true;
+    }
+    return optind < argc ? usage_wrong("gpus", argv[optind], NULL, "no further argument", usage)
+                         : EXIT_CODE_OK;
+}
+
 enum exit_code verb_gpus(struct commctl *commctl, int argc, char **argv)
 {
-    (void)argc;
-    (void)argv;
+    bool tuning = false;
+    enum exit_code parsed = parse(argc, argv, &tuning);
+    if (parsed != EXIT_CODE_OK) {
+        return parsed;
+    }
     Commd__Client__GpusQuery query = COMMD__CLIENT__GPUS_QUERY__INIT;
+    query.tuning = tuning;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_GPUS;
     request.gpus = &query;
@@ -139,7 +203,7 @@ enum exit_code verb_gpus(struct commctl *commctl, int argc, char **argv)
         {
             complete_row(gpu);
         }
-        output_object(commctl, object, print_gpus);
+        output_object(commctl, object, tuning ? print_tuning : print_gpus);
     }
     commd__client__event__free_unpacked(event, NULL);
     return code;

@@ -31,7 +31,7 @@ static const struct verb verbs[] = {
     {"top", "[-d SECONDS] [-n COUNT] ...", "live: communicators, operations, links, processes; what is late",
      verb_top, false},
     {"users", "", "what each user holds in commd, and how much a user may hold", verb_users, true},
-    {"gpus", "", "the node's GPUs: memory, MPS, and what clients have on them", verb_gpus, true},
+    {"gpus", "[--tuning]", "the node's GPUs: memory, MPS, and what clients have on them", verb_gpus, true},
     {"health", "[CHECK]", "checks for probes, a line each; exit code 5 if one of them fails", verb_health,
      true},
     {"events", "[--follow] [--after SEQUENCE]", "what happened on this node, as JSON lines", verb_events,

@@ -17,6 +17,7 @@ struct algorithms {
     struct coll_overrides overrides;
     Commd__Client__AlgorithmInfo rows[ALGORITHMS_ROWS_MAX];
     Commd__Client__AlgorithmInfo *pointers[ALGORITHMS_ROWS_MAX];
+    struct api_engines engines;
 };
 
 /* Converts to an integer. Returns UINT64_MAX for larger values: the prediction for a very large size may be
@@ -149,6 +150,9 @@ static enum status algorithms_fill(struct api *api, const Commd__Client__Algorit
         if (request->kind[0] == '\0' || strcmp(request->kind, op_kind_text((enum op_kind)kind)) == 0) {
             add_kind(api, request, (enum op_kind)kind, all);
         }
+    }
+    if (status == STATUS_OK) {
+        api_engines_fill(api, request, &all->engines, &all->answer);
     }
     if (status == STATUS_OK && all->answer.n_algorithms == 0) {
         status = error_set(error, STATUS_NOT_FOUND, "no operation is called \"%s\"", request->kind);

@@ -82,6 +82,8 @@ struct api_options {
                                     Must outlive the api */
     struct gpu_devices *gpus;    /* null: none, for the reason in gpus_absent */
     const char *gpus_absent;
+    const struct gpu_tuning *tuning;  /* null: nothing is measured among GPUs */
+    const struct exec *exec;          /* may be null without GPUs */
     enum api_ipc_handles ipc_handles; /* see api_set_ipc_handles */
     struct unmapper *unmapper; /* unmaps clients' memory; null: unmapped in place. Must outlive the api */
     const char *cluster_name;

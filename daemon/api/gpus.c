@@ -121,8 +121,55 @@ static void fill_engines(const struct gpu_devices *gpus, Commd__Client__GpusRepl
     answer->nccl_error = info.why;
 }
 
+/* What was measured, as far as it fits into a packet. */
+struct tuning_rows {
+    Commd__Client__GpuTuning sets[GPU_TUNING_SETS_MAX];
+    Commd__Client__GpuTuning *set_pointers[GPU_TUNING_SETS_MAX];
+    Commd__Client__GpuTuningRow rows[GPU_TUNING_SETS_MAX][GPU_TUNING_ROWS_MAX];
+    Commd__Client__GpuTuningRow *pointers[GPU_TUNING_SETS_MAX][GPU_TUNING_ROWS_MAX];
+};
+
+static void fill_set(const struct gpu_tuning_set *set, Commd__Client__GpuTuning *out,
+                     Commd__Client__GpuTuningRow *rows, Commd__Client__GpuTuningRow **pointers)
+{
+    commd__client__gpu_tuning__init(out);
+    out->n_gpus = set->gpu_count;
+    out->gpus = (uint32_t *)(uintptr_t)set->gpus;
+    out->n_rows = set->row_count;
+    out->rows = pointers;
+    for (uint32_t i = 0; i < set->row_count; i++) {
+        commd__client__gpu_tuning_row__init(&rows[i]);
+        rows[i].kind = (char *)(uintptr_t)op_kind_text(set->rows[i].kind);
+        rows[i].size_bytes = set->rows[i].bytes;
+        rows[i].nccl_ns = set->rows[i].nccl_ns;
+        rows[i].kernels_ns = set->rows[i].kernels_ns;
+        pointers[i] = &rows[i];
+    }
+}
+
+static void fill_tuning(const struct api *api, Commd__Client__GpusReply *answer)
+{
+    static struct tuning_rows all; /* only the main thread answers */
+    size_t bytes = 4096;
+    answer->tuning_off = api->tuning == NULL;
+    if (api->tuning == NULL) {
+        return;
+    }
+    answer->tuning_path = (char *)(uintptr_t)gpu_tuning_path(api->tuning);
+    answer->tunings_wait = exec_tuning_count(api->exec);
+    answer->tunings = all.set_pointers;
+    for (uint32_t i = 0; i < gpu_tuning_count(api->tuning); i++) {
+        fill_set(gpu_tuning_at(api->tuning, i), &all.sets[i], all.rows[i], all.pointers[i]);
+        bytes += commd__client__gpu_tuning__get_packed_size(&all.sets[i]) + 8;
+        if (bytes > CLIENT_PACKET_MAX_BYTES) {
+            break;
+        }
+        all.set_pointers[answer->n_tunings++] = &all.sets[i];
+    }
+}
+
 /* Adds GPUs one by one. If not all fit into a packet, the page ends with the last one that fits. */
-void api_gpus(struct api_session *session, uint64_t request_id)
+void api_gpus(struct api_session *session, uint64_t request_id, const Commd__Client__GpusQuery *request)
 {
     static struct gpu_rows rows[GPU_DEVICES_MAX]; /* only the main thread answers */
     const struct api *api = session->api;
@@ -142,7 +189,10 @@ void api_gpus(struct api_session *session, uint64_t request_id)
     }
     answer.driver_version = driver;
     answer.nccl_version = nccl;
-    for (uint32_t gpu = 0; gpu < gpu_devices_count(api->gpus); gpu++) {
+    if (request->tuning) {
+        fill_tuning(api, &answer);
+    }
+    for (uint32_t gpu = 0; gpu < gpu_devices_count(api->gpus) && !request->tuning; gpu++) {
         fill_gpu(session, gpu, &rows[gpu]);
         bytes += commd__client__gpu_info__get_packed_size(&rows[gpu].info) + 8;
         if (bytes > CLIENT_PACKET_MAX_BYTES) {

@@ -339,6 +339,8 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->fd_reaper = options->fd_reaper;
     api->gpus = options->gpus;
     api->ipc_handles = options->ipc_handles;
+    api->tuning = options->tuning;
+    api->exec = options->exec;
     api->unmapper = options->unmapper;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
     enum status status = server_make(api, options, error);

@@ -409,7 +409,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         HANDLE(COMM_DESTROY, api_comm_destroy(session, id, request->comm_destroy, now_ns));
         HANDLE(MEM_REGISTER, api_memory_register(session, id, request->mem_register, fd));
         HANDLE(MEM_MAP, api_memory_map(session, id, request->mem_map, fd));
-        HANDLE(GPUS, api_gpus(session, id));
+        HANDLE(GPUS, api_gpus(session, id, request->gpus));
         HANDLE(USERS, api_users(session, id, request->users->after));
         HANDLE(TRACE, api_trace(session, id, request->trace));
         HANDLE(METRICS, api_metrics(session, id, request->metrics, now_ns));

@@ -198,6 +198,8 @@ struct api {
     struct fd_reaper *fd_reaper;
     struct gpu_devices *gpus;
     char *gpus_absent;
+    const struct gpu_tuning *tuning;
+    const struct exec *exec;
     enum api_ipc_handles ipc_handles;
     struct unmapper *unmapper;
     struct budget *budget; /* of all users */
@@ -553,7 +555,16 @@ void api_admin_ping(struct api_session *session, uint64_t request_id, const Comm
                     uint64_t now_ns);
 void api_algorithms(struct api_session *session, uint64_t request_id,
                     const Commd__Client__AlgorithmsQuery *request);
-void api_gpus(struct api_session *session, uint64_t request_id);
+void api_gpus(struct api_session *session, uint64_t request_id, const Commd__Client__GpusQuery *request);
+/* engines.c: adds which engine operations among GPUs have. At most API_ENGINES_MAX rows. */
+#define API_ENGINES_MAX 256
+struct api_engines {
+    Commd__Client__EngineInfo rows[API_ENGINES_MAX];
+    Commd__Client__EngineInfo *pointers[API_ENGINES_MAX];
+    uint32_t gpus[GPU_DEVICES_MAX]; /* all of the node */
+};
+void api_engines_fill(const struct api *api, const Commd__Client__AlgorithmsQuery *request,
+                      struct api_engines *engines, Commd__Client__AlgorithmsReply *answer);
 void api_users(struct api_session *session, uint64_t request_id, uint64_t after);
 void api_admin_config(struct api_session *session, uint64_t request_id, uint64_t after);
 

@@ -35,6 +35,7 @@ enum setting_type {
     SETTING_LEVEL,
     SETTING_GPUS,
     SETTING_GPU_ENGINE,
+    SETTING_GPU_TUNING,
     SETTING_IPC_HANDLES,
     SETTING_GROUP,
     SETTING_METRICS,
@@ -87,6 +88,7 @@ static const struct setting schema[] = {
     TEXT(gpus, SETTING_GPUS, "auto", false),
     TEXT(gpu_peer_access, SETTING_GPUS, "auto", false),
     TEXT(gpu_engine, SETTING_GPU_ENGINE, "auto", false),
+    TEXT(gpu_tuning, SETTING_GPU_TUNING, "auto", false),
     TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "auto", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
@@ -144,6 +146,10 @@ static const char *text_expectation(enum setting_type type, const char *text)
     case SETTING_GPU_ENGINE:
         return strcmp(text, "auto") != 0 && strcmp(text, "nccl") != 0 && strcmp(text, "kernels") != 0
                    ? "auto, nccl or kernels"
+                   : NULL;
+    case SETTING_GPU_TUNING:
+        return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 && text[0] != '/'
+                   ? "auto, off or a file's path from /"
                    : NULL;
     case SETTING_IPC_HANDLES:
         return strcmp(text, "auto") != 0 && strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0

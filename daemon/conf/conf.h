@@ -64,6 +64,7 @@ struct conf {
     char *gpus;             /* "auto" or "off" */
     char *gpu_peer_access;  /* "auto" or "off" */
     char *gpu_engine;       /* "auto", "nccl" or "kernels" */
+    char *gpu_tuning;       /* "auto", "off" or a path */
     char *cuda_ipc_handles; /* "auto", "accept" or "refuse" */
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;

@@ -4,6 +4,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/gpu_nccl.h"
+#include "daemon/exec/tuner.h"
 
 /*
  * Extra steps of an operation whose ranks have buffers on GPUs, or order it against their streams. It waits
@@ -323,6 +324,15 @@ static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
                         terms->count_elements * dtype_size_bytes(terms->dtype));
 }
 
+/* Counts the operation for its engine. */
+static void count_engine(struct exec_comm *comm, const struct exec_op *op, enum gpu_engine engine)
+{
+    comm->last_engine = engine;
+    if (op->call.engine == EXEC_GPU_AUTO) {
+        gpu_engine_count(comm->exec->gpus, engine);
+    }
+}
+
 /* Chooses among those who can do without NCCL, and begins. */
 static enum status device_begin_without(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
@@ -330,12 +340,12 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
     if (gpu_direct_serves(comm, op)) {
         device->state = DEVICE_LOCAL;
         device_expect_marks(device, op);
-        gpu_engine_count(comm->exec->gpus, GPU_ENGINE_KERNELS);
+        count_engine(comm, op, GPU_ENGINE_KERNELS);
         trace_begun(comm, op);
         return gpu_direct_put(comm, op, error);
     }
     if (op->ranks[0].on_gpu) {
-        gpu_engine_count(comm->exec->gpus, GPU_ENGINE_HOST);
+        count_engine(comm, op, GPU_ENGINE_HOST);
     }
     if (lane_device_serves(comm, op)) {
         device->state = DEVICE_RUNS;
@@ -349,11 +359,18 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
     return copy_in(comm, op, error);
 }
 
-/* Whether NCCL is to carry the operation out: it is preferred, or kernels do not reach all buffers. */
-static bool nccl_is_chosen(const struct exec_comm *comm, const struct exec_op *op)
+/* Whether NCCL is to carry the operation out: it is preferred, it is faster, or kernels do not reach all
+ * buffers. */
+static bool nccl_is_chosen(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
 {
-    return gpu_nccl_serves(comm, op) &&
-           (comm->exec->gpu_engine == EXEC_GPU_NCCL || !gpu_direct_serves(comm, op));
+    struct tuner *tuner = comm->exec->tuner;
+    if (!gpu_nccl_serves(comm, op)) {
+        return false;
+    }
+    if (device_engine(comm, op) == EXEC_GPU_NCCL || !gpu_direct_serves(comm, op)) {
+        return true;
+    }
+    return tuner != NULL && tuner_choose(tuner, op, now_ns) == GPU_ENGINE_NCCL;
 }
 
 /* Chooses who carries the operation out, begins, and goes on. */
@@ -363,7 +380,8 @@ static enum device_step device_begin(struct exec_comm *comm, struct exec_op *op,
     struct exec_device *device = op->device;
     struct error why;
     comm->exec->pacer.advanced = true;
-    if (nccl_is_chosen(comm, op) && gpu_nccl_new(comm, op, now_ns, &device->nccl, &why) == STATUS_OK) {
+    if (nccl_is_chosen(comm, op, now_ns) &&
+        gpu_nccl_new(comm, op, now_ns, &device->nccl, &why) == STATUS_OK) {
         device->state = DEVICE_GROUP;
     } else if (device_begin_without(comm, op, error) != STATUS_OK) {
         return device_failed(comm, error);
@@ -380,7 +398,7 @@ static enum device_step device_group(struct exec_comm *comm, struct exec_op *op,
     enum gpu_nccl_step step = gpu_nccl_step(device->nccl, now_ns, error);
     if (!had_begun && gpu_nccl_has_begun(device->nccl)) {
         device_expect_marks(device, op);
-        gpu_engine_count(comm->exec->gpus, GPU_ENGINE_NCCL);
+        count_engine(comm, op, GPU_ENGINE_NCCL);
         trace_begun(comm, op);
     }
     switch (step) {

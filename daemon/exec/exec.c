@@ -4,6 +4,7 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/tuner.h"
 
 enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
                      struct error *error)
@@ -27,6 +28,7 @@ void exec_free(struct exec *exec)
     if (exec == NULL) {
         return;
     }
+    tuner_free(exec->tuner);
     stream_readers_free(&exec->readers);
     exec_free_spares(exec);
     free(exec);
@@ -50,6 +52,16 @@ void exec_set_gpu_engine(struct exec *exec, enum exec_gpu_engine engine)
     exec->gpu_engine = engine;
 }
 
+enum status exec_set_tuning(struct exec *exec, struct gpu_tuning *table, struct error *error)
+{
+    return tuner_new(exec, table, &exec->tuner, error);
+}
+
+uint32_t exec_tuning_count(const struct exec *exec)
+{
+    return exec->tuner != NULL ? tuner_count(exec->tuner) : 0;
+}
+
 void exec_set_clock(struct exec *exec, uint64_t (*clock)(void))
 {
     exec->spending.clock = clock;
@@ -61,7 +73,7 @@ static uint64_t run_clock(const struct exec *exec)
     return exec->unstepped > 0 && exec->spending.clock != NULL ? exec->spending.clock() : 0;
 }
 
-bool exec_run(struct exec *exec, uint64_t now_ns)
+static bool run_comms(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
     if (exec->unstepped == 0) {
@@ -96,6 +108,15 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
     }
     bool polls = pacer_end(&exec->pacer, now_ns);
     return exec->more || polls || lent;
+}
+
+bool exec_run(struct exec *exec, uint64_t now_ns)
+{
+    bool more = run_comms(exec, now_ns);
+    if (exec->tuner != NULL) {
+        tuner_step(exec->tuner, now_ns); /* wakes the exec if it submits an operation */
+    }
+    return more;
 }
 
 void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns)
@@ -134,6 +155,9 @@ uint64_t exec_next_deadline_ns(const struct exec *exec)
     if (exec->has_groups) {
         deadline_ns = time_min(deadline_ns, gpu_groups_deadline_ns(exec->gpus));
     }
+    if (exec->tuner != NULL) {
+        deadline_ns = time_min(deadline_ns, tuner_deadline_ns(exec->tuner));
+    }
     return exec->cut != NULL ? time_min(deadline_ns, exec->cut->cut_ns) : deadline_ns;
 }
 
@@ -145,7 +169,7 @@ void exec_tick(struct exec *exec, uint64_t now_ns)
     if (exec->has_groups) {
         gpu_groups_tick(exec->gpus, now_ns);
     }
-    if (now_ns >= exec->pacer.next_ns) {
+    if (now_ns >= exec->pacer.next_ns || (exec->tuner != NULL && now_ns >= tuner_deadline_ns(exec->tuner))) {
         exec_wake(exec);
     }
 }

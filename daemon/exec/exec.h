@@ -9,6 +9,7 @@
 #include "daemon/coll/registry.h"
 #include "daemon/coll/stage.h"
 #include "daemon/gpu/devices.h"
+#include "daemon/gpu/tuning.h"
 #include "daemon/host/memory.h"
 #include "daemon/net/net.h"
 #include "proto/op_terms.h"
@@ -76,12 +77,24 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
  * communicator is made. */
 void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus);
 /*
- * Which engine runs the operations of several GPUs of one node. AUTO, the default: kernels where the GPUs
- * reach each other's memory, otherwise NCCL. NCCL: NCCL wherever it has the operation, otherwise as AUTO.
- * KERNELS: never NCCL. Call it before any communicator is made.
+ * Which engine runs the operations of several GPUs of one node. AUTO, the default: the faster one, by the
+ * table of exec_set_tuning; without a table, kernels where the GPUs reach each other's memory, otherwise
+ * NCCL. NCCL: NCCL wherever it has the operation, otherwise as AUTO. KERNELS: never NCCL. Call it before any
+ * communicator is made.
  */
 enum exec_gpu_engine { EXEC_GPU_AUTO, EXEC_GPU_NCCL, EXEC_GPU_KERNELS };
 void exec_set_gpu_engine(struct exec *exec, enum exec_gpu_engine engine);
+/* AUTO goes by this table, and adds GPUs to it that it measures. The table must outlive the exec. Call it
+ * after exec_set_gpus and exec_set_clock, before any communicator is made. NO_MEMORY. */
+enum status exec_set_tuning(struct exec *exec, struct gpu_tuning *table, struct error *error) COMM_MUST_USE;
+/* How many sets of GPUs wait to be measured, or are being measured. */
+uint32_t exec_tuning_count(const struct exec *exec);
+/*
+ * Which engine an operation of one node would have that sums f32 among these GPUs, at least two; bytes: of
+ * the larger one of a GPU's two buffers. set: what was measured of these GPUs, or null. *why: static storage.
+ */
+enum gpu_engine exec_engine(const struct exec *exec, const struct gpu_tuning_set *set, const uint32_t *list,
+                            uint32_t count, enum op_kind kind, uint64_t bytes, const char **why);
 /* Each turn's time by this clock is charged to its user (commctl users). Null, the default: no time is
  * charged. */
 void exec_set_clock(struct exec *exec, uint64_t (*clock)(void));
@@ -189,6 +202,9 @@ struct exec_call {
     const uint64_t *part_counts;   /* bucket_ops: elements of each; copied. Null when there is one */
     uint32_t rank_count;           /* local ranks, at least 1, ascending */
     const struct exec_rank *ranks; /* bucket_ops × rank_count, part by part; copied */
+    /* AUTO for operations of users. Otherwise this engine instead of that of exec_set_gpu_engine, for a
+     * measurement, which is not counted. */
+    enum exec_gpu_engine engine;
     /*
      * Called exactly once, never from within exec_submit. STATUS_OK: every output is final, and every buffer
      * is the caller's again. Otherwise the result is the cause given to exec_comm_abort or exec_cancel, and

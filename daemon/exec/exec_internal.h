@@ -49,6 +49,7 @@
 #define EXEC_CLIQUES_MAX (1 + GPU_DEVICES_MAX)
 
 struct exec_device;
+struct tuner;
 struct exec_spread;
 struct exec_shared;
 
@@ -203,6 +204,7 @@ struct exec_comm {
     struct stream_group streams; /* on which other nodes send data */
     struct gpu_queue **queues;   /* GPU_DEVICES_MAX entries, each null until its first use */
     struct gpu_group *group;     /* of the last operation by NCCL; null: none */
+    enum gpu_engine last_engine; /* that carried out the last operation on GPUs */
     UT_hash_handle hh;
 };
 
@@ -237,6 +239,7 @@ struct exec {
     size_t spare_bytes;
     struct gpu_devices *gpus;
     enum exec_gpu_engine gpu_engine;
+    struct tuner *tuner;               /* null: without a table */
     uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
     bool has_groups;    /* it uses gpu_groups, so it watches their deadlines */
@@ -424,6 +427,12 @@ void device_free_queues(struct exec_comm *comm);
 
 /* Whether the reader's input and the writer's output share bytes. */
 bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer);
+
+/* The engine that the operation is to use, before any measurement counts. */
+static inline enum exec_gpu_engine device_engine(const struct exec_comm *comm, const struct exec_op *op)
+{
+    return op->call.engine != EXEC_GPU_AUTO ? op->call.engine : comm->exec->gpu_engine;
+}
 
 /* gpu_direct.c */
 /* Whether all buffers are on GPUs, and a kernel of any of these GPUs can access all of them. */

@@ -89,7 +89,7 @@ static void groups_tidy(struct gpu_groups *groups, uint32_t spare_most, uint64_t
                 unlink_group(group);
                 group_free(group);
             }
-        } else if (!group->ending && ++spare > spare_most) {
+        } else if (!group->ending && (group->discarded || ++spare > spare_most)) {
             group_begin_end(group, now_ns);
         }
     }
@@ -242,6 +242,7 @@ enum status gpu_group_hold(struct gpu_devices *gpus, const uint32_t *list, uint3
         return status;
     }
     group->references++;
+    group->discarded = false;
     *out = group;
     return STATUS_OK;
 }
@@ -253,6 +254,11 @@ void gpu_group_release(struct gpu_group *group, uint64_t now_ns)
         group->references--;
         groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
     }
+}
+
+void gpu_group_discard(struct gpu_group *group)
+{
+    group->discarded = true;
 }
 
 uint64_t gpu_group_forming_ns(const struct gpu_group *group, uint64_t now_ns)

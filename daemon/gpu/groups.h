@@ -40,6 +40,10 @@ enum status gpu_group_hold(struct gpu_devices *gpus, const uint32_t *list, uint3
 /* Accepts null. */
 void gpu_group_release(struct gpu_group *group, uint64_t now_ns);
 
+/* The group ends when nobody holds it any more, instead of staying as a spare one. Who holds it again before,
+ * keeps it. */
+void gpu_group_discard(struct gpu_group *group);
+
 enum gpu_group_state {
     GPU_GROUP_FORMS,
     GPU_GROUP_REFUSED, /* it could not be formed */

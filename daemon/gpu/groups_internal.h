@@ -21,6 +21,7 @@ struct gpu_group {
     bool formed;
     bool given_up;
     bool leaked;
+    bool discarded;    /* not to be kept as a spare one */
     uint64_t since_ns; /* when its forming, or its end, began */
     uint64_t retry_ns; /* refused: until then */
     struct gpu_transfers transfers;

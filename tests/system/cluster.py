@@ -182,11 +182,12 @@ class Cluster:
 
     def write_config(self, name, certificate=None, key=None, authority=None, node_name=None):
         pki = self.folder / "pki"
+        tuning = 'gpu_tuning = "off";\n' if self.gpus > 0 and "gpu_tuning" not in self.settings else ""  # tests of it set it
         nodes = ", ".join(f'{{ name = "{each}"; address = "{self.seen.get((name, each), self.addresses[each])}"; }}' for each in self.names)
         self.config_path(name).write_text(
             f'node_name = "{node_name or name}";\ncluster_name = "test";\nnodes = ( {nodes} );\n'
             f'certificate = "{certificate or pki / (name + ".crt")}";\nkey = "{key or pki / (name + ".key")}";\n'
-            f'authority = "{authority or pki / "ca.crt"}";\nsocket_path = "{self.socket(name)}";\n{self.settings}\n')
+            f'authority = "{authority or pki / "ca.crt"}";\nsocket_path = "{self.socket(name)}";\n{tuning}{self.settings}\n')
 
     def in_node(self, name, *command):
         prefix = ["ip", "netns", "exec", self.namespaces[name]] if self.use_namespaces else []

@@ -119,6 +119,8 @@ static const struct {
     {"log_level = \"INFO\";", "expected error, warning, info or debug"},
     {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
     {"gpu_engine = \"cuda\";", "gpu_engine = \"cuda\": expected auto, nccl or kernels"},
+    {"gpu_tuning = \"table.json\";",
+     "gpu_tuning = \"table.json\": expected auto, off or a file's path from /"},
     {"gpu_peer_access = \"\";", "gpu_peer_access = \"\": expected auto or off"},
     {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected auto, accept or refuse"},
     {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},

@@ -177,8 +177,11 @@ static enum exit_code parse(int argc, char **argv, bool *tuning)
         }
         *tuning = true;
     }
-    return optind < argc ? usage_wrong("gpus", argv[optind], NULL, "no further argument", usage)
-                         : EXIT_CODE_OK;
+    if (optind < argc) {
+        fprintf(stderr, "commctl: gpus: unexpected argument: %s\n%s", argv[optind], usage);
+        return EXIT_CODE_USAGE;
+    }
+    return EXIT_CODE_OK;
 }
 
 enum exit_code verb_gpus(struct commctl *commctl, int argc, char **argv)

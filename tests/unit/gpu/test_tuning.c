@@ -9,8 +9,8 @@
 
 #include "daemon/gpu/tuning_file.h"
 
-/* The table of what was measured among GPUs: its text, what becomes of a text that is wrong, and what the table
- * predicts. */
+/* The table of what was measured among GPUs: its text, what becomes of a text that is wrong, and what the
+ * table predicts. */
 
 static void make_machine(struct gpu_tuning_machine *machine)
 {
@@ -29,7 +29,9 @@ static const struct gpu_tuning_set some[] = {
     {.gpu_count = 2,
      .gpus = {0, 1},
      .row_count = 3,
-     .rows = {{OP_KIND_ALL_REDUCE, 4096, 20, 10}, {OP_KIND_ALL_REDUCE, 8192, 30, 40}, {OP_KIND_GATHER, 1, 7, 9}}},
+     .rows = {{OP_KIND_ALL_REDUCE, 4096, 20, 10},
+              {OP_KIND_ALL_REDUCE, 8192, 30, 40},
+              {OP_KIND_GATHER, 1, 7, 9}}},
     {.gpu_count = 3, .gpus = {0, 1, 2}, .row_count = 1, .rows = {{OP_KIND_SCATTER, 1u << 20, 1, 1}}},
 };
 
@@ -123,8 +125,7 @@ static void test_broken(void **state)
         for (size_t i = 0; i < sizeof bytes; i++) {
             char before = text[at];
             text[at] = bytes[i];
-            enum status status =
-                gpu_tuning_file_parse(text, size, &machine, sets, &count, &foreign, NULL);
+            enum status status = gpu_tuning_file_parse(text, size, &machine, sets, &count, &foreign, NULL);
             assert_true(status == STATUS_OK || status == STATUS_INVALID_ARGUMENT);
             assert_true(count <= 2);
             refused += status != STATUS_OK;
@@ -143,7 +144,8 @@ static void test_wrong_values(void **state)
     } cases[] = {
         {"{\"kind\": \"all_reduce\", \"bytes\": 0, \"nccl_ns\": 1, \"kernels_ns\": 1}", "at least 1"},
         {"{\"kind\": \"all_reduce\", \"bytes\": -1, \"nccl_ns\": 1, \"kernels_ns\": 1}", "at least 1"},
-        {"{\"kind\": \"all_reduce\", \"bytes\": 1, \"nccl_ns\": 1000000000001, \"kernels_ns\": 1}", "smaller"},
+        {"{\"kind\": \"all_reduce\", \"bytes\": 1, \"nccl_ns\": 1000000000001, \"kernels_ns\": 1}",
+         "smaller"},
         {"{\"kind\": \"all_reduce\", \"bytes\": 99999999999999999999, \"nccl_ns\": 1, \"kernels_ns\": 1}",
          "smaller"},
         {"{\"kind\": \"sort\", \"bytes\": 1, \"nccl_ns\": 1, \"kernels_ns\": 1}", "the name of an operation"},
@@ -160,10 +162,11 @@ static void test_wrong_values(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[1024];
         struct error error;
-        snprintf(text, sizeof text,
-                 "{\"format\": 1, \"versions\": \"v\",\n\"sets\": [{\"gpus\": [\"a\", \"b\"], \"reach\": \"\", "
-                 "\"rows\": [%s]}]}",
-                 cases[i].rows);
+        snprintf(
+            text, sizeof text,
+            "{\"format\": 1, \"versions\": \"v\",\n\"sets\": [{\"gpus\": [\"a\", \"b\"], \"reach\": \"\", "
+            "\"rows\": [%s]}]}",
+            cases[i].rows);
         assert_int_equal(parse(text, &machine, sets, &count, &foreign, &error), STATUS_INVALID_ARGUMENT);
         assert_non_null(strstr(error.text, "line 2: "));
         assert_non_null(strstr(error.text, cases[i].expected));

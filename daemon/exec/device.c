@@ -4,6 +4,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/gpu_nccl.h"
+#include "daemon/exec/gpu_slices.h"
 #include "daemon/exec/tuner.h"
 
 /*
@@ -24,6 +25,7 @@ struct device_bounce {
 struct exec_device {
     enum {
         DEVICE_WAITS,      /* for semaphores that streams write */
+        DEVICE_FORMS,      /* for the group of NCCL that slices will use */
         DEVICE_GROUP,      /* for NCCL, until all of the operation is in the queues */
         DEVICE_LOCAL,      /* runs on GPUs from start to end: until the marks are reached */
         DEVICE_COPIES_IN,  /* until the marks are reached */
@@ -32,6 +34,7 @@ struct exec_device {
         DEVICE_DONE
     } state;
     struct gpu_nccl *nccl;           /* null: not by NCCL */
+    bool watches;                    /* call.group, on the main thread */
     uint64_t given_up_ns;            /* when it was cancelled, or 0 */
     uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was queued there; or DEVICE_UNMARKED */
     uint64_t looked_ns;              /* when the driver was last asked whether the GPUs still work */
@@ -84,6 +87,13 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
         budget_release(comm->options.account, BUDGET_BOUNCES, gpu_pinned_size(bounce->bytes));
     }
     gpu_nccl_free(op->device->nccl);
+    if (op->device->watches) {
+        struct error why;
+        gpu_group_watch(op->call.group, false);
+        if (gpu_group_has_failed(op->call.group, &why)) {
+            gpu_group_give_up(op->call.group, &why, comm->exec->now_ns);
+        }
+    }
     free(op->device->bounces);
     free(op->device);
     op->device = NULL;
@@ -324,12 +334,22 @@ static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
                         terms->count_elements * dtype_size_bytes(terms->dtype));
 }
 
-/* Counts the operation for its engine. */
+/* Counts the operation for its engine, on the main thread. */
 static void count_engine(struct exec_comm *comm, const struct exec_op *op, enum gpu_engine engine)
 {
     comm->last_engine = engine;
-    if (op->call.engine == EXEC_GPU_AUTO) {
+    if (op->call.engine == EXEC_GPU_AUTO && comm->share_index == 0) {
         gpu_engine_count(comm->exec->gpus, engine);
+    }
+}
+
+/* The operation's slices come from GPUs, and go back. */
+static void begin_slices(struct exec_op *op)
+{
+    op->device->state = DEVICE_RUNS;
+    op->is_staged = true;
+    for (uint32_t i = 0; i < entry_count(op); i++) {
+        op->ranks[i].wait_count = 0; /* other threads need not check again */
     }
 }
 
@@ -348,11 +368,7 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
         count_engine(comm, op, GPU_ENGINE_HOST);
     }
     if (lane_device_serves(comm, op)) {
-        device->state = DEVICE_RUNS;
-        op->is_staged = true;
-        for (uint32_t i = 0; i < entry_count(op); i++) {
-            op->ranks[i].wait_count = 0; /* other threads need not check again */
-        }
+        begin_slices(op);
         return STATUS_OK;
     }
     device->state = DEVICE_COPIES_IN;
@@ -373,6 +389,15 @@ static bool nccl_is_chosen(const struct exec_comm *comm, const struct exec_op *o
     return tuner != NULL && tuner_choose(tuner, op, now_ns) == GPU_ENGINE_NCCL;
 }
 
+/* Whether NCCL is to carry out the GPUs' part of the operation's slices. The communicator holds the group. */
+static bool begins_with_group(struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
+{
+    uint32_t gpus[GPU_DEVICES_MAX];
+    struct error why;
+    return gpu_slices_serve(comm, op, now_ns) &&
+           gpu_nccl_hold(comm, gpus, device_gpus(op, gpus), now_ns, &why) == STATUS_OK;
+}
+
 /* Chooses who carries the operation out, begins, and goes on. */
 static enum device_step device_begin(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
                                      struct error *error)
@@ -380,13 +405,62 @@ static enum device_step device_begin(struct exec_comm *comm, struct exec_op *op,
     struct exec_device *device = op->device;
     struct error why;
     comm->exec->pacer.advanced = true;
-    if (nccl_is_chosen(comm, op, now_ns) &&
-        gpu_nccl_new(comm, op, now_ns, &device->nccl, &why) == STATUS_OK) {
+    if (op->call.group != NULL) { /* on a rail: the main thread has chosen */
+        begin_slices(op);
+    } else if (begins_with_group(comm, op, now_ns)) {
+        device->state = DEVICE_FORMS;
+    } else if (nccl_is_chosen(comm, op, now_ns) &&
+               gpu_nccl_new(comm, op, now_ns, &device->nccl, &why) == STATUS_OK) {
         device->state = DEVICE_GROUP;
     } else if (device_begin_without(comm, op, error) != STATUS_OK) {
         return device_failed(comm, error);
     }
     return device_before(comm, op, now_ns, error);
+}
+
+/* Waits for the group of the slices. GO: it is there, or slices do without NCCL. */
+static enum device_step device_forms(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                                     struct error *error)
+{
+    struct error why;
+    switch (gpu_group_poll(comm->group, now_ns, &why)) {
+    case GPU_GROUP_FORMS:
+        if (gpu_group_forming_ns(comm->group, now_ns) <= NCCL_PATIENCE_NS) {
+            return device_wait(comm);
+        }
+        break;
+    case GPU_GROUP_READY:
+    case GPU_GROUP_CALLS:
+        op->call.group = comm->group;
+        op->device->watches = true;
+        gpu_group_watch(comm->group, true);
+        count_engine(comm, op, GPU_ENGINE_NCCL);
+        begin_slices(op);
+        return DEVICE_STEP_GO;
+    case GPU_GROUP_FAILED: /* before this operation began; the next one gets a new group */
+        gpu_group_give_up(comm->group, &why, now_ns);
+        break;
+    case GPU_GROUP_REFUSED:
+        break;
+    }
+    return device_begin_without(comm, op, error) == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
+}
+
+void device_end_group(struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
+{
+    struct error why;
+    if (op->device == NULL || !op->device->watches) {
+        return;
+    }
+    comm->exec->pacer.waits = true;
+    op->device->given_up_ns = op->device->given_up_ns == 0 ? now_ns : op->device->given_up_ns;
+    if (gpu_group_poll(op->call.group, now_ns, &why) == GPU_GROUP_FAILED) {
+        gpu_group_give_up(op->call.group, &why, now_ns);
+    } else if (now_ns - op->device->given_up_ns >= DEVICE_PATIENCE_NS) {
+        (void)error_set(&why, STATUS_DEVICE, "NCCL among %u GPUs of the node: %s does not end",
+                        gpu_group_transfers(op->call.group)->gpu_count, op_kind_text(op->call.terms.kind));
+        gpu_group_give_up(op->call.group, &why, now_ns);
+    }
 }
 
 /* Lets NCCL put the operation in the queues. GO: it is there, or others carry the operation out. */
@@ -444,6 +518,9 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
     switch (device->state) {
     case DEVICE_WAITS:
         return words_are_reached(op) ? device_begin(comm, op, now_ns, error) : device_wait(comm);
+    case DEVICE_FORMS:
+        step = device_forms(comm, op, now_ns, error);
+        return step == DEVICE_STEP_GO ? device_before(comm, op, now_ns, error) : step;
     case DEVICE_GROUP:
         step = device_group(comm, op, now_ns, error);
         return step == DEVICE_STEP_GO ? device_before(comm, op, now_ns, error) : step;
@@ -513,6 +590,9 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
             }
         }
         return false;
+    case DEVICE_FORMS:
+        (void)snprintf(text, size, "waiting for NCCL among the node's GPUs");
+        return true;
     case DEVICE_GROUP:
         gpu_nccl_describe(op->device->nccl, text, size);
         return true;

@@ -205,6 +205,8 @@ struct exec_call {
     /* AUTO for operations of users. Otherwise this engine instead of that of exec_set_gpu_engine, for a
      * measurement, which is not counted. */
     enum exec_gpu_engine engine;
+    struct gpu_group
+        *group; /* null; the exec sets it in its copy if NCCL carries out the GPUs' part of slices */
     /*
      * Called exactly once, never from within exec_submit. STATUS_OK: every output is final, and every buffer
      * is the caller's again. Otherwise the result is the cause given to exec_comm_abort or exec_cancel, and

@@ -420,6 +420,7 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     if (comm->aborted || op->cancelled) {
         if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns) ||
             !lanes_are_off_devices(comm, now_ns) || !loans_are_back(comm)) {
+            device_end_group(comm, op, now_ns);
             return false; /* the network, another thread or a GPU still holds its buffers */
         }
         struct error cause = comm->aborted ? comm->cause : op->result;

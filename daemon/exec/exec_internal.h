@@ -419,6 +419,9 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
                               struct error *error);
 /* For a cancelled operation: whether GPUs have released its buffers. */
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
+/* For a cancelled operation that has not ended: ends NCCL's group of its slices if that has failed or hangs.
+ */
+void device_end_group(struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns);
 /* Describes what the operation waits for. Returns false if that has nothing to do with GPUs. */
 bool device_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
 enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct gpu_queue **out,
@@ -484,10 +487,12 @@ void lane_device_return_memory(struct exec_lane *lane);
 void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
                      const struct coll_stage_piece *piece);
 /* The domain in which a rank's buffers are. */
-uint32_t lane_device_domain(const struct exec *exec, const struct exec_rank *rank, bool on_host);
+uint32_t lane_device_domain(const struct exec *exec, const struct exec_op *op, const struct exec_rank *rank,
+                            bool on_host);
 /* Call it after all puts for a slice's way in, or out. */
 enum status lane_device_end(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
-/* Whether the GPUs are done. *status says whether a GPU failed; it then uses no buffers any more. */
+/* Whether the GPUs are done. *status says whether a GPU, or NCCL, failed, also before all are done. A failed
+ * GPU uses no buffers any more. */
 bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *status, struct error *error);
 /* For a cancelled operation: whether GPUs have released all slices. */
 bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns);

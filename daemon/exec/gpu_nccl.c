@@ -13,7 +13,6 @@
  * another one writes.
  */
 
-#define NCCL_PATIENCE_NS (5 * TIME_S) /* of a group's forming; then others carry operations out meanwhile */
 #define SCRATCH_ALIGN_BYTES 256u
 
 /* A kernel to put behind NCCL's transfers: from one place on a GPU to all places that need the result. */
@@ -66,13 +65,12 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
 /* --- Beginning and end --- */
 
 /* The communicator keeps the group, so that it stays formed between operations. */
-static enum status hold_group(struct exec_comm *comm, const struct device_copies *copies, uint64_t now_ns,
-                              struct error *error)
+enum status gpu_nccl_hold(struct exec_comm *comm, const uint32_t *gpus, uint32_t count, uint64_t now_ns,
+                          struct error *error)
 {
     struct gpu_group *group = NULL;
     comm->exec->has_groups = true;
-    enum status status =
-        gpu_group_hold(comm->exec->gpus, copies->gpus, copies->gpu_count, now_ns, &group, error);
+    enum status status = gpu_group_hold(comm->exec->gpus, gpus, count, now_ns, &group, error);
     gpu_group_release(comm->group, now_ns);
     comm->group = group;
     return status;
@@ -88,7 +86,7 @@ enum status gpu_nccl_new(struct exec_comm *comm, struct exec_op *op, uint64_t no
     *nccl = (struct gpu_nccl){.comm = comm, .op = op};
     enum status status = device_copies_init(&nccl->copies, op, error);
     if (status == STATUS_OK) {
-        status = hold_group(comm, &nccl->copies, now_ns, error);
+        status = gpu_nccl_hold(comm, nccl->copies.gpus, nccl->copies.gpu_count, now_ns, error);
     }
     nccl->group = comm->group;
     if (status != STATUS_OK) {

@@ -1,6 +1,6 @@
 #include <stdlib.h>
 
-#include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_slices.h"
 #include "daemon/host/reduce.h"
 
 /*
@@ -25,6 +25,8 @@ struct lane_clique {
 };
 
 struct lane_device {
+    struct gpu_slice *slice;          /* null: none was carried out by NCCL */
+    bool by_nccl;                     /* the present one is */
     struct lane_clique *cliques;      /* by number */
     uint32_t turns[EXEC_CLIQUES_MAX]; /* by clique: the GPU that works on this slice */
     unsigned char *memory;            /* pinned, for the slice's plan */
@@ -61,9 +63,12 @@ void exec_find_cliques(struct exec *exec)
     }
 }
 
-uint32_t lane_device_domain(const struct exec *exec, const struct exec_rank *rank, bool on_host)
+uint32_t lane_device_domain(const struct exec *exec, const struct exec_op *op, const struct exec_rank *rank,
+                            bool on_host)
 {
-    return on_host || !rank->on_gpu ? EXEC_CLIQUE_HOST : exec->cliques[rank->gpu];
+    return on_host || !rank->on_gpu ? EXEC_CLIQUE_HOST
+           : op->call.group != NULL ? EXEC_CLIQUE_HOST + 1 /* NCCL connects all GPUs */
+                                    : exec->cliques[rank->gpu];
 }
 
 /* --- Which operations --- */
@@ -117,6 +122,7 @@ void lane_device_release(struct exec_lane *lane)
 {
     if (lane->device != NULL) {
         lane_device_return_memory(lane);
+        gpu_slice_free(lane->device->slice);
         free(lane->device->cliques);
         free(lane->device);
         lane->device = NULL;
@@ -150,10 +156,17 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, 
     }
     struct lane_device *device = lane->device;
     device->status = STATUS_OK;
+    device->by_nccl = op->call.group != NULL;
     for (uint32_t c = 0; c < exec->clique_count; c++) {
         device->cliques[c].queue = NULL;
     }
-    take_turns(lane, op);
+    if (!device->by_nccl) {
+        take_turns(lane, op);
+    } else if (!gpu_slice_fits(device->slice, op)) {
+        gpu_slice_free(device->slice);
+        device->slice = NULL;
+        return gpu_slice_new(op, &device->slice, error);
+    }
     return STATUS_OK;
 }
 
@@ -278,6 +291,13 @@ void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
                      const struct coll_stage_piece *piece)
 {
     struct stage_buffers buffers;
+    struct error error;
+    if (lane->device->by_nccl) {
+        if (lane->device->status == STATUS_OK) {
+            keep_failure(lane->device, gpu_slice_put(lane->device->slice, lane, op, piece, &error), &error);
+        }
+        return;
+    }
     struct host_reduction reduction = stage_reduction(lane, op, piece, &buffers);
     if (piece->action == COLL_STAGE_COPY) {
         put_copy(lane, piece->domain, buffers.outputs, piece->target_count, buffers.inputs[0],
@@ -292,6 +312,13 @@ void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
 enum status lane_device_end(struct exec_lane *lane, struct error *error)
 {
     struct lane_device *device = lane->device;
+    struct error ended;
+    if (device->by_nccl && device->status != STATUS_OK) {
+        gpu_slice_drop(device->slice);
+    }
+    if (device->by_nccl) { /* also after a failure: what was put must end */
+        keep_failure(device, gpu_slice_end(device->slice, lane, &ended), &ended);
+    }
     for (uint32_t c = 0; c < lane->comm->exec->clique_count; c++) {
         struct lane_clique *clique = &device->cliques[c];
         struct error why;
@@ -314,6 +341,12 @@ bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *s
     struct lane_device *device = lane->device;
     bool reached = true;
     *status = STATUS_OK;
+    if (device != NULL && device->slice != NULL) {
+        enum status at;
+        struct error why;
+        reached = gpu_slice_is_done(device->slice, lane, now_ns, &at, &why);
+        keep_failure(device, at, &why);
+    }
     for (uint32_t c = 0; device != NULL && c < lane->comm->exec->clique_count; c++) {
         struct lane_clique *clique = &device->cliques[c];
         enum status at = STATUS_OK;
@@ -328,7 +361,7 @@ bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *s
         clique->mark = 0;
         keep_failure(device, at, &why);
     }
-    if (reached && device != NULL && device->status != STATUS_OK) {
+    if (device != NULL && device->status != STATUS_OK) {
         *status = error_set(error, device->status, "%s", device->error.text);
     }
     return reached;

@@ -222,16 +222,14 @@ static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
 {
     enum status status;
     struct error error;
-    if (!lane_device_reached(lane, now_ns, &status, &error)) {
-        lane->comm->exec->pacer.waits = true;
-        return false;
-    }
-    lane->comm->exec->pacer.advanced = true;
+    bool reached = lane_device_reached(lane, now_ns, &status, &error);
+    lane->comm->exec->pacer.waits |= !reached;
+    lane->comm->exec->pacer.advanced |= reached;
     if (status != STATUS_OK) {
         (void)error_prefix(&error, "\"%s\"", lane->comm->options.name);
         exec_comm_fail(lane->comm, &error, now_ns);
     }
-    return status == STATUS_OK;
+    return reached && status == STATUS_OK;
 }
 
 /* All pieces of IN are done, or queued on GPUs. */

@@ -159,8 +159,8 @@ static void op_stage(const struct exec_comm *comm, struct exec_op *op)
     op->stage.mode = COLL_STAGE_STAGED;
     for (uint32_t i = 0; i < op->call.rank_count * op->call.terms.bucket_ops; i++) {
         const struct exec_rank *rank = &op->ranks[i];
-        op->stage_ranks[i].input_domain = lane_device_domain(comm->exec, rank, rank->input_on_host);
-        op->stage_ranks[i].output_domain = lane_device_domain(comm->exec, rank, rank->output_on_host);
+        op->stage_ranks[i].input_domain = lane_device_domain(comm->exec, op, rank, rank->input_on_host);
+        op->stage_ranks[i].output_domain = lane_device_domain(comm->exec, op, rank, rank->output_on_host);
     }
 }
 

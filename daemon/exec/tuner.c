@@ -146,6 +146,28 @@ enum gpu_engine tuner_choose(struct tuner *tuner, const struct exec_op *op, uint
     return engine == GPU_ENGINE_NCCL ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
 }
 
+enum gpu_engine tuner_choose_for_slices(struct tuner *tuner, const struct exec_op *op, uint64_t slice_bytes,
+                                        uint64_t now_ns)
+{
+    uint32_t gpus[GPU_DEVICES_MAX];
+    uint32_t count = device_gpus(op, gpus);
+    const struct gpu_tuning_set *set = gpu_tuning_find(tuner->table, gpus, count);
+    uint64_t bytes = op_bytes(op) < slice_bytes ? op_bytes(op) : slice_bytes;
+    double in_nccl_ns = 0, in_kernels_ns = 0, out_nccl_ns, out_kernels_ns;
+    if (set == NULL) {
+        want(tuner, gpus, count, now_ns);
+        return GPU_ENGINE_KERNELS;
+    }
+    if (op_kind_reduces(op->call.terms.kind) &&
+        !gpu_tuning_predict(set, OP_KIND_REDUCE_SCATTER, bytes, &in_nccl_ns, &in_kernels_ns)) {
+        return GPU_ENGINE_KERNELS;
+    }
+    if (!gpu_tuning_predict(set, OP_KIND_ALL_GATHER, bytes, &out_nccl_ns, &out_kernels_ns)) {
+        return GPU_ENGINE_KERNELS;
+    }
+    return in_nccl_ns + out_nccl_ns < in_kernels_ns + out_kernels_ns ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
+}
+
 /* --- One sample --- */
 
 static void fail(struct tuner *tuner, const struct error *why)

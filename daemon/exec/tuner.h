@@ -26,6 +26,10 @@ void tuner_free(struct tuner *tuner);
  * they are to be measured. */
 enum gpu_engine tuner_choose(struct tuner *tuner, const struct exec_op *op, uint64_t now_ns);
 
+/* The same for slices of slice_bytes of an operation between nodes. */
+enum gpu_engine tuner_choose_for_slices(struct tuner *tuner, const struct exec_op *op, uint64_t slice_bytes,
+                                        uint64_t now_ns);
+
 /* Goes on. Call it at the end of each exec_run, and at the deadline. */
 void tuner_step(struct tuner *tuner, uint64_t now_ns);
 uint64_t tuner_deadline_ns(const struct tuner *tuner);

@@ -291,7 +291,7 @@ enum gpu_group_state gpu_group_poll(struct gpu_group *group, uint64_t now_ns, st
 
 /* --- Calls --- */
 
-static bool share_a_gpu(const struct gpu_group *one, const struct gpu_group *other)
+bool gpu_groups_share_a_gpu(const struct gpu_group *one, const struct gpu_group *other)
 {
     for (uint32_t i = 0; i < one->ranks.count; i++) {
         for (uint32_t k = 0; k < other->ranks.count; k++) {
@@ -308,7 +308,7 @@ bool gpu_group_take(struct gpu_group *group, const void *user)
     const struct gpu_group *other;
     LL_FOREACH(group->owner->all, other)
     {
-        if (other->user != NULL && other->user != user && share_a_gpu(group, other)) {
+        if (other->user != NULL && other->user != user && gpu_groups_share_a_gpu(group, other)) {
             return false;
         }
     }
@@ -347,12 +347,60 @@ void gpu_group_call(struct gpu_group *group, struct gpu_queue *const *queues)
         group->streams[i] = gpu_queue_stream(queues[i]);
     }
     gpu_transfers_join(&group->transfers);
-    groups->calls++;
     pthread_mutex_lock(&groups->lock);
+    groups->calls++;
     group->begun = false;
     group->job = GROUP_JOB_CALL;
     pthread_cond_signal(&groups->work);
     pthread_mutex_unlock(&groups->lock);
+}
+
+void gpu_group_post(struct gpu_group *group, struct gpu_group_job *job, struct gpu_queue *const *queues)
+{
+    struct gpu_groups *groups = group->owner;
+    for (uint32_t i = 0; i < group->ranks.count; i++) {
+        job->streams[i] = gpu_queue_stream(queues[i]);
+    }
+    gpu_transfers_join(&job->transfers);
+    job->begun = job->done = false;
+    pthread_mutex_lock(&groups->lock);
+    groups->calls++;
+    LL_APPEND(group->posted, job);
+    pthread_cond_signal(&groups->work);
+    pthread_mutex_unlock(&groups->lock);
+}
+
+enum gpu_group_state gpu_group_ask(struct gpu_group *group, struct gpu_group_job *job, struct error *error)
+{
+    struct gpu_groups *groups = group->owner;
+    enum gpu_group_state state = GPU_GROUP_CALLS;
+    pthread_mutex_lock(&groups->lock);
+    if (job->done) {
+        state = GPU_GROUP_READY;
+    } else if ((group->has_failed || group->ending) && !(group->inside && group->current == job)) {
+        state = GPU_GROUP_FAILED; /* NCCL's thread does not use it any more */
+        (void)error_set(error, STATUS_DEVICE, "%s",
+                        group->has_failed ? group->failure.text : "commd ends NCCL's communicator");
+        if (group->current == job) {
+            group->current = NULL;
+        } else {
+            LL_DELETE(group->posted, job);
+        }
+    }
+    pthread_mutex_unlock(&groups->lock);
+    return state;
+}
+
+bool gpu_group_has_failed(const struct gpu_group *group, struct error *error)
+{
+    struct gpu_groups *groups = group->owner;
+    pthread_mutex_lock(&groups->lock);
+    bool failed = group->has_failed;
+    if (failed) {
+        (void)error_set(error, group->failure.status, "%s", group->failure.text);
+    }
+    pthread_mutex_unlock(&groups->lock);
+    return failed;
 }
 
 /* --- Time --- */

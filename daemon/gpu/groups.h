@@ -75,6 +75,27 @@ void *gpu_group_scratch(const struct gpu_group *group, uint32_t index);
  * the queues belong to NCCL's thread. */
 void gpu_group_call(struct gpu_group *group, struct gpu_queue *const *queues);
 
+/*
+ * The other way to begin transfers, for any number of users at the same time: NCCL's thread carries jobs out
+ * one after the other, each at its own place in the streams of its own queues. Any thread may post jobs and
+ * ask about them while the group is held and READY or CALLS. Only if gpu_nccl_orders_launches. A job belongs
+ * to its user, except from gpu_group_post until gpu_group_ask says READY or FAILED.
+ */
+struct gpu_group_job {
+    struct gpu_group_job *next;
+    struct gpu_transfers transfers; /* for the GPUs of the group */
+    cuda_stream streams[GPU_DEVICES_MAX];
+    bool begun;
+    bool done;
+};
+void gpu_group_post(struct gpu_group *group, struct gpu_group_job *job, struct gpu_queue *const *queues);
+/* READY: the transfers are in the streams. CALLS: not yet. FAILED: the group has failed, as the error says;
+ * some may be in the streams. */
+enum gpu_group_state gpu_group_ask(struct gpu_group *group, struct gpu_group_job *job, struct error *error);
+
+/* Whether the group has failed; the error says how. Any thread, while the group is held. */
+bool gpu_group_has_failed(const struct gpu_group *group, struct error *error);
+
 /* Ends the group, with whatever its GPUs do for it. Who holds it gets FAILED; who asks next gets a new one.
  */
 void gpu_group_give_up(struct gpu_group *group, const struct error *cause, uint64_t now_ns);

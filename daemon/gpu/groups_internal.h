@@ -33,8 +33,10 @@ struct gpu_group {
 
     /* Protected by the lock. */
     enum group_job job;
-    bool inside; /* NCCL's thread makes calls on it */
-    bool ending; /* NCCL's thread must not begin any */
+    struct gpu_group_job *posted;  /* not begun, the oldest first */
+    struct gpu_group_job *current; /* begun; then `job` waits */
+    bool inside;                   /* NCCL's thread makes calls on it */
+    bool ending;                   /* NCCL's thread must not begin any */
     bool ended;
     uint32_t watchers;
     bool has_failed;
@@ -57,6 +59,8 @@ struct gpu_groups {
 
 /* NCCL's thread. Its context is the groups. */
 void *gpu_groups_serve(void *context);
+/* Whether the groups have a GPU in common. */
+bool gpu_groups_share_a_gpu(const struct gpu_group *one, const struct gpu_group *other);
 /* The thread that ends a group, its context. */
 void *gpu_group_end_now(void *context);
 /* Waits for `condition`, at most so long. With the lock. */

@@ -1,5 +1,7 @@
 #include <time.h>
 
+#include <utlist.h>
+
 #include "daemon/base/time.h"
 #include "daemon/gpu/groups_internal.h"
 
@@ -25,19 +27,28 @@ void gpu_groups_wait(struct gpu_groups *groups, pthread_cond_t *condition, uint6
     (void)pthread_cond_timedwait(condition, &groups->lock, &until);
 }
 
-/* Goes on with the group's job, or looks for errors. Without the lock. */
-static enum status advance(struct gpu_group *group, enum group_job job, bool *busy, struct error *error)
+/* What NCCL's thread does with a group in one turn. */
+struct task {
+    enum group_job job;
+    struct gpu_group_job *posted; /* a CALL of this one; null: the group's own job */
+};
+
+/* Goes on with the task, or looks for errors. Without the lock. */
+static enum status advance(struct gpu_group *group, const struct task *task, bool *busy, struct error *error)
 {
-    bool begins = job != GROUP_JOB_NONE && !group->begun;
+    struct gpu_group_job *posted = task->posted;
+    bool *begun = posted != NULL ? &posted->begun : &group->begun;
+    bool begins = task->job != GROUP_JOB_NONE && !*begun;
     enum status status = STATUS_OK;
     *busy = false;
     if (begins) {
-        group->begun = true;
-        status = job == GROUP_JOB_FORM
+        *begun = true;
+        status = task->job == GROUP_JOB_FORM
                      ? nccl_ranks_form(&group->ranks, error)
-                     : nccl_ranks_call(&group->ranks, &group->transfers, group->streams, error);
+                     : nccl_ranks_call(&group->ranks, posted != NULL ? &posted->transfers : &group->transfers,
+                                       posted != NULL ? posted->streams : group->streams, error);
     }
-    for (int look = 0; status == STATUS_OK && (look == 0 || (*busy && job == GROUP_JOB_CALL)); look++) {
+    for (int look = 0; status == STATUS_OK && (look == 0 || (*busy && task->job == GROUP_JOB_CALL)); look++) {
         status = nccl_ranks_poll(&group->ranks, busy, error);
         if (look == LOOKS_AT_ONCE) {
             break;
@@ -46,38 +57,90 @@ static enum status advance(struct gpu_group *group, enum group_job job, bool *bu
     return status;
 }
 
+/* Whether a call of another group on one of these GPUs is not over: NCCL's launches on a GPU must not race.
+ */
+static bool others_call(const struct gpu_group *group)
+{
+    for (const struct gpu_group *other = group->owner->all; other != NULL; other = other->next) {
+        bool calls = other->current != NULL || (other->job == GROUP_JOB_CALL && other->begun);
+        if (other != group && !other->ending && !other->has_failed && calls &&
+            gpu_groups_share_a_gpu(group, other)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The task of this turn: a posted job that has begun goes first, then the group's own, then the next one. */
+static struct task next_task(struct gpu_group *group, bool *waits)
+{
+    struct task task = {.job = group->job};
+    bool begins = group->job == GROUP_JOB_CALL && !group->begun;
+    *waits = false;
+    if (group->current == NULL && (begins || (group->job == GROUP_JOB_NONE && group->posted != NULL))) {
+        *waits = others_call(group);
+    }
+    if (*waits) {
+        task.job = GROUP_JOB_NONE;
+    } else if (group->current == NULL && group->job == GROUP_JOB_NONE && group->posted != NULL) {
+        group->current = group->posted;
+        LL_DELETE(group->posted, group->current);
+    }
+    if (group->current != NULL) {
+        task = (struct task){.job = GROUP_JOB_CALL, .posted = group->current};
+    }
+    return task;
+}
+
+static void task_done(struct gpu_group *group, const struct task *task)
+{
+    if (task->posted != NULL) {
+        task->posted->done = true;
+        group->current = NULL;
+    } else {
+        group->job = GROUP_JOB_NONE;
+    }
+}
+
 /* With the lock, which it releases meanwhile. Returns the pause until the group needs another turn; 0: it
  * needs none. */
 static uint64_t turn(struct gpu_groups *groups, struct gpu_group *group)
 {
-    enum group_job job = group->job;
     struct error error = {.status = STATUS_OK};
-    bool busy;
-    if (group->ending || group->has_failed || (job == GROUP_JOB_NONE && group->watchers == 0)) {
+    bool busy, waits;
+    if (group->ending || group->has_failed ||
+        (group->job == GROUP_JOB_NONE && group->current == NULL && group->posted == NULL &&
+         group->watchers == 0)) {
         return 0;
     }
+    struct task task = next_task(group, &waits);
     group->inside = true;
     pthread_mutex_unlock(&groups->lock);
-    enum status status = advance(group, job, &busy, &error);
+    enum status status = advance(group, &task, &busy, &error);
     pthread_mutex_lock(&groups->lock);
     group->inside = false;
     if (status != STATUS_OK && !group->has_failed) {
         group->has_failed = true;
         group->failure = error;
-    } else if (!busy && job != GROUP_JOB_NONE) {
-        group->job = GROUP_JOB_NONE;
+    } else if (!busy && task.job != GROUP_JOB_NONE) {
+        task_done(group, &task);
     }
     pthread_cond_broadcast(&groups->changed);
     if (status != STATUS_OK) {
         return 0;
     }
-    return busy && job == GROUP_JOB_FORM ? PAUSE_FORM_NS : busy ? PAUSE_CALL_NS : PAUSE_WATCH_NS;
+    return busy && task.job == GROUP_JOB_FORM ? PAUSE_FORM_NS
+           : busy || waits                    ? PAUSE_CALL_NS
+                                              : PAUSE_WATCH_NS;
 }
 
 static bool has_job(const struct gpu_groups *groups)
 {
     for (const struct gpu_group *group = groups->all; group != NULL; group = group->next) {
-        if (group->job != GROUP_JOB_NONE && !group->begun && !group->ending && !group->has_failed) {
+        bool own = group->job != GROUP_JOB_NONE && !group->begun;
+        bool posted = group->posted != NULL && group->job == GROUP_JOB_NONE;
+        if ((own || posted) && group->current == NULL && !group->ending && !group->has_failed &&
+            !others_call(group)) {
             return true;
         }
     }

@@ -28,6 +28,31 @@ void gpu_transfers_clear(struct gpu_transfers *transfers)
     transfers->count = 0;
 }
 
+enum status gpu_transfers_reserve(struct gpu_transfers *transfers, uint32_t more, struct error *error)
+{
+    struct gpu_transfers larger;
+    uint32_t wanted = transfers->count + more;
+    if (wanted <= transfers->capacity) {
+        return STATUS_OK;
+    }
+    enum status status = gpu_transfers_init(&larger, transfers->gpu_count, 2 * wanted, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    larger.dtype = transfers->dtype;
+    larger.reduce = transfers->reduce;
+    for (uint32_t i = 0; i < transfers->count; i++) {
+        const struct gpu_transfer *from = &transfers->list[i];
+        struct gpu_transfer *to = gpu_transfers_add(&larger, from->kind, from->root, from->count);
+        to->to = from->to;
+        memcpy(to->inputs, from->inputs, sizeof *to->inputs * transfers->gpu_count);
+        memcpy(to->outputs, from->outputs, sizeof *to->outputs * transfers->gpu_count);
+    }
+    gpu_transfers_release(transfers);
+    *transfers = larger;
+    return STATUS_OK;
+}
+
 struct gpu_transfer *gpu_transfers_add(struct gpu_transfers *transfers, enum gpu_transfer_kind kind,
                                        uint32_t root, uint64_t count)
 {

@@ -46,6 +46,9 @@ enum status gpu_transfers_init(struct gpu_transfers *transfers, uint32_t gpu_cou
 void gpu_transfers_release(struct gpu_transfers *transfers);
 void gpu_transfers_clear(struct gpu_transfers *transfers);
 
+/* Makes room for `more` transfers. NO_MEMORY: the list is as before. */
+enum status gpu_transfers_reserve(struct gpu_transfers *transfers, uint32_t more,
+                                  struct error *error) COMM_MUST_USE;
 /* Adds a transfer without addresses. Returns null if the list is full. */
 struct gpu_transfer *gpu_transfers_add(struct gpu_transfers *transfers, enum gpu_transfer_kind kind,
                                        uint32_t root, uint64_t count) COMM_MUST_USE;

@@ -3,6 +3,7 @@
 
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/stream.h"
+#include "tests/cuda_double/traffic.h"
 
 struct copy_work {
     struct work work;
@@ -45,6 +46,8 @@ static cuda_result copy_run(struct work *work, struct stream *stream)
             memory_resolve(stream->context, copy->source, copy->bytes, 1, TOUCH_COPY, &source, &source_pin);
     }
     if (result == CUDA_RESULT_OK) {
+        traffic_count(stream->context, copy->target, copy->bytes, true);
+        traffic_count(stream->context, copy->source, copy->bytes, false);
         double_unlock();
         memmove(target, source, copy->bytes);
         double_lock();

@@ -48,6 +48,9 @@
  *       what ncclGetVersion says (22809)
  *   CUDA_DOUBLE_NCCL_OFF_MAIN
  *       1: a call of NCCL on the process's main thread ends the process. Such calls can block (0).
+ *   CUDA_DOUBLE_TRAFFIC
+ *       a file with two 64-bit counts for each device: bytes of pinned memory that copies and kernels of this
+ *       process have written from the device, and read to it
  *   CUDA_DOUBLE_FAIL
  *       calls that fail (none). With "cuMemHostAlloc:3,cuLaunchKernel:1=700", the third call of the first and
  *       the first call of the second fail. "2+" means the second call and all later ones. The result is

@@ -6,6 +6,7 @@
 #include "kernels/kernels.h"
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/stream.h"
+#include "tests/cuda_double/traffic.h"
 
 #define BLOCK_THREADS_MAX 1024u
 #define BLOCK_Z_MAX 64u
@@ -50,9 +51,10 @@ struct touched {
 };
 
 static cuda_result touch(struct touched *touched, cuda_context context, const void *address, uint64_t bytes,
-                         unsigned alignment)
+                         unsigned alignment, bool writes)
 {
     size_t at = touched->count;
+    traffic_count(context, (uint64_t)(uintptr_t)address, bytes, writes);
     cuda_result result = memory_resolve(context, (uint64_t)(uintptr_t)address, bytes, alignment, TOUCH_KERNEL,
                                         &touched->memory[at], &touched->pins[at]);
     touched->count += result == CUDA_RESULT_OK;
@@ -107,10 +109,10 @@ static cuda_result reduce_run(const struct launch_work *launch, cuda_context con
         return CUDA_RESULT_LAUNCH_FAILED;
     }
     for (uint32_t i = 0; i < arguments->input_count && result == CUDA_RESULT_OK; i++) {
-        result = touch(touched, context, arguments->inputs[i], bytes, alignment);
+        result = touch(touched, context, arguments->inputs[i], bytes, alignment, false);
     }
     for (uint32_t i = 0; i < arguments->output_count && result == CUDA_RESULT_OK; i++) {
-        result = touch(touched, context, arguments->outputs[i], bytes, alignment);
+        result = touch(touched, context, arguments->outputs[i], bytes, alignment, true);
     }
     if (result != CUDA_RESULT_OK || !outputs_are_sound(touched, arguments->input_count, bytes)) {
         return result != CUDA_RESULT_OK ? result : CUDA_RESULT_LAUNCH_FAILED;
@@ -139,9 +141,10 @@ static cuda_result copies_run(const struct launch_work *launch, cuda_context con
         return CUDA_RESULT_LAUNCH_FAILED;
     }
     for (uint32_t i = 0; i < arguments->count && result == CUDA_RESULT_OK; i++) {
-        result = touch(touched, context, arguments->copies[i].source, arguments->copies[i].bytes, 1);
+        result = touch(touched, context, arguments->copies[i].source, arguments->copies[i].bytes, 1, false);
         if (result == CUDA_RESULT_OK) {
-            result = touch(touched, context, arguments->copies[i].target, arguments->copies[i].bytes, 1);
+            result =
+                touch(touched, context, arguments->copies[i].target, arguments->copies[i].bytes, 1, true);
         }
         const unsigned char *const *memory = (const unsigned char *const *)touched->memory + 2 * (size_t)i;
         if (result == CUDA_RESULT_OK && memory[0] != memory[1] &&

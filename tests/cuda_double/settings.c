@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/cuda_double/double.h"
+#include "tests/cuda_double/traffic.h"
 
 #define RULES_MAX 16
 
@@ -66,6 +66,7 @@ void settings_read(void)
     } else {
         (void)snprintf(values.folder, sizeof values.folder, "/dev/shm/cuda_double-%u", (unsigned)getuid());
     }
+    traffic_open();
     cuda_double_fail(getenv("CUDA_DOUBLE_FAIL"));
 }
 

@@ -1,0 +1,540 @@
+#include "daemon/exec/gpu_slices.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/exec/tuner.h"
+#include "daemon/gpu/nccl.h"
+
+/*
+ * Like gpu_nccl.c, all pieces of a step are one batch: kernels and copies, one group of NCCL's transfers,
+ * copies. What NCCL reduces on a GPU goes to the output of the first rank there, which the operation
+ * overwrites at its end anyway. So slices need no memory of their own on GPUs.
+ */
+
+#define SLICE_LOOK_NS TIME_MS   /* between looks whether NCCL has failed: its kernels then never end */
+#define SHARD_LEAST_BYTES 4096u /* of each GPU; one GPU alone carries shorter vectors */
+
+struct gpu_slice {
+    struct gpu_group *group;
+    uint32_t gpu_count;
+    uint32_t gpus[GPU_DEVICES_MAX];
+    struct gpu_queue *queues[GPU_DEVICES_MAX];
+    uint64_t marks[GPU_DEVICES_MAX]; /* 0: none */
+    bool used[GPU_DEVICES_MAX];      /* something was put in the queue */
+    struct gpu_group_job job;
+    bool is_posted;
+    bool by_nccl;       /* transfers were begun in this step */
+    uint64_t looked_ns; /* when the group was last asked whether it has failed */
+    /* Copies behind the transfers, by GPU: a growing list. */
+    struct slice_copy {
+        uint32_t index;
+        struct host_copy_range range;
+    } * copies;
+    uint32_t copy_count, copy_capacity;
+};
+
+/* --- Which operations --- */
+
+static bool kind_serves(const struct op_terms *terms)
+{
+    switch (terms->kind) {
+    case OP_KIND_ALL_REDUCE:
+        return gpu_nccl_reduces(terms->dtype, terms->reduce);
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_BROADCAST:
+        return true;
+    case OP_KIND_REDUCE:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_GATHER:
+    case OP_KIND_SCATTER:
+    case OP_KIND_ALL_TO_ALL:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return false;
+}
+
+/* Whether all buffers are on GPUs, and every rank has those that the kind needs. */
+static bool buffers_serve(const struct exec_op *op)
+{
+    bool used[GPU_DEVICES_MAX] = {0};
+    if (!device_buffers_serve(op, used)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {
+        const struct exec_rank *rank = &op->ranks[i];
+        if (op->call.terms.kind == OP_KIND_ALL_REDUCE && (rank->input == NULL || rank->output == NULL)) {
+            return op->call.terms.count_elements == 0;
+        }
+    }
+    return true;
+}
+
+bool gpu_slices_serve(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
+{
+    uint32_t gpus[GPU_DEVICES_MAX];
+    enum exec_gpu_engine engine = device_engine(comm, op);
+    struct tuner *tuner = comm->exec->tuner;
+    if (engine == EXEC_GPU_KERNELS || comm->options.node_count < 2 || comm->share_index > 0 ||
+        !lane_device_serves(comm, op) || !kind_serves(&op->call.terms) || device_gpus(op, gpus) < 2 ||
+        !gpu_nccl_is_there() || !gpu_nccl_orders_launches() || !buffers_serve(op)) {
+        return false;
+    }
+    if (engine == EXEC_GPU_NCCL || !device_reach_each_other(comm, op)) {
+        return true;
+    }
+    return tuner != NULL &&
+           tuner_choose_for_slices(tuner, op, comm->options.slice_bytes, now_ns) == GPU_ENGINE_NCCL;
+}
+
+/* --- Creation --- */
+
+enum status gpu_slice_new(const struct exec_op *op, struct gpu_slice **out, struct error *error)
+{
+    struct gpu_slice *slice = calloc(1, sizeof *slice);
+    if (slice == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a slice");
+    }
+    slice->group = op->call.group;
+    slice->gpu_count = device_gpus(op, slice->gpus);
+    enum status status =
+        gpu_transfers_init(&slice->job.transfers, slice->gpu_count, slice->gpu_count + 1, error);
+    if (status != STATUS_OK) {
+        gpu_slice_free(slice);
+        return status;
+    }
+    *out = slice;
+    return STATUS_OK;
+}
+
+void gpu_slice_free(struct gpu_slice *slice)
+{
+    if (slice != NULL) {
+        gpu_transfers_release(&slice->job.transfers);
+        free(slice->copies);
+        free(slice);
+    }
+}
+
+bool gpu_slice_fits(const struct gpu_slice *slice, const struct exec_op *op)
+{
+    uint32_t gpus[GPU_DEVICES_MAX];
+    uint32_t count = device_gpus(op, gpus);
+    return slice != NULL && slice->group == op->call.group && slice->gpu_count == count &&
+           memcmp(slice->gpus, gpus, count * sizeof gpus[0]) == 0;
+}
+
+/* --- Pieces --- */
+
+/* A piece while it is being put. */
+struct put {
+    struct gpu_slice *slice;
+    const struct exec_lane *lane;
+    const struct exec_op *op;
+    const struct coll_stage_piece *piece;
+    uint64_t bytes; /* of the piece's vector */
+    struct share {
+        uint32_t count;
+        const void *inputs[GPU_QUEUE_BUFFERS_MAX];
+        double factors[GPU_QUEUE_BUFFERS_MAX];
+        void *outputs[GPU_QUEUE_BUFFERS_MAX];
+    } share; /* of the GPU that find_sources or find_targets was called for */
+    struct error *error;
+};
+
+static uint32_t gpu_index(const struct put *put, uint32_t rank)
+{
+    uint32_t index = 0;
+    while (put->slice->gpus[index] != put->op->ranks[rank].gpu) {
+        index++;
+    }
+    return index;
+}
+
+static enum status queue_of(struct put *put, uint32_t index, struct gpu_queue **out)
+{
+    enum status status =
+        device_queue(put->lane->comm, put->slice->gpus[index], &put->slice->queues[index], put->error);
+    put->slice->used[index] |= status == STATUS_OK;
+    *out = put->slice->queues[index];
+    return status;
+}
+
+static enum status put_copy(struct put *put, uint32_t index, void *target, const void *source, uint64_t bytes)
+{
+    struct gpu_queue *queue;
+    if (bytes == 0 || target == source) {
+        return STATUS_OK;
+    }
+    enum status status = queue_of(put, index, &queue);
+    return status == STATUS_OK ? gpu_queue_copy(queue, target, source, bytes, put->error) : status;
+}
+
+/* A copy behind the transfers. */
+static enum status put_copy_after(struct put *put, uint32_t index, void *target, const void *source,
+                                  uint64_t bytes)
+{
+    struct gpu_slice *slice = put->slice;
+    struct gpu_queue *queue;
+    if (slice->copy_count == slice->copy_capacity) {
+        uint32_t capacity = 2 * slice->copy_capacity + 16;
+        struct slice_copy *larger = realloc(slice->copies, capacity * sizeof *larger);
+        if (larger == NULL) {
+            return error_set(put->error, STATUS_NO_MEMORY, "no memory for a slice");
+        }
+        slice->copies = larger;
+        slice->copy_capacity = capacity;
+    }
+    if (bytes > 0 && target != source) {
+        slice->copies[slice->copy_count++] = (struct slice_copy){
+            .index = index, .range = {.source = source, .target = target, .bytes = bytes}};
+    }
+    return queue_of(put, index, &queue);
+}
+
+/* The range of the vector that a GPU carries over its own link. All have as much; the first one also has the
+ * few elements that are left, or all of a short vector. */
+struct shard {
+    uint64_t begin, count; /* elements */
+    uint64_t rest_begin, rest_count;
+};
+
+static struct shard shard_of(const struct put *put, uint32_t number, uint32_t owners)
+{
+    uint64_t each = put->piece->count_elements / owners;
+    each = each * put->op->element_bytes < SHARD_LEAST_BYTES ? 0 : each;
+    struct shard shard = {.begin = number * each, .count = each};
+    if (number == 0) {
+        shard.rest_begin = owners * each;
+        shard.rest_count = put->piece->count_elements - shard.rest_begin;
+    }
+    return shard;
+}
+
+/* --- In: reductions --- */
+
+/* Lists the sources on the GPU. Returns the first one's rank. */
+static uint32_t find_sources(struct put *put, uint32_t index)
+{
+    uint32_t first = UINT32_MAX;
+    put->share.count = 0;
+    for (uint32_t i = 0; i < put->piece->source_count; i++) {
+        const struct coll_stage_place *source = &put->piece->sources[i];
+        if (gpu_index(put, source->rank) == index) {
+            first = first == UINT32_MAX ? i : first;
+            put->share.factors[put->share.count] = source->scaled ? put->op->ranks[source->rank].factor : 1.0;
+            put->share.inputs[put->share.count++] = stage_at(put->lane, put->op, source);
+        }
+    }
+    return first;
+}
+
+/* Folds what the GPU's ranks contribute into `place`, if there is something to fold. Returns where it is. */
+static enum status put_fold(struct put *put, uint32_t index, void *place, const void **input)
+{
+    const struct op_terms *terms = &put->op->call.terms;
+    bool scales = terms->reduce == REDUCE_PREMUL_SUM;
+    void *outputs[] = {place};
+    struct gpu_queue *queue;
+    *input = put->share.inputs[0];
+    if (put->share.count == 1 && !scales) {
+        return STATUS_OK;
+    }
+    *input = place;
+    struct host_reduction reduction = {.dtype = terms->dtype,
+                                       .reduce = terms->reduce,
+                                       .count_elements = put->piece->count_elements,
+                                       .input_count = put->share.count,
+                                       .output_count = 1,
+                                       .inputs = put->share.inputs,
+                                       .outputs = outputs,
+                                       .factors = scales ? put->share.factors : NULL};
+    enum status status = queue_of(put, index, &queue);
+    return status == STATUS_OK ? gpu_queue_reduce(queue, &reduction, GPU_QUEUE_GPUS, put->error) : status;
+}
+
+/* Adds a reduction of `count` elements from `begin` on to the GPU `root`. */
+static void add_reduce(struct put *put, uint32_t root, uint64_t begin, uint64_t count,
+                       const void *const *inputs, unsigned char *const *places)
+{
+    uint64_t at = begin * put->op->element_bytes;
+    if (count == 0) {
+        return;
+    }
+    struct gpu_transfer *transfer =
+        gpu_transfers_add(&put->slice->job.transfers, GPU_TRANSFER_REDUCE, root, count);
+    for (uint32_t g = 0; g < put->slice->gpu_count; g++) {
+        transfer->inputs[g] = (const unsigned char *)inputs[g] + at;
+    }
+    transfer->outputs[root] = places[root] + at;
+}
+
+/* Reduces over the GPUs, and scatters; each GPU then copies its shard to the host. */
+static enum status put_reduction(struct put *put)
+{
+    const void *inputs[GPU_DEVICES_MAX];
+    unsigned char *places[GPU_DEVICES_MAX];
+    unsigned char *host = stage_at(put->lane, put->op, &put->piece->targets[0]);
+    uint32_t owners = put->slice->gpu_count;
+    uint64_t element = put->op->element_bytes;
+    enum status status = STATUS_OK;
+    for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
+        const struct coll_stage_place *first = &put->piece->sources[find_sources(put, g)];
+        places[g] = (unsigned char *)put->op->ranks[first->rank].output + first->offset_elements * element;
+        status = put_fold(put, g, places[g], &inputs[g]);
+    }
+    for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
+        struct shard shard = shard_of(put, g, owners);
+        add_reduce(put, g, shard.begin, shard.count, inputs, places);
+        status = put_copy_after(put, g, host + shard.begin * element, places[g] + shard.begin * element,
+                                shard.count * element);
+    }
+    if (status == STATUS_OK) { /* behind all equal shards, so that these can become one reduce-scatter */
+        struct shard shard = shard_of(put, 0, owners);
+        add_reduce(put, 0, shard.rest_begin, shard.rest_count, inputs, places);
+        status = put_copy_after(put, 0, host + shard.rest_begin * element,
+                                places[0] + shard.rest_begin * element, shard.rest_count * element);
+    }
+    return status;
+}
+
+/* --- Out: copies to all --- */
+
+/* Lists the targets on the GPU. */
+static void find_targets(struct put *put, uint32_t index)
+{
+    put->share.count = 0;
+    for (uint32_t i = 0; i < put->piece->target_count; i++) {
+        if (gpu_index(put, put->piece->targets[i].rank) == index) {
+            put->share.outputs[put->share.count++] = stage_at(put->lane, put->op, &put->piece->targets[i]);
+        }
+    }
+}
+
+/* Takes `count` elements from `begin` on from the host to a GPU's place, over its own link. */
+static enum status put_in(struct put *put, uint32_t index, const unsigned char *host, unsigned char *place,
+                          uint64_t begin, uint64_t count)
+{
+    uint64_t at = begin * put->op->element_bytes;
+    const void *inputs[] = {host + at};
+    void *outputs[] = {place + at};
+    struct gpu_queue *queue;
+    if (count == 0 || put->piece->action == COLL_STAGE_COPY) {
+        return put_copy(put, index, place + at, host + at, count * put->op->element_bytes);
+    }
+    struct host_reduction reduction = {.dtype = put->op->call.terms.dtype,
+                                       .reduce = put->op->call.terms.reduce,
+                                       .count_elements = count,
+                                       .input_count = 1,
+                                       .output_count = 1,
+                                       .inputs = inputs,
+                                       .outputs = outputs,
+                                       .divisor =
+                                           put->piece->action == COLL_STAGE_DIVIDE ? put->op->divisor : 0};
+    enum status status = queue_of(put, index, &queue);
+    return status == STATUS_OK ? gpu_queue_reduce(queue, &reduction, GPU_QUEUE_LINK, put->error) : status;
+}
+
+/* Adds the transfers of one owner's elements to all other owners. */
+static void add_spread(struct put *put, const uint32_t *owners, uint32_t owner_count, uint32_t owner,
+                       uint64_t begin, uint64_t count, unsigned char *const *places)
+{
+    struct gpu_transfers *transfers = &put->slice->job.transfers;
+    uint64_t at = begin * put->op->element_bytes, bytes = count * put->op->element_bytes;
+    if (count == 0 || owner_count < 2) {
+        return;
+    }
+    if (owner_count == put->slice->gpu_count) {
+        struct gpu_transfer *all = gpu_transfers_add(transfers, GPU_TRANSFER_BROADCAST, owners[owner], bytes);
+        for (uint32_t g = 0; g < owner_count; g++) {
+            all->inputs[g] = all->outputs[g] = places[g] + at;
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < owner_count; i++) {
+        if (i != owner) {
+            struct gpu_transfer *send = gpu_transfers_add(transfers, GPU_TRANSFER_SEND, owners[owner], bytes);
+            send->to = owners[i];
+            send->inputs[owners[owner]] = places[owners[owner]] + at;
+            send->outputs[owners[i]] = places[owners[i]] + at;
+        }
+    }
+}
+
+/* Each GPU that has targets copies its shard from the host; all shards then go to all of these GPUs. */
+static enum status put_out(struct put *put)
+{
+    const unsigned char *host = stage_at(put->lane, put->op, &put->piece->sources[0]);
+    unsigned char *places[GPU_DEVICES_MAX] = {NULL};
+    uint32_t owners[GPU_DEVICES_MAX], owner_count = 0;
+    enum status status = STATUS_OK;
+    for (uint32_t g = 0; g < put->slice->gpu_count; g++) {
+        find_targets(put, g);
+        if (put->share.count > 0) {
+            owners[owner_count++] = g;
+            places[g] = put->share.outputs[0];
+        }
+    }
+    for (uint32_t i = 0; i < owner_count && status == STATUS_OK; i++) {
+        struct shard shard = shard_of(put, i, owner_count);
+        status = put_in(put, owners[i], host, places[owners[i]], shard.begin, shard.count);
+        if (status == STATUS_OK) {
+            status = put_in(put, owners[i], host, places[owners[i]], shard.rest_begin, shard.rest_count);
+        }
+        add_spread(put, owners, owner_count, i, shard.begin, shard.count, places);
+    }
+    if (owner_count > 0) {
+        struct shard shard = shard_of(put, 0, owner_count);
+        add_spread(put, owners, owner_count, 0, shard.rest_begin, shard.rest_count, places);
+    }
+    for (uint32_t i = 0; i < owner_count && status == STATUS_OK; i++) {
+        find_targets(put, owners[i]);
+        for (uint32_t k = 1; k < put->share.count && status == STATUS_OK; k++) {
+            status = put_copy_after(put, owners[i], put->share.outputs[k], put->share.outputs[0], put->bytes);
+        }
+    }
+    return status;
+}
+
+enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane, const struct exec_op *op,
+                          const struct coll_stage_piece *piece, struct error *error)
+{
+    struct put put;
+    put.slice = slice;
+    put.lane = lane;
+    put.op = op;
+    put.piece = piece;
+    put.bytes = piece->count_elements * op->element_bytes;
+    put.error = error;
+    slice->job.transfers.dtype = op->call.terms.dtype;
+    slice->job.transfers.reduce = op->call.terms.reduce;
+    enum status status =
+        gpu_transfers_reserve(&slice->job.transfers, slice->gpu_count * slice->gpu_count + 1, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (piece->sources[0].buffer == COLL_STAGE_MEMORY) {
+        return put_out(&put);
+    }
+    if (piece->action != COLL_STAGE_COPY) {
+        return put_reduction(&put);
+    }
+    return put_copy(&put, gpu_index(&put, piece->sources[0].rank), stage_at(lane, op, &piece->targets[0]),
+                    stage_at(lane, op, &piece->sources[0]), put.bytes);
+}
+
+/* --- Completion --- */
+
+void gpu_slice_drop(struct gpu_slice *slice)
+{
+    slice->copy_count = 0;
+    gpu_transfers_clear(&slice->job.transfers);
+}
+
+/* Puts the copies behind the transfers, and marks all queues. */
+static enum status finish(struct gpu_slice *slice, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < slice->copy_count && status == STATUS_OK; i++) {
+        const struct slice_copy *copy = &slice->copies[i];
+        status = gpu_queue_copy(slice->queues[copy->index], copy->range.target, copy->range.source,
+                                copy->range.bytes, error);
+    }
+    slice->copy_count = 0;
+    gpu_transfers_clear(&slice->job.transfers);
+    for (uint32_t g = 0; g < slice->gpu_count; g++) {
+        struct error why;
+        if (!slice->used[g]) {
+            continue;
+        }
+        slice->used[g] = false;
+        /* Also marks work that failed half-way, so that its end can be waited for. */
+        if (gpu_queue_mark(slice->queues[g], &slice->marks[g], &why) != STATUS_OK) {
+            slice->marks[g] = 0;
+            status = status == STATUS_OK ? error_set(error, why.status, "%s", why.text) : status;
+        }
+    }
+    return status;
+}
+
+enum status gpu_slice_end(struct gpu_slice *slice, const struct exec_lane *lane, struct error *error)
+{
+    enum status status = STATUS_OK;
+    if (slice->job.transfers.count == 0) {
+        return finish(slice, error);
+    }
+    for (uint32_t g = 0; g < slice->gpu_count && status == STATUS_OK; g++) {
+        status = device_queue(lane->comm, slice->gpus[g], &slice->queues[g], error);
+        slice->used[g] = true;
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    gpu_group_post(slice->group, &slice->job, slice->queues);
+    slice->is_posted = slice->by_nccl = true;
+    return STATUS_OK;
+}
+
+/* Returns whether NCCL's thread is done with the job. */
+static bool job_is_over(struct gpu_slice *slice, enum status *status, struct error *error)
+{
+    struct error why;
+    switch (gpu_group_ask(slice->group, &slice->job, &why)) {
+    case GPU_GROUP_READY:
+        break;
+    case GPU_GROUP_FAILED:
+    case GPU_GROUP_REFUSED:
+        gpu_slice_drop(slice); /* what its copies would copy is not there */
+        *status = error_set(error, why.status, "%s", why.text);
+        break;
+    case GPU_GROUP_FORMS:
+    case GPU_GROUP_CALLS:
+        return false;
+    }
+    slice->is_posted = false;
+    struct error late;
+    if (finish(slice, &late) != STATUS_OK && *status == STATUS_OK) {
+        *status = error_set(error, late.status, "%s", late.text);
+    }
+    return true;
+}
+
+bool gpu_slice_is_done(struct gpu_slice *slice, const struct exec_lane *lane, uint64_t now_ns,
+                       enum status *status, struct error *error)
+{
+    bool done = true;
+    (void)lane;
+    *status = STATUS_OK;
+    if (slice->is_posted && !job_is_over(slice, status, error)) {
+        return false;
+    }
+    for (uint32_t g = 0; g < slice->gpu_count; g++) {
+        enum status at = STATUS_OK;
+        struct error why;
+        if (slice->marks[g] == 0) {
+            continue;
+        }
+        if (!gpu_queue_is_done(slice->queues[g], slice->marks[g], now_ns, &at, &why)) {
+            done = false;
+            continue;
+        }
+        slice->marks[g] = 0;
+        if (at != STATUS_OK && *status == STATUS_OK) {
+            *status = error_set(error, at, "%s", why.text);
+        }
+    }
+    if (!done && slice->by_nccl && now_ns - slice->looked_ns > SLICE_LOOK_NS) {
+        struct error why;
+        slice->looked_ns = now_ns;
+        if (gpu_group_has_failed(slice->group, &why) && *status == STATUS_OK) {
+            *status = error_set(error, why.status, "%s", why.text);
+        }
+    }
+    slice->by_nccl = slice->by_nccl && !done;
+    return done;
+}

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""NCCL (its double) carries out the GPUs' part of operations between nodes: reduce-scatter, each GPU's shard over its own link, all-gather."""
+import signal
+import struct
+import unittest
+
+from cluster import Cluster
+from failure_case import FailureCase
+from program_case import ProgramCase
+from test_gpu_nccl import counts
+
+NCCL = 'gpu_engine = "nccl"; '
+
+
+class GpuSlices(ProgramCase):
+    def check(self, layout, devices, program="surface", options=("3",), settings=NCCL, engine=True, **environment):
+        with Cluster(sorted(set(layout)), settings, gpus=4, daemon_environment=environment, client_environment=environment) as cluster:
+            self.check_ranks(cluster, layout, program, *options, devices=devices)
+            by_nccl, _, _, refused, failed, stuck = counts(cluster)
+            self.assertEqual((by_nccl > 0, refused, failed, stuck), (engine, 0, 0, 0))
+            cluster.wait_gpus_idle()
+
+    def test_two_nodes_of_two_gpus(self):
+        for peer in ("1", "0"):
+            with self.subTest(peer=peer):
+                self.check("aabb", [0, 1, 0, 1], CUDA_DOUBLE_PEER=peer)
+
+    def test_nodes_of_different_numbers_of_gpus(self):
+        self.check("aaabbc", [0, 1, 2, 3, 1, 0])
+        self.check("aaaab", [0, 1, 2, 3, 0])
+
+    def test_ranks_that_share_gpus(self):
+        self.check("aaaabb", [0, 1, 1, 0, 2, 2], CUDA_DOUBLE_PEER="0")
+
+    def test_ranks_in_turns(self):
+        self.check("abab", [0, 0, 1, 1])
+
+    def test_three_rails_and_short_slices(self):
+        self.check("aabb", [0, 1, 0, 1], settings=NCCL + "rails = 3; slice_bytes = 4096;")
+
+    def test_gpus_that_are_late(self):
+        self.check("aabb", [0, 1, 0, 1], CUDA_DOUBLE_DELAY_US="300", CUDA_DOUBLE_SEED="7")
+
+    def test_all_types_and_operators(self):
+        self.check("aaabb", [0, 1, 1, 0, 1], program="matrix", options=(), CUDA_DOUBLE_PEER="0")
+
+    def test_auto(self):
+        """NCCL if the GPUs do not reach each other, or if it was measured as faster."""
+        self.check("aabb", [0, 1, 0, 1], settings="", CUDA_DOUBLE_PEER="0")
+        self.check("aabb", [0, 1, 0, 1], settings="", engine=False)
+
+    def test_an_nccl_that_cannot_order_its_launches(self):
+        self.check("aabb", [0, 1, 0, 1], CUDA_DOUBLE_NCCL_VERSION="22403", engine=False)
+
+
+class GpuSliceTraffic(FailureCase):
+    """What passes through pinned memory: 2 S a node for an all-reduce of S bytes, and a GPU's share of that over each GPU's link."""
+
+    def check(self, layout, devices, settings, count=200000, **environment):
+        with Cluster(sorted(set(layout)), settings, gpus=4, start=False, client_environment=environment) as cluster:
+            for name in cluster.names:
+                cluster.start(name, environment=dict(environment, CUDA_DOUBLE_TRAFFIC=str(cluster.folder / f"{name}.traffic")))
+            cluster.wait_ready()
+            for process in self.ranks(cluster, layout, "work", "once", f"count={count}", devices=devices):
+                self.expect(process, "OK", within_s=30)
+            for name in cluster.names:
+                links = struct.unpack("16Q", (cluster.folder / f"{name}.traffic").read_bytes())
+                self.check_links(links, 8 * count, {device for node, device in zip(layout, devices) if node == name})
+
+    def check_links(self, links, size, gpus):
+        to_host, from_host = links[::2], links[1::2]
+        self.assertEqual((sum(to_host), sum(from_host)), (size, size))
+        for way in (to_host, from_host):
+            for gpu in range(8):
+                share = size / len(gpus) if gpu in gpus else 0
+                self.assertAlmostEqual(way[gpu], share, delta=size / 8, msg=f"GPU {gpu} of {gpus}: {way}")
+
+    def test_by_nccl(self):
+        self.check("aabb", [0, 1, 2, 3], NCCL)
+        self.check("aaaabbbb", [0, 1, 2, 3, 3, 2, 1, 0], NCCL, CUDA_DOUBLE_PEER="0")
+
+    def test_by_nccl_with_different_numbers_of_gpus(self):
+        self.check("aaaabbc", [0, 1, 2, 3, 1, 0, 3], NCCL + "slice_bytes = 65536;", CUDA_DOUBLE_PEER="0")
+
+    def test_by_nccl_with_ranks_that_share_gpus(self):
+        self.check("aaaabb", [0, 1, 1, 0, 2, 3], NCCL)
+
+    def test_by_kernels(self):
+        """The GPUs take turns, slice by slice."""
+        self.check("aabb", [0, 1, 2, 3], "slice_bytes = 65536; rails = 1;")
+
+
+class GpuSliceFailures(FailureCase):
+    def cluster(self, rule="", **environment):
+        cluster = Cluster("ab", NCCL, gpus=2, start=False)
+        self.addCleanup(cluster.close)
+        for name in "ab":
+            cluster.start(name, environment=dict(environment, CUDA_DOUBLE_FAIL=rule if name == "a" else ""))
+        cluster.wait_ready()
+        return cluster
+
+    def check_after(self, cluster, failed):
+        """The next communicator works on the same GPUs, by NCCL."""
+        cluster.wait(lambda: counts(cluster)[4] == failed, "NCCL's communicator is ended", timeout_s=30)
+        before = counts(cluster)[0]
+        self.check_new_communicator(cluster, "aabb", "again", [0, 1, 0, 1])
+        self.assertGreater(counts(cluster)[0], before)
+        self.assertEqual([gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]], ["", ""])
+        cluster.wait_gpus_idle()
+        for name in "ab":
+            cluster.daemons[name].terminate()
+            self.assertEqual(cluster.daemons[name].wait(timeout=20), 0, cluster.log(name))
+
+    def test_a_kernel_that_hangs(self):
+        cluster = self.cluster("ncclKernel:1")
+        for process in self.ranks(cluster, "aabb", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1, 0, 1]):
+            self.expect(process, "TIMED_OUT", within_s=15)
+        self.check_after(cluster, 1)
+
+    def test_a_call_that_fails(self):
+        cluster = self.cluster("ncclReduceScatter:1")
+        for process in self.ranks(cluster, "aabb", "broken", "once", "count=100000", devices=[0, 1, 0, 1]):
+            self.expect(process, "DEVICE", "ncclReduceScatter", within_s=15)
+        self.check_after(cluster, 1)
+
+    def test_an_error_that_comes_later(self):
+        cluster = self.cluster("ncclKernel:1,ncclCommGetAsyncError:40+=6")
+        for process in self.ranks(cluster, "aabb", "broken", "once", devices=[0, 1, 0, 1]):
+            self.expect(process, "DEVICE", "ncclCommGetAsyncError", "remote process exited", within_s=10)
+        cluster.wait(lambda: counts(cluster)[4] == 1, "NCCL's communicator is ended", timeout_s=30)
+        self.check_new_communicator(cluster, "aabb", "without", [0, 1, 0, 1])  # each further group gets the error as well
+        cluster.wait_gpus_idle()
+
+    def test_no_group(self):
+        cluster = self.cluster("ncclCommInitRankConfig:1+")
+        self.check_new_communicator(cluster, "aabb", "work", [0, 1, 0, 1])
+        self.assertEqual(counts(cluster)[0], 0)
+        self.assertEqual(counts(cluster)[3], 1)
+
+    def test_killed_ranks(self):
+        cluster = self.cluster()
+        for victim in (0, 3):
+            ranks = self.start(cluster, "aabb", f"killed-{victim}", "loop", devices=[0, 1, 0, 1])
+            ranks[victim].send_signal(signal.SIGKILL)
+            for rank, process in enumerate(ranks):
+                if rank != victim:
+                    self.expect(process, "RANK_LOST", within_s=15)
+        self.check_after(cluster, 0)
+
+    def test_a_killed_daemon(self):
+        cluster = self.cluster()
+        ranks = self.start(cluster, "aabb", "killed", "loop", devices=[0, 1, 0, 1])
+        cluster.daemons["b"].kill()
+        for rank, process in enumerate(ranks):
+            self.expect(process, "NODE_LOST" if rank < 2 else "DAEMON_LOST", within_s=15)
+        cluster.wait(lambda: all(gpu["memories"] == 0 for gpu in cluster.json("a", "gpus")["gpus"]), "all memory is let go of")
+        self.check_new_communicator(cluster, "aa", "alone", [0, 1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -275,6 +275,10 @@ static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
     if (op->next_slice >= op->stage.slice_count || !lane_is_free(lane) || slice_waits(comm)) {
         return false;
     }
+    if (op->is_staged && !lane_device_may_begin(lane, op)) {
+        comm->exec->pacer.waits = true;
+        return false;
+    }
     uint64_t slice = op->next_slice;
     op->next_slice = spread_next_slice(comm, slice + 1, op->stage.slice_count);
     if (lane_start(lane, op, slice, &error) != STATUS_OK) {

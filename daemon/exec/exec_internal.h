@@ -474,6 +474,8 @@ enum status device_copies_flush(struct exec_comm *comm, struct device_copies *co
  * first failure for lane_device_end. */
 void exec_find_cliques(struct exec *exec);
 bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op);
+/* Whether the slice may begin. If not, other slices have all memory that it needs on GPUs: ask again. */
+bool lane_device_may_begin(struct exec_lane *lane, const struct exec_op *op);
 /* Call it before anything else for a slice. */
 enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
                               struct error *error) COMM_MUST_USE;

@@ -8,8 +8,9 @@
 
 /*
  * Like gpu_nccl.c, all pieces of a step are one batch: kernels and copies, one group of NCCL's transfers,
- * copies. What NCCL reduces on a GPU goes to the output of the first rank there, which the operation
- * overwrites at its end anyway. So slices need no memory of their own on GPUs.
+ * copies. What NCCL reduces of an all_reduce goes to the output of the first rank on the GPU, which the
+ * operation overwrites at its end anyway. Other reductions have no such output, so each slice takes a slot of
+ * the group's scratch memory until its data are on the host.
  */
 
 #define SLICE_LOOK_NS TIME_MS   /* between looks whether NCCL has failed: its kernels then never end */
@@ -32,20 +33,36 @@ struct gpu_slice {
         struct host_copy_range range;
     } * copies;
     uint32_t copy_count, copy_capacity;
+    uint32_t slot;       /* UINT32_MAX: none */
+    uint64_t slot_bytes; /* used of it */
 };
+
+/* In a slot, each piece begins at a multiple of this. SLICE_PIECES_MAX bounds what rounding takes. */
+#define SLOT_ALIGN_BYTES 16u
+#define SLICE_PIECES_MAX 16384u
+_Static_assert(EXEC_SLICE_BYTES_DEFAULT + 2 * SLOT_ALIGN_BYTES * SLICE_PIECES_MAX <= GPU_GROUP_SLOT_BYTES,
+               "a slot has room for a slice");
 
 /* --- Which operations --- */
 
-static bool kind_serves(const struct op_terms *terms)
+static bool needs_slot(const struct op_terms *terms)
+{
+    return terms->kind == OP_KIND_REDUCE || terms->kind == OP_KIND_REDUCE_SCATTER;
+}
+
+static bool kind_serves(const struct exec_comm *comm, const struct op_terms *terms)
 {
     switch (terms->kind) {
+    case OP_KIND_REDUCE:
+    case OP_KIND_REDUCE_SCATTER:
+        return gpu_nccl_reduces(terms->dtype, terms->reduce) && !terms->has_layouts &&
+               comm->options.slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
+               comm->options.size + terms->bucket_ops <= SLICE_PIECES_MAX;
     case OP_KIND_ALL_REDUCE:
         return gpu_nccl_reduces(terms->dtype, terms->reduce);
     case OP_KIND_ALL_GATHER:
     case OP_KIND_BROADCAST:
         return true;
-    case OP_KIND_REDUCE:
-    case OP_KIND_REDUCE_SCATTER:
     case OP_KIND_GATHER:
     case OP_KIND_SCATTER:
     case OP_KIND_ALL_TO_ALL:
@@ -68,8 +85,10 @@ static bool buffers_serve(const struct exec_op *op)
     }
     for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
-        if (op->call.terms.kind == OP_KIND_ALL_REDUCE && (rank->input == NULL || rank->output == NULL)) {
-            return op->call.terms.count_elements == 0;
+        bool reads = op_kind_reduces(op->call.terms.kind);
+        bool writes = op->call.terms.kind == OP_KIND_ALL_REDUCE;
+        if ((reads && rank->input == NULL) || (writes && rank->output == NULL)) {
+            return false;
         }
     }
     return true;
@@ -81,7 +100,7 @@ bool gpu_slices_serve(const struct exec_comm *comm, const struct exec_op *op, ui
     enum exec_gpu_engine engine = device_engine(comm, op);
     struct tuner *tuner = comm->exec->tuner;
     if (engine == EXEC_GPU_KERNELS || comm->options.node_count < 2 || comm->share_index > 0 ||
-        !lane_device_serves(comm, op) || !kind_serves(&op->call.terms) || device_gpus(op, gpus) < 2 ||
+        !lane_device_serves(comm, op) || !kind_serves(comm, &op->call.terms) || device_gpus(op, gpus) < 2 ||
         !gpu_nccl_is_there() || !gpu_nccl_orders_launches() || !buffers_serve(op)) {
         return false;
     }
@@ -101,6 +120,7 @@ enum status gpu_slice_new(const struct exec_op *op, struct gpu_slice **out, stru
         return error_set(error, STATUS_NO_MEMORY, "no memory for a slice");
     }
     slice->group = op->call.group;
+    slice->slot = UINT32_MAX;
     slice->gpu_count = device_gpus(op, slice->gpus);
     enum status status =
         gpu_transfers_init(&slice->job.transfers, slice->gpu_count, slice->gpu_count + 1, error);
@@ -112,9 +132,28 @@ enum status gpu_slice_new(const struct exec_op *op, struct gpu_slice **out, stru
     return STATUS_OK;
 }
 
+static void give_slot(struct gpu_slice *slice)
+{
+    if (slice->slot != UINT32_MAX) {
+        gpu_group_give_slot(slice->group, slice->slot);
+        slice->slot = UINT32_MAX;
+    }
+}
+
+bool gpu_slice_take_room(struct gpu_slice *slice, const struct exec_op *op)
+{
+    slice->slot_bytes = 0;
+    if (needs_slot(&op->call.terms) && slice->slot == UINT32_MAX) {
+        slice->slot = gpu_group_take_slot(slice->group);
+        return slice->slot != UINT32_MAX;
+    }
+    return true;
+}
+
 void gpu_slice_free(struct gpu_slice *slice)
 {
     if (slice != NULL) {
+        give_slot(slice);
         gpu_transfers_release(&slice->job.transfers);
         free(slice->copies);
         free(slice);
@@ -274,6 +313,23 @@ static void add_reduce(struct put *put, uint32_t root, uint64_t begin, uint64_t 
     transfer->outputs[root] = places[root] + at;
 }
 
+/* Where the GPU's part of the reduction goes: as much as the piece. */
+static unsigned char *place_of(const struct put *put, uint32_t index, const struct coll_stage_place *first)
+{
+    if (!needs_slot(&put->op->call.terms)) {
+        return (unsigned char *)put->op->ranks[first->rank].output +
+               first->offset_elements * put->op->element_bytes;
+    }
+    return gpu_group_slot(put->slice->group, put->slice->slot, index) + put->slice->slot_bytes;
+}
+
+static enum status slot_has_room(const struct put *put)
+{
+    return !needs_slot(&put->op->call.terms) || put->slice->slot_bytes + put->bytes <= GPU_GROUP_SLOT_BYTES
+               ? STATUS_OK
+               : error_set(put->error, STATUS_LIMIT, "a slice is larger than its memory on GPUs");
+}
+
 /* Reduces over the GPUs, and scatters; each GPU then copies its shard to the host. */
 static enum status put_reduction(struct put *put)
 {
@@ -282,10 +338,10 @@ static enum status put_reduction(struct put *put)
     unsigned char *host = stage_at(put->lane, put->op, &put->piece->targets[0]);
     uint32_t owners = put->slice->gpu_count;
     uint64_t element = put->op->element_bytes;
-    enum status status = STATUS_OK;
+    enum status status = slot_has_room(put);
     for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
         const struct coll_stage_place *first = &put->piece->sources[find_sources(put, g)];
-        places[g] = (unsigned char *)put->op->ranks[first->rank].output + first->offset_elements * element;
+        places[g] = place_of(put, g, first);
         status = put_fold(put, g, places[g], &inputs[g]);
     }
     for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
@@ -300,6 +356,8 @@ static enum status put_reduction(struct put *put)
         status = put_copy_after(put, 0, host + shard.rest_begin * element,
                                 places[0] + shard.rest_begin * element, shard.rest_count * element);
     }
+    put->slice->slot_bytes +=
+        put->bytes + (SLOT_ALIGN_BYTES - put->bytes % SLOT_ALIGN_BYTES) % SLOT_ALIGN_BYTES;
     return status;
 }
 
@@ -536,5 +594,8 @@ bool gpu_slice_is_done(struct gpu_slice *slice, const struct exec_lane *lane, ui
         }
     }
     slice->by_nccl = slice->by_nccl && !done;
+    if (done) {
+        give_slot(slice); /* the data are on the host */
+    }
     return done;
 }

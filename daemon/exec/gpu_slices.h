@@ -25,6 +25,9 @@ void gpu_slice_free(struct gpu_slice *slice);
 /* Whether it is for the operation's group and GPUs. */
 bool gpu_slice_fits(const struct gpu_slice *slice, const struct exec_op *op);
 
+/* Call it before the slice begins. Returns false while other slices have all memory that it needs on GPUs. */
+bool gpu_slice_take_room(struct gpu_slice *slice, const struct exec_op *op);
+
 /* Puts a piece that is not the host's. Kernels and copies before the transfers enter the queues. */
 enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane, const struct exec_op *op,
                           const struct coll_stage_piece *piece, struct error *error) COMM_MUST_USE;

@@ -147,6 +147,26 @@ static void take_turns(const struct exec_lane *lane, const struct exec_op *op)
     }
 }
 
+/* Makes the state for a slice by NCCL, unless the lane has it. */
+static enum status lane_slice_new(struct exec_lane *lane, const struct exec_op *op, struct error *error)
+{
+    struct lane_device *device = lane->device;
+    if (gpu_slice_fits(device->slice, op)) {
+        return STATUS_OK;
+    }
+    gpu_slice_free(device->slice);
+    device->slice = NULL;
+    return gpu_slice_new(op, &device->slice, error);
+}
+
+bool lane_device_may_begin(struct exec_lane *lane, const struct exec_op *op)
+{
+    struct error error;
+    bool fails = op->call.group == NULL || lane_device_new(lane, &error) != STATUS_OK ||
+                 lane_slice_new(lane, op, &error) != STATUS_OK; /* lane_device_begin says so, too */
+    return fails || gpu_slice_take_room(lane->device->slice, op);
+}
+
 enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, struct error *error)
 {
     const struct exec *exec = lane->comm->exec;
@@ -162,12 +182,8 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, 
     }
     if (!device->by_nccl) {
         take_turns(lane, op);
-    } else if (!gpu_slice_fits(device->slice, op)) {
-        gpu_slice_free(device->slice);
-        device->slice = NULL;
-        return gpu_slice_new(op, &device->slice, error);
     }
-    return STATUS_OK;
+    return device->by_nccl ? lane_slice_new(lane, op, error) : STATUS_OK;
 }
 
 enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error)

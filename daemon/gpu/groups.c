@@ -391,6 +391,33 @@ enum gpu_group_state gpu_group_ask(struct gpu_group *group, struct gpu_group_job
     return state;
 }
 
+uint32_t gpu_group_take_slot(struct gpu_group *group)
+{
+    uint32_t slot = 0;
+    pthread_mutex_lock(&group->owner->lock);
+    while (slot < GPU_GROUP_SLOTS && (group->slots >> slot & 1) != 0) {
+        slot++;
+    }
+    if (slot < GPU_GROUP_SLOTS) {
+        group->slots |= UINT32_C(1) << slot;
+    }
+    pthread_mutex_unlock(&group->owner->lock);
+    return slot < GPU_GROUP_SLOTS ? slot : UINT32_MAX;
+}
+
+void gpu_group_give_slot(struct gpu_group *group, uint32_t slot)
+{
+    pthread_mutex_lock(&group->owner->lock);
+    group->slots &= ~(UINT32_C(1) << slot);
+    pthread_mutex_unlock(&group->owner->lock);
+}
+
+unsigned char *gpu_group_slot(const struct gpu_group *group, uint32_t slot, uint32_t index)
+{
+    return (unsigned char *)(uintptr_t)group->ranks.scratch[index] + GPU_GROUP_SCRATCH_BYTES +
+           slot * GPU_GROUP_SLOT_BYTES;
+}
+
 bool gpu_group_has_failed(const struct gpu_group *group, struct error *error)
 {
     struct gpu_groups *groups = group->owner;

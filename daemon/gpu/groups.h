@@ -25,7 +25,9 @@ struct gpu_group;
 #define GPU_GROUPS_MAX 16      /* also counts those that are being ended; one more is refused */
 #define GPU_GROUPS_SPARE_MAX 2 /* formed, but held by nobody, for the next job on these GPUs */
 #define GPU_GROUP_TRANSFERS_MAX 256
-#define GPU_GROUP_SCRATCH_BYTES (UINT64_C(32) << 20)   /* on each GPU of a group */
+#define GPU_GROUP_SCRATCH_BYTES (UINT64_C(32) << 20) /* on each GPU of a group, for its user */
+#define GPU_GROUP_SLOT_BYTES (UINT64_C(2) << 20)     /* likewise, for a slice */
+#define GPU_GROUP_SLOTS 8u
 #define GPU_GROUP_FORM_NS (UINT64_C(120) * 1000000000) /* NCCL may load kernels for a minute */
 #define GPU_GROUP_END_NS (UINT64_C(10) * 1000000000)
 #define GPU_GROUP_RETRY_NS (UINT64_C(60) * 1000000000)
@@ -88,6 +90,11 @@ struct gpu_group_job {
     bool begun;
     bool done;
 };
+/* Takes a slot of scratch memory for such a user. UINT32_MAX: all are taken; others will give theirs back.
+ * Any thread. */
+uint32_t gpu_group_take_slot(struct gpu_group *group);
+void gpu_group_give_slot(struct gpu_group *group, uint32_t slot);
+unsigned char *gpu_group_slot(const struct gpu_group *group, uint32_t slot, uint32_t index);
 void gpu_group_post(struct gpu_group *group, struct gpu_group_job *job, struct gpu_queue *const *queues);
 /* READY: the transfers are in the streams. CALLS: not yet. FAILED: the group has failed, as the error says;
  * some may be in the streams. */

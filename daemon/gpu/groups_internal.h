@@ -33,6 +33,7 @@ struct gpu_group {
 
     /* Protected by the lock. */
     enum group_job job;
+    uint32_t slots;                /* bits of those that are taken */
     struct gpu_group_job *posted;  /* not begun, the oldest first */
     struct gpu_group_job *current; /* begun; then `job` waits */
     bool inside;                   /* NCCL's thread makes calls on it */

@@ -21,9 +21,10 @@ static enum status ranks_status(const struct nccl_ranks *ranks, uint32_t rank, c
 static enum status allocate_scratch(struct nccl_ranks *ranks, uint32_t rank, struct error *error)
 {
     enum status status = cuda_enter(ranks->gpus, ranks->list[rank], error);
-    return status == STATUS_OK ? CUDA_CALL(ranks->gpus, ranks->list[rank], error, memory_alloc,
-                                           &ranks->scratch[rank], GPU_GROUP_SCRATCH_BYTES)
-                               : status;
+    return status == STATUS_OK
+               ? CUDA_CALL(ranks->gpus, ranks->list[rank], error, memory_alloc, &ranks->scratch[rank],
+                           GPU_GROUP_SCRATCH_BYTES + GPU_GROUP_SLOTS * GPU_GROUP_SLOT_BYTES)
+               : status;
 }
 
 static enum status init_rank(struct nccl_ranks *ranks, uint32_t rank, struct nccl_id id, struct error *error)

@@ -17,7 +17,7 @@ struct nccl_ranks {
     uint32_t count;
     uint32_t list[GPU_DEVICES_MAX];
     nccl_comm comms[GPU_DEVICES_MAX];
-    cuda_pointer scratch[GPU_DEVICES_MAX]; /* GPU_GROUP_SCRATCH_BYTES each */
+    cuda_pointer scratch[GPU_DEVICES_MAX]; /* for the user and the slots */
 };
 
 #define NCCL_RANKS_CTAS_MAX 16 /* the most that NCCL uses of each GPU: clients compute there, too */

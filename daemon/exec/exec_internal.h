@@ -453,6 +453,8 @@ enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct er
 /* gpu_copies.c */
 /* Lists the GPUs on which the operation has buffers, ascending. Returns how many. */
 uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX]);
+/* The bytes of the larger one of a rank's two buffers, of the rank that has most. */
+uint64_t device_bytes(const struct exec_op *op);
 #define DEVICE_COPIES_MAX 64 /* put in a queue together */
 struct device_copies {
     uint32_t gpus[GPU_DEVICES_MAX]; /* those of device_gpus */

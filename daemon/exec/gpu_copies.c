@@ -20,6 +20,20 @@ uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX])
     return count;
 }
 
+uint64_t device_bytes(const struct exec_op *op)
+{
+    uint64_t most_bytes = 0;
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        uint64_t bytes = 0;
+        for (uint32_t part = 0; part < op->call.terms.bucket_ops; part++) {
+            const struct exec_rank *rank = &op->ranks[part * op->call.rank_count + i];
+            bytes += rank->input_bytes > rank->output_bytes ? rank->input_bytes : rank->output_bytes;
+        }
+        most_bytes = bytes > most_bytes ? bytes : most_bytes;
+    }
+    return most_bytes;
+}
+
 enum status device_copies_init(struct device_copies *copies, const struct exec_op *op, struct error *error)
 {
     *copies = (struct device_copies){0};

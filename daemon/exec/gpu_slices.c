@@ -13,7 +13,9 @@
  * the group's scratch memory until its data are on the host.
  */
 
-#define SLICE_LOOK_NS TIME_MS   /* between looks whether NCCL has failed: its kernels then never end */
+#define SLICE_LOOK_NS TIME_MS /* between looks whether NCCL has failed: its kernels then never end */
+/* gpu_engine = "auto": below, GPUs that do not reach each other copy faster than NCCL is called twice. */
+#define NCCL_LEAST_BYTES (UINT64_C(128) << 10)
 #define SHARD_LEAST_BYTES 4096u /* of each GPU; one GPU alone carries shorter vectors */
 
 struct gpu_slice {
@@ -104,8 +106,11 @@ bool gpu_slices_serve(const struct exec_comm *comm, const struct exec_op *op, ui
         !gpu_nccl_is_there() || !gpu_nccl_orders_launches() || !buffers_serve(op)) {
         return false;
     }
-    if (engine == EXEC_GPU_NCCL || !device_reach_each_other(comm, op)) {
+    if (engine == EXEC_GPU_NCCL) {
         return true;
+    }
+    if (!device_reach_each_other(comm, op)) {
+        return device_bytes(op) >= NCCL_LEAST_BYTES;
     }
     return tuner != NULL &&
            tuner_choose_for_slices(tuner, op, comm->options.slice_bytes, now_ns) == GPU_ENGINE_NCCL;

@@ -118,21 +118,6 @@ static void want(struct tuner *tuner, const uint32_t *list, uint32_t count, uint
     }
 }
 
-/* The bytes of the larger one of a rank's buffers, which the table goes by. */
-static uint64_t op_bytes(const struct exec_op *op)
-{
-    uint64_t most_bytes = 0;
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        uint64_t bytes = 0;
-        for (uint32_t part = 0; part < op->call.terms.bucket_ops; part++) {
-            const struct exec_rank *rank = &op->ranks[part * op->call.rank_count + i];
-            bytes += rank->input_bytes > rank->output_bytes ? rank->input_bytes : rank->output_bytes;
-        }
-        most_bytes = bytes > most_bytes ? bytes : most_bytes;
-    }
-    return most_bytes;
-}
-
 enum gpu_engine tuner_choose(struct tuner *tuner, const struct exec_op *op, uint64_t now_ns)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
@@ -142,7 +127,7 @@ enum gpu_engine tuner_choose(struct tuner *tuner, const struct exec_op *op, uint
         want(tuner, gpus, count, now_ns);
         return GPU_ENGINE_KERNELS;
     }
-    enum gpu_engine engine = gpu_tuning_prefers(set, op->call.terms.kind, op_bytes(op));
+    enum gpu_engine engine = gpu_tuning_prefers(set, op->call.terms.kind, device_bytes(op));
     return engine == GPU_ENGINE_NCCL ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
 }
 
@@ -152,7 +137,7 @@ enum gpu_engine tuner_choose_for_slices(struct tuner *tuner, const struct exec_o
     uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t count = device_gpus(op, gpus);
     const struct gpu_tuning_set *set = gpu_tuning_find(tuner->table, gpus, count);
-    uint64_t bytes = op_bytes(op) < slice_bytes ? op_bytes(op) : slice_bytes;
+    uint64_t bytes = device_bytes(op) < slice_bytes ? device_bytes(op) : slice_bytes;
     double in_nccl_ns = 0, in_kernels_ns = 0, out_nccl_ns, out_kernels_ns;
     if (set == NULL) {
         want(tuner, gpus, count, now_ns);

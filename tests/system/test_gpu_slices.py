@@ -44,11 +44,6 @@ class GpuSlices(ProgramCase):
     def test_all_types_and_operators(self):
         self.check("aaabb", [0, 1, 1, 0, 1], program="matrix", options=(), CUDA_DOUBLE_PEER="0")
 
-    def test_auto(self):
-        """NCCL if the GPUs do not reach each other, or if it was measured as faster."""
-        self.check("aabb", [0, 1, 0, 1], settings="", CUDA_DOUBLE_PEER="0")
-        self.check("aabb", [0, 1, 0, 1], settings="", engine=False)
-
     def test_an_nccl_that_cannot_order_its_launches(self):
         self.check("aabb", [0, 1, 0, 1], CUDA_DOUBLE_NCCL_VERSION="22403", engine=False)
 
@@ -130,6 +125,15 @@ class GpuSliceFailures(FailureCase):
         cluster.wait(lambda: counts(cluster)[4] == 1, "NCCL's communicator is ended", timeout_s=30)
         self.check_new_communicator(cluster, "aabb", "without", [0, 1, 0, 1])  # each further group gets the error as well
         cluster.wait_gpus_idle()
+
+    def test_auto(self):
+        """NCCL for operations that are not short, if the GPUs do not reach each other."""
+        for peer, count, engine in (("0", 100000, "nccl"), ("0", 1000, "host"), ("1", 100000, "host")):
+            with self.subTest(peer=peer, count=count), Cluster("ab", gpus=2, daemon_environment={"CUDA_DOUBLE_PEER": peer}) as cluster:
+                for process in self.ranks(cluster, "aabb", "work", "once", f"count={count}", devices=[0, 1, 0, 1]):
+                    self.expect(process, "OK", within_s=15)
+                by_nccl, _, by_host, *_ = counts(cluster)
+                self.assertEqual((by_nccl > 0, by_host > 0), (engine == "nccl", engine == "host"))
 
     def test_no_group(self):
         cluster = self.cluster("ncclCommInitRankConfig:1+")

@@ -89,6 +89,22 @@ class GpuTuning(TuningCase):
                 self.assertEqual({(row["engine"], row["reason"]) for row in shown}, {(engine, "measured")})
                 self.assertIn("BECAUSE", cluster.commctl("a", "algorithms", "all_reduce").stdout)
 
+    def test_operations_between_nodes(self):
+        """Each node goes by its own table: here node a uses NCCL, and node b does not."""
+        cluster = self.cluster("ab")
+        cluster.start("a")
+        cluster.start("b", "--set", "gpu_tuning=off")
+        cluster.wait_ready()
+        self.run_once(cluster)
+        self.wait_measured(cluster)
+        self.write(cluster, FAST, SLOW)
+        self.restart(cluster)
+        for process in self.ranks(cluster, "aabb", "both", "once", "count=100000", devices=[0, 1, 0, 1]):
+            self.expect(process, "OK", within_s=30)
+        self.assertGreater(counts(cluster)[0], 0)
+        shown = cluster.json("b", "gpus")
+        self.assertEqual((shown["operations_by_nccl"], shown["operations_by_host"] > 0), (0, True))
+
     def test_operations_go_on_meanwhile(self):
         """They are checked to the last element while commd measures, and afterwards."""
         cluster = self.cluster(gpus=4)

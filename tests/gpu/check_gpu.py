@@ -26,6 +26,7 @@ machine.use_carried_libraries()
 
 import test_gpu_failures  # noqa: E402: what was carried has to be found first
 from cluster import Cluster  # noqa: E402
+from several_gpus import SeveralGpus  # noqa: E402
 
 CHECK_SECONDS = 150  # the most that one check may take
 LOG_CHARACTERS = 2000
@@ -411,6 +412,12 @@ class GpuChecks:
         if not self.quick:
             self.checks.run("the GPU's memory comes back", self.memory_comes_back)
 
+    def several_gpus(self):
+        if self.gpu.count < 2 and not self.double:
+            self.checks.tell("skip", "several GPUs", "the machine has one GPU")
+            return
+        SeveralGpus(self, 4 if self.double else self.gpu.count).run()
+
     def programs_of_others(self):
         run = self.checks.run
         for layout, where in (("aa", "2 on one GPU"), ("ab", "on two nodes that share a GPU")):
@@ -430,6 +437,7 @@ class GpuChecks:
         self.nodes()
         self.kills()
         if not self.quick:
+            self.several_gpus()
             self.programs_of_others()
             self.the_rest()
         counts = self.checks.counts

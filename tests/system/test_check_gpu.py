@@ -25,6 +25,12 @@ class CheckGpu(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertRegex(output.splitlines()[-1], r"^[5-9] passed, 0 failed, 0 skipped$", output)
 
+    def test_checks_of_several_gpus(self):
+        code, output = self.run_program("check_gpu.py", "--double", "--only", "several GPUs")
+        self.assertEqual(code, 0, output)
+        self.assertRegex(output.splitlines()[-1], r"^7 passed, 0 failed, 0 skipped$", output)
+        self.assertIn("all_reduce: ", output)
+
     def test_figures(self):
         with tempfile.TemporaryDirectory() as folder:
             report = pathlib.Path(folder) / "report"

@@ -452,6 +452,9 @@ static void daemon_free(struct daemon *daemon)
     stores_free(daemon->stores);
     comms_free(daemon->comms);
     nodes_free(daemon->nodes);
+    if (daemon->exec != NULL) {
+        exec_stop_tuning(daemon->exec);
+    }
     workers_free(daemon->workers);
     exec_free(daemon->exec);
     gpu_tuning_free(daemon->tuning);

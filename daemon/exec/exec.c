@@ -28,7 +28,7 @@ void exec_free(struct exec *exec)
     if (exec == NULL) {
         return;
     }
-    tuner_free(exec->tuner);
+    exec_stop_tuning(exec);
     stream_readers_free(&exec->readers);
     exec_free_spares(exec);
     free(exec);
@@ -55,6 +55,12 @@ void exec_set_gpu_engine(struct exec *exec, enum exec_gpu_engine engine)
 enum status exec_set_tuning(struct exec *exec, struct gpu_tuning *table, struct error *error)
 {
     return tuner_new(exec, table, &exec->tuner, error);
+}
+
+void exec_stop_tuning(struct exec *exec)
+{
+    tuner_free(exec->tuner);
+    exec->tuner = NULL;
 }
 
 uint32_t exec_tuning_count(const struct exec *exec)

@@ -87,6 +87,9 @@ void exec_set_gpu_engine(struct exec *exec, enum exec_gpu_engine engine);
 /* AUTO goes by this table, and adds GPUs to it that it measures. The table must outlive the exec. Call it
  * after exec_set_gpus and exec_set_clock, before any communicator is made. NO_MEMORY. */
 enum status exec_set_tuning(struct exec *exec, struct gpu_tuning *table, struct error *error) COMM_MUST_USE;
+/* Ends a measurement under way, and begins no more. Waits at most a second for GPUs. Call it before other
+ * threads that share the exec's work are gone. */
+void exec_stop_tuning(struct exec *exec);
 /* How many sets of GPUs wait to be measured, or are being measured. */
 uint32_t exec_tuning_count(const struct exec *exec);
 /*

@@ -353,6 +353,27 @@ static void begin_slices(struct exec_op *op)
     }
 }
 
+/* The operation's slices come from GPUs. The residual of a compressed one, which the host's codec changes, is
+ * copied to the host as a whole, if it is on a GPU. */
+static enum status begin_staged(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    struct exec_rank *first = &op->ranks[0]; /* others' residuals are not used */
+    struct device_bounce *bounce = NULL;
+    void *residual = first->residual;
+    begin_slices(op);
+    if (residual == NULL || first->residual_on_host || !first->on_gpu || comm->options.node_count == 1) {
+        return STATUS_OK;
+    }
+    enum status status =
+        bounce_add(comm, op->device, first->gpu, residual, first->residual_bytes, true, &bounce, error);
+    if (status == STATUS_OK) {
+        first->residual = bounce_of(bounce, residual);
+        first->residual_on_host = true; /* also for the rails */
+        op->device->state = DEVICE_COPIES_IN;
+    }
+    return status;
+}
+
 /* Chooses among those who can do without NCCL, and begins. */
 static enum status device_begin_without(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
@@ -368,8 +389,7 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
         count_engine(comm, op, GPU_ENGINE_HOST);
     }
     if (lane_device_serves(comm, op)) {
-        begin_slices(op);
-        return STATUS_OK;
+        return begin_staged(comm, op, error);
     }
     device->state = DEVICE_COPIES_IN;
     return copy_in(comm, op, error);
@@ -435,8 +455,7 @@ static enum device_step device_forms(struct exec_comm *comm, struct exec_op *op,
         op->device->watches = true;
         gpu_group_watch(comm->group, true);
         count_engine(comm, op, GPU_ENGINE_NCCL);
-        begin_slices(op);
-        return DEVICE_STEP_GO;
+        return begin_staged(comm, op, error) == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
     case GPU_GROUP_FAILED: /* before this operation began; the next one gets a new group */
         gpu_group_give_up(comm->group, &why, now_ns);
         break;

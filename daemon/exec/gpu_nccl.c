@@ -56,8 +56,8 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
     uint32_t gpus[GPU_DEVICES_MAX];
     bool used[GPU_DEVICES_MAX] = {0};
     return device_engine(comm, op) != EXEC_GPU_KERNELS && comm->options.node_count == 1 &&
-           terms->compression == COMPRESSION_NONE && op->call.rank_count <= GPU_QUEUE_BUFFERS_MAX &&
-           !coll_stage_is_scan(terms) && device_gpus(op, gpus) > 1 &&
+           op->call.rank_count <= GPU_QUEUE_BUFFERS_MAX && !coll_stage_is_scan(terms) &&
+           device_gpus(op, gpus) > 1 &&
            (!op_kind_reduces(terms->kind) || gpu_nccl_reduces(terms->dtype, terms->reduce)) &&
            gpu_nccl_is_there() && device_buffers_serve(op, used);
 }

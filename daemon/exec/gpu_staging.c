@@ -77,8 +77,8 @@ bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct exec *exec = comm->exec;
     if (exec->gpus == NULL || exec->clique_count > COLL_STAGE_DOMAINS_MAX ||
-        op->call.terms.kind == OP_KIND_BARRIER || op->call.terms.compression != COMPRESSION_NONE ||
-        op->call.rank_count > GPU_QUEUE_BUFFERS_MAX || !device_buffers_are_apart(op)) {
+        op->call.terms.kind == OP_KIND_BARRIER || op->call.rank_count > GPU_QUEUE_BUFFERS_MAX ||
+        !device_buffers_are_apart(op)) {
         return false;
     }
     for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {

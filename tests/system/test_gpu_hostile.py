@@ -431,18 +431,19 @@ class Hostile(cluster.StandaloneTest):
                                       for user in self.cluster.json("solo", "users")["users"]), "reloaded")
 
     def test_bounce_buffers_are_charged(self):
-        """The pinned memory into which whole buffers are copied counts for their user, and is given back."""
+        """The pinned memory into which whole buffers are copied counts for their user, and is given back. Buffers that overlap are copied."""
+        overlapping = {"dtype": F32, "output": (BUFFER, 8)}
         self.share()
         self.limit_bounces(4096)
         try:
             self.join()
-            self.refused(LIMIT, "user_limit_bounce_bytes", dtype=F32, compression=1, count=2000)
+            self.refused(LIMIT, "user_limit_bounce_bytes", count=2000, **overlapping)
             self.join(handle=2)
             for _ in range(3):
-                self.done(handle=2, dtype=F32, compression=1, count=1000)
+                self.done(handle=2, count=1000, **overlapping)
         finally:
             self.limit_bounces(0)
-        self.done(handle=2, dtype=F32, compression=1, count=2000)
+        self.done(handle=2, count=2000, **overlapping)
 
     def test_ranks_that_share_their_buffers(self):
         self.share()

@@ -17,9 +17,19 @@ bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op)
     return op->call.terms.compression != COMPRESSION_NONE && lane->index != EXEC_AGREEMENT_LANE;
 }
 
+bool compressed_copies_residual(const struct exec_comm *comm, const struct exec_op *op)
+{
+    const struct exec_rank *first = &op->ranks[0]; /* the residuals of others are not used */
+    return comm->options.node_count > 1 && op->is_staged && op->call.terms.compression != COMPRESSION_NONE &&
+           first->on_gpu && first->residual != NULL && !first->residual_on_host;
+}
+
 static float *residual_at(const struct exec_lane *lane, const struct exec_op *op, uint64_t offset)
 {
     float *residual = op->ranks[0].residual;
+    if (lane->residual != NULL) {
+        return lane->residual + offset;
+    }
     return residual == NULL ? NULL : residual + lane->offset_elements + offset;
 }
 

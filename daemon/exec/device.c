@@ -353,27 +353,6 @@ static void begin_slices(struct exec_op *op)
     }
 }
 
-/* The operation's slices come from GPUs. The residual of a compressed one, which the host's codec changes, is
- * copied to the host as a whole, if it is on a GPU. */
-static enum status begin_staged(struct exec_comm *comm, struct exec_op *op, struct error *error)
-{
-    struct exec_rank *first = &op->ranks[0]; /* others' residuals are not used */
-    struct device_bounce *bounce = NULL;
-    void *residual = first->residual;
-    begin_slices(op);
-    if (residual == NULL || first->residual_on_host || !first->on_gpu || comm->options.node_count == 1) {
-        return STATUS_OK;
-    }
-    enum status status =
-        bounce_add(comm, op->device, first->gpu, residual, first->residual_bytes, true, &bounce, error);
-    if (status == STATUS_OK) {
-        first->residual = bounce_of(bounce, residual);
-        first->residual_on_host = true; /* also for the rails */
-        op->device->state = DEVICE_COPIES_IN;
-    }
-    return status;
-}
-
 /* Chooses among those who can do without NCCL, and begins. */
 static enum status device_begin_without(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
@@ -389,7 +368,8 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
         count_engine(comm, op, GPU_ENGINE_HOST);
     }
     if (lane_device_serves(comm, op)) {
-        return begin_staged(comm, op, error);
+        begin_slices(op);
+        return STATUS_OK;
     }
     device->state = DEVICE_COPIES_IN;
     return copy_in(comm, op, error);
@@ -455,7 +435,8 @@ static enum device_step device_forms(struct exec_comm *comm, struct exec_op *op,
         op->device->watches = true;
         gpu_group_watch(comm->group, true);
         count_engine(comm, op, GPU_ENGINE_NCCL);
-        return begin_staged(comm, op, error) == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
+        begin_slices(op);
+        return DEVICE_STEP_GO;
     case GPU_GROUP_FAILED: /* before this operation began; the next one gets a new group */
         gpu_group_give_up(comm->group, &why, now_ns);
         break;
@@ -476,7 +457,7 @@ void device_end_group(struct exec_comm *comm, const struct exec_op *op, uint64_t
     if (gpu_group_poll(op->call.group, now_ns, &why) == GPU_GROUP_FAILED) {
         gpu_group_give_up(op->call.group, &why, now_ns);
     } else if (now_ns - op->device->given_up_ns >= DEVICE_PATIENCE_NS) {
-        (void)error_set(&why, STATUS_DEVICE, "NCCL among %u GPUs of the node: %s does not end",
+        (void)error_set(&why, STATUS_DEVICE, "GPU %u, NCCL among %u GPUs: %s does not end", op->ranks[0].gpu,
                         gpu_group_transfers(op->call.group)->gpu_count, op_kind_text(op->call.terms.kind));
         gpu_group_give_up(op->call.group, &why, now_ns);
     }

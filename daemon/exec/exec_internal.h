@@ -160,6 +160,8 @@ struct exec_lane {
     size_t memory_bytes;
     unsigned char *encoded; /* compression: this node's part of the sum */
     uint64_t encoded_bytes, encoded_capacity_bytes;
+    float *residual; /* compression: the slice's part in the lane's memory; null: in the rank's buffer */
+    uint64_t residual_bytes;
     uint64_t *offsets;               /* node_count + 1 block offsets, then as many offsets of what is sent */
     struct net_stream **streams;     /* outgoing, by node; opened on first use */
     struct stream_reader **sources;  /* incoming, by node: the only stream that the lane takes data from */
@@ -490,6 +492,8 @@ void lane_device_return_memory(struct exec_lane *lane);
 /* Queues a piece whose domain is not the host's. */
 void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
                      const struct coll_stage_piece *piece);
+/* Compression with a residual on a GPU: queues the copy of the slice's part to the lane's memory, or back. */
+void lane_device_copy_residual(const struct exec_lane *lane, const struct exec_op *op, bool in);
 /* The domain in which a rank's buffers are. */
 uint32_t lane_device_domain(const struct exec *exec, const struct exec_op *op, const struct exec_rank *rank,
                             bool on_host);
@@ -581,6 +585,8 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
                            uint64_t payload_bytes, struct error *error) COMM_MUST_USE;
 
 /* compressed.c: all-reduces whose payloads are compressed on the network. */
+/* Whether the operation's residual is on a GPU, so that slices copy their part of it. */
+bool compressed_copies_residual(const struct exec_comm *comm, const struct exec_op *op);
 bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op);
 enum status compressed_begin_round(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *transfer,

@@ -491,6 +491,18 @@ enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane,
                     stage_at(lane, op, &piece->sources[0]), put.bytes);
 }
 
+enum status gpu_slice_copy(struct gpu_slice *slice, const struct exec_lane *lane, uint32_t gpu, void *target,
+                           const void *source, uint64_t bytes, struct error *error)
+{
+    uint32_t index = 0;
+    while (slice->gpus[index] != gpu) {
+        index++;
+    }
+    enum status status = device_queue(lane->comm, gpu, &slice->queues[index], error);
+    slice->used[index] |= status == STATUS_OK;
+    return status == STATUS_OK ? gpu_queue_copy(slice->queues[index], target, source, bytes, error) : status;
+}
+
 /* --- Completion --- */
 
 void gpu_slice_drop(struct gpu_slice *slice)

@@ -31,6 +31,9 @@ bool gpu_slice_take_room(struct gpu_slice *slice, const struct exec_op *op);
 /* Puts a piece that is not the host's. Kernels and copies before the transfers enter the queues. */
 enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane, const struct exec_op *op,
                           const struct coll_stage_piece *piece, struct error *error) COMM_MUST_USE;
+/* Puts a copy from or to memory of that GPU, one of the operation's. */
+enum status gpu_slice_copy(struct gpu_slice *slice, const struct exec_lane *lane, uint32_t gpu, void *target,
+                           const void *source, uint64_t bytes, struct error *error) COMM_MUST_USE;
 /* Something failed: forgets what is put behind the transfers, and the transfers. */
 void gpu_slice_drop(struct gpu_slice *slice);
 /* All pieces of the step are put: begins the transfers. */

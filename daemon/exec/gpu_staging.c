@@ -323,6 +323,26 @@ void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
     }
 }
 
+void lane_device_copy_residual(const struct exec_lane *lane, const struct exec_op *op, bool in)
+{
+    struct lane_device *device = lane->device;
+    const struct exec_rank *rank = &op->ranks[0];
+    struct error error;
+    if (lane->residual == NULL || device->status != STATUS_OK) {
+        return;
+    }
+    float *there = rank->residual + lane->offset_elements;
+    void *target = in ? lane->residual : there;
+    const void *source = in ? there : lane->residual;
+    if (device->by_nccl) {
+        enum status status =
+            gpu_slice_copy(device->slice, lane, rank->gpu, target, source, lane->residual_bytes, &error);
+        keep_failure(device, status, &error);
+    } else {
+        put_copy(lane, lane->comm->exec->cliques[rank->gpu], &target, 1, source, lane->residual_bytes);
+    }
+}
+
 /* --- Completion --- */
 
 enum status lane_device_end(struct exec_lane *lane, struct error *error)

@@ -241,6 +241,7 @@ static enum status lane_staged_in(struct exec_lane *lane, struct error *error)
     }
     lane->state = LANE_DEVICE_IN;
     lane->comm->exec->pacer.waits = true;
+    lane_device_copy_residual(lane, lane_op(lane), true);
     return lane_device_end(lane, error);
 }
 
@@ -253,6 +254,7 @@ static enum status lane_staged_out(struct exec_lane *lane, struct error *error)
     }
     lane->state = LANE_DEVICE_OUT;
     exec_wake(lane->comm->exec);
+    lane_device_copy_residual(lane, lane_op(lane), false);
     return lane_device_end(lane, error);
 }
 

@@ -46,6 +46,27 @@ static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op 
     return status;
 }
 
+/* The elements of the slice's part of the residual, if it is copied. */
+static uint64_t residual_elements(const struct exec_lane *lane, const struct exec_op *op)
+{
+    const struct coll_stage_op *stage = &op->stage;
+    if (!compressed_copies_residual(lane->comm, op)) {
+        return 0;
+    }
+    bool last = lane->slice + 1 == stage->slice_count;
+    uint64_t end = last ? stage->total_elements : coll_stage_slice_offset(stage, lane->slice + 1);
+    return end - lane->offset_elements;
+}
+
+/* The slice's part of the residual lies behind the scratch memory. */
+static void lay_out_residual(struct exec_lane *lane, const struct exec_op *op, uint64_t begin,
+                             uint64_t elements)
+{
+    const struct coll_stage_place place = {.buffer = COLL_STAGE_MEMORY, .offset_elements = begin};
+    lane->residual = elements > 0 ? (float *)(void *)stage_at(lane, op, &place) : NULL;
+    lane->residual_bytes = elements * sizeof(float);
+}
+
 enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct error *error)
 {
     lane->call = coll_stage_call(&op->stage, lane->slice, lane->offsets);
@@ -55,12 +76,14 @@ enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct erro
     uint64_t memory = coll_stage_memory_elements(&op->stage, lane->slice);
     bool has_scratch = op->algorithm != NULL && op->algorithm->scratch_elements != NULL;
     uint64_t scratch = has_scratch ? op->algorithm->scratch_elements(&lane->call) : 0;
-    enum status status = lane_reserve(lane, (memory + scratch) * op->element_bytes, error);
+    uint64_t residual = residual_elements(lane, op);
+    enum status status = lane_reserve(lane, (memory + scratch + residual) * op->element_bytes, error);
     for (enum coll_space space = COLL_WORK; space <= COLL_INPUT && status == STATUS_OK; space++) {
         uint32_t extents = coll_stage_extents_max(&op->stage, space);
         status = lane_table(lane, &lane->vectors[space], op->element_bytes, extents, error);
     }
     if (status == STATUS_OK) {
+        lay_out_residual(lane, op, memory + scratch, residual);
         status = lay_out_input(lane, op, error);
     }
     return status == STATUS_OK ? lay_out_scratch(lane, op, memory, scratch, error) : status;

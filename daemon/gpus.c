@@ -61,6 +61,7 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
         log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
                  (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
     }
+    gpu_groups_set_ctas(*out, (uint32_t)conf->gpu_nccl_ctas);
     load_nccl(conf);
     return STATUS_OK;
 }

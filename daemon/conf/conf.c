@@ -89,6 +89,7 @@ static const struct setting schema[] = {
     TEXT(gpu_peer_access, SETTING_GPUS, "auto", false),
     TEXT(gpu_engine, SETTING_GPU_ENGINE, "auto", false),
     TEXT(gpu_tuning, SETTING_GPU_TUNING, "auto", false),
+    NUMBER(gpu_nccl_ctas, 16, 0, 64, false),
     TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "auto", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),

@@ -65,6 +65,7 @@ struct conf {
     char *gpu_peer_access;  /* "auto" or "off" */
     char *gpu_engine;       /* "auto", "nccl" or "kernels" */
     char *gpu_tuning;       /* "auto", "off" or a path */
+    uint64_t gpu_nccl_ctas; /* 0: as many as NCCL wants */
     char *cuda_ipc_handles; /* "auto", "accept" or "refuse" */
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;

@@ -177,6 +177,7 @@ static enum status group_new(struct gpu_groups *groups, const uint32_t *list, ui
     group->job = GROUP_JOB_FORM;
     group->ranks.gpus = groups->gpus;
     group->ranks.count = count;
+    group->ranks.ctas = groups->ctas;
     memcpy(group->ranks.list, list, count * sizeof *list);
     enum status status = STATUS_OK;
     if (!nccl_library_load(&group->ranks.nccl, why, sizeof why)) {
@@ -481,6 +482,16 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
 
 /* --- Counts --- */
 
+void gpu_groups_set_ctas(struct gpu_devices *gpus, uint32_t ctas)
+{
+    gpus->groups->ctas = ctas;
+}
+
+uint32_t gpu_groups_ctas(const struct gpu_devices *gpus)
+{
+    return gpus->groups->ctas;
+}
+
 void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine)
 {
     atomic_fetch_add_explicit(&gpus->operations[engine], 1, memory_order_relaxed);
@@ -515,6 +526,7 @@ struct gpu_groups *gpu_groups_new(struct gpu_devices *gpus)
         return NULL;
     }
     groups->gpus = gpus;
+    groups->ctas = GPU_GROUPS_CTAS_DEFAULT;
     pthread_mutex_init(&groups->lock, NULL);
     pthread_condattr_init(&attributes);
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

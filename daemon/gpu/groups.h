@@ -113,6 +113,12 @@ bool gpu_group_is_off(const struct gpu_group *group);
 uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus);
 void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns);
 
+/* How many blocks of threads (CTAs) NCCL may use on each GPU: they are lost to clients meanwhile. 0: as many
+ * as NCCL wants. Call it before the first group is held. */
+#define GPU_GROUPS_CTAS_DEFAULT 16u
+void gpu_groups_set_ctas(struct gpu_devices *gpus, uint32_t ctas);
+uint32_t gpu_groups_ctas(const struct gpu_devices *gpus);
+
 /* Operations whose buffers are on GPUs, by who carried them out. Any thread may count. */
 enum gpu_engine { GPU_ENGINE_NCCL, GPU_ENGINE_KERNELS, GPU_ENGINE_HOST, GPU_ENGINE_COUNT };
 void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine);

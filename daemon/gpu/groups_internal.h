@@ -53,6 +53,7 @@ struct gpu_groups {
     pthread_t thread;
     bool has_thread;
     bool stops;
+    uint32_t ctas;
     bool stuck; /* the main thread's: NCCL's thread does not come back */
     uint64_t formed, refused, failed, leaked, calls;
     char why[ERROR_TEXT_MAX_BYTES];

@@ -35,7 +35,7 @@ static enum status init_rank(struct nccl_ranks *ranks, uint32_t rank, struct ncc
                                  .blocking = 0,
                                  .cga_cluster_size = NCCL_CONFIG_UNDEFINED_INT,
                                  .min_ctas = NCCL_CONFIG_UNDEFINED_INT,
-                                 .max_ctas = NCCL_RANKS_CTAS_MAX,
+                                 .max_ctas = ranks->ctas > 0 ? (int)ranks->ctas : NCCL_CONFIG_UNDEFINED_INT,
                                  .split_share = NCCL_CONFIG_UNDEFINED_INT};
     enum status status = cuda_enter(ranks->gpus, ranks->list[rank], error);
     return status == STATUS_OK ? ranks_status(ranks, rank, "ncclCommInitRankConfig",

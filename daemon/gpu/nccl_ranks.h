@@ -15,12 +15,11 @@ struct nccl_ranks {
     struct gpu_devices *gpus;
     const struct nccl_library *nccl;
     uint32_t count;
+    uint32_t ctas; /* the most that NCCL uses of each GPU; 0: as many as it wants */
     uint32_t list[GPU_DEVICES_MAX];
     nccl_comm comms[GPU_DEVICES_MAX];
     cuda_pointer scratch[GPU_DEVICES_MAX]; /* for the user and the slots */
 };
-
-#define NCCL_RANKS_CTAS_MAX 16 /* the most that NCCL uses of each GPU: clients compute there, too */
 
 /* Begins to form the communicator, and allocates the scratch memory. May take a second. */
 enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error) COMM_MUST_USE;

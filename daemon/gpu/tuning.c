@@ -70,8 +70,9 @@ static void describe_machine(const struct gpu_devices *gpus, struct gpu_tuning_m
     int cuda = gpu_devices_driver_version(gpus);
     gpu_nccl_version(nccl, sizeof nccl);
     read_driver_version(driver, sizeof driver);
-    (void)snprintf(machine->versions, sizeof machine->versions, "commd %s, CUDA %d.%d, driver %s, NCCL %s",
-                   COMMD_VERSION_TEXT, cuda / 1000, cuda % 1000 / 10, driver, nccl);
+    (void)snprintf(machine->versions, sizeof machine->versions,
+                   "commd %s, CUDA %d.%d, driver %s, NCCL %s with %u CTAs", COMMD_VERSION_TEXT, cuda / 1000,
+                   cuda % 1000 / 10, driver, nccl, gpu_groups_ctas(gpus));
     machine->gpu_count = gpu_devices_count(gpus);
     for (uint32_t gpu = 0; gpu < machine->gpu_count; gpu++) {
         describe_gpu(gpu_devices_info(gpus, gpu), machine->gpus[gpu], sizeof machine->gpus[gpu]);

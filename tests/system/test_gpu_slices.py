@@ -41,6 +41,9 @@ class GpuSlices(ProgramCase):
     def test_gpus_that_are_late(self):
         self.check("aabb", [0, 1, 0, 1], CUDA_DOUBLE_DELAY_US="300", CUDA_DOUBLE_SEED="7")
 
+    def test_graphs(self):
+        self.check("aabb", [0, 1, 0, 1], program="graphs", options=("replays", 50))
+
     def test_all_types_and_operators(self):
         self.check("aaabb", [0, 1, 1, 0, 1], program="matrix", options=(), CUDA_DOUBLE_PEER="0")
 

@@ -145,6 +145,20 @@ class GpuTuning(TuningCase):
         self.restart(cluster)
         self.assertEqual(len(self.tuning(cluster)["tunings"]), 1)
 
+    def test_ctas(self):
+        """With another number of CTAs, NCCL is another one: the table does not hold."""
+        cluster = self.cluster(settings="gpu_nccl_ctas = 32;")
+        self.start_all(cluster)
+        self.run_once(cluster)
+        self.wait_measured(cluster)
+        self.assertIn("with 32 CTAs", self.wait_file(cluster)["versions"])
+        cluster.settings = cluster.settings.replace("32", "0")
+        cluster.write_config("a")
+        self.restart(cluster)
+        self.assertIn("other GPUs or versions", cluster.log("a"))
+        self.run_once(cluster)
+        self.wait_measured(cluster)
+
     def test_nothing_can_be_written(self):
         cluster = self.cluster()
         (cluster.folder / "state").write_text("not a folder")

@@ -32,6 +32,8 @@ BUSY = (8, 64 * KIB)
 LARGE = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 PROGRAM_SECONDS = 90  # the most that one program may take
 DATAGRAMS = (65000, 8952)
+ENGINES = ("kernels", "nccl", "auto")
+GPUS_MOST = 8
 
 
 class Failed(Exception):
@@ -89,6 +91,7 @@ class Bench:
         self.end_s = time.monotonic() + arguments.seconds
         self.figures = {}  # name: (value, unit)
         self.left_out = []
+        self.gpus = 2 if arguments.double else min(gpu.count, GPUS_MOST)
         self.facts = {"card": gpu.name, "driver": gpu.driver, "CUDA": gpu.cuda, "commit": arguments.commit, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
     def seconds(self):
@@ -104,9 +107,9 @@ class Bench:
             elif line.startswith("left out: "):
                 self.left_out.append(line.removeprefix("left out: "))
 
-    def alone(self, place, *command):
-        """Runs a program that needs no daemon."""
-        code, output, errors = machine.run(*command, timeout_s=self.seconds())
+    def alone(self, place, *command, doubles=1):
+        """Runs a program that needs no daemon. doubles: how many doubles of GPUs it has, if it has any."""
+        code, output, errors = machine.run(*command, timeout_s=self.seconds(), environment={"CUDA_DOUBLE_DEVICES": str(doubles)})
         self.read(place, output)
         if code != 0 and "left out: " not in output:
             raise Failed(f"{pathlib.Path(str(command[0])).name} {' '.join(map(str, command[1:]))}: "
@@ -193,6 +196,31 @@ class Bench:
             finally:
                 self.scale.effort = effort
 
+    def several(self):
+        """Measures all-reduces among several GPUs: NCCL in one process, and commd with each engine, which measures them first if it chooses."""
+        sizes = ",".join(map(str, (64 * KIB, *self.scale.large)))
+        for gpus in sorted({2, self.gpus}):
+            command = [BUILD / "tests/gpu/bench_several", "--gpus", gpus, "--bytes", sizes, "--effort", self.scale.effort]
+            self.alone("", *command, "--label", "alone", "nccl", doubles=gpus)
+            for engine in ENGINES:
+                self.several_by_commd(engine, gpus, [*command, "--label", engine, "commd"])
+
+    def several_by_commd(self, engine, gpus, command):
+        with tempfile.TemporaryDirectory() as folder:
+            settings = f'gpu_engine = "{engine}"; gpu_tuning = "{folder}/gpu-tuning.json";'
+            with Cluster(["a"], settings, namespaces=False, gpus=gpus) as cluster:
+                for _ in range(2 if engine == "auto" else 1):
+                    process = cluster.client("a", *command)
+                    try:
+                        output, errors = process.communicate(timeout=max(1, self.seconds()))
+                    except subprocess.TimeoutExpired:
+                        process.kill()
+                        raise Failed(f"{gpus} GPUs, {engine}: out of time") from None
+                    if process.returncode != 0:
+                        raise Failed(f"{gpus} GPUs, {engine}: {(errors.strip() or output.strip() or str(process.returncode)).splitlines()[-1]}")
+                    cluster.wait(lambda: cluster.json("a", "gpus", "--tuning")["tunings_wait"] == 0, "the GPUs are measured", timeout_s=60)
+                self.read("", output)
+
     def with_mps(self):
         with Mps(self.double):
             with self.cluster(["a"]) as cluster:
@@ -217,6 +245,8 @@ class Bench:
         section("operations of a process that computes", self.local, "", BUSY, "--busy")
         section("computing beside operations on one GPU", self.overlap, "", "aa")
         section("computing beside operations between two nodes", self.overlap, "nodes/", "ab")
+        if self.gpus > 1:
+            section("several GPUs of one node", self.several)
         section("with MPS", self.with_mps)
         section("two nodes on one GPU, the usual rails", self.nodes, "nodes, rails/", "")
 

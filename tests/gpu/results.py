@@ -9,6 +9,9 @@ LARGE_PART = 0.95
 NODES_PART = 0.90  # bar for two nodes: part of the rate of the slowest stage alone
 SMALL_MAX = 64 * KIB
 NODES_BYTES = 256 * MIB
+SEVERAL_PART = 0.97  # bar for several GPUs of one node from 16 MiB on: part of NCCL's rate in one process
+SEVERAL_LEAST = 16 * MIB
+ENGINES = ("kernels", "nccl", "auto")
 WAKERS = ("this process's processor", "other process's processor", "this process's other stream", "other process's stream")
 BESIDE = "beside another process's kernels"
 
@@ -93,8 +96,22 @@ class Report:
             part = size / self.value(f"nodes/blocking/2/idle/{size}/median") / 1e3 / stages[slowest]
             yield f"two nodes, {size_text(size)}: part of the slowest stage alone ({slowest})", f">= {NODES_PART}", f"{part:.2f}", part >= NODES_PART
 
+    def several_counts(self):
+        return sorted({int(name.split("/")[2]) for name in self.figures if name.startswith("several/alone/")})
+
+    def several_bars(self):
+        for gpus in self.several_counts():
+            parts = []
+            for size in self.sizes(f"several/auto/{gpus}/"):
+                alone, ours = (self.value(f"several/{who}/{gpus}/{size}/median") for who in ("alone", "auto"))
+                if size >= SEVERAL_LEAST and alone and ours:
+                    parts.append((alone / ours, size))
+            if parts:
+                worst, size = min(parts)
+                yield f"{gpus} GPUs, 16 MiB and more: part of NCCL's rate in one process, least at {size_text(size)}", f">= {SEVERAL_PART}", f"{worst:.2f}", worst >= SEVERAL_PART
+
     def bars(self):
-        return [*self.kernel_bars(), *self.operation_bars(), *self.node_bars()]
+        return [*self.kernel_bars(), *self.operation_bars(), *self.node_bars(), *self.several_bars()]
 
     def all_met(self):
         return all(met for *_, met in self.bars())
@@ -183,6 +200,13 @@ class Report:
         return [f"Stages alone, GB/s: {stages}.", "", *self.between_nodes("blocking", "all-reduce"),
                 "A message goes one way at a time; QUIC alone is measured both ways at once.", "", *self.between_nodes("message", "message")]
 
+    def several(self):
+        lines = []
+        for gpus in self.several_counts():
+            rows = [(size_text(size), *(self.cell(f"several/{who}/{gpus}/{size}/median") for who in ("alone", *ENGINES))) for size in self.sizes(f"several/alone/{gpus}/")]
+            lines += self.table((f"all-reduce among {gpus} GPUs, us", "NCCL in one process", *(f"commd, {engine}" for engine in ENGINES)), rows)
+        return lines or ["Not measured.", ""]
+
     def overlaps(self):
         rows = []
         for place, what in (("", "2 ranks on one GPU"), ("nodes/", "2 ranks on two nodes"), ("MPS/", "2 ranks on one GPU, MPS"), ("MPS/nodes/", "2 ranks on two nodes, MPS")):
@@ -202,7 +226,8 @@ class Report:
             lines += [f"## Operations, idle client{what}", "", *self.operations(place, "idle"), f"99 % of them below{what}:", "", *self.operations(place, "idle", "p99"),
                       f"32 in a row, each{what}:", "", *self.operations(place, "idle", "in a row"), f"## Operations, client that computes{what}", "", *self.operations(place, "busy")]
         lines += ["## Operations beside the kernel alone, idle client", "", *self.beside_the_kernel()]
-        lines += ["## Computing beside operations", "", *self.overlaps(), "## Two nodes on one GPU", "", *self.nodes()]
+        lines += ["## Computing beside operations", "", *self.overlaps(), "## Two nodes on one GPU", "", *self.nodes(),
+                  "## Several GPUs of one node", "", *self.several()]
         if self.left_out:
             lines += ["## Left out", "", *(f"- {reason}" for reason in self.left_out), ""]
         return "\n".join(lines)

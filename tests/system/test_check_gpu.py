@@ -41,6 +41,8 @@ class CheckGpu(unittest.TestCase):
             written = json.loads(report.read_text())
         self.assertEqual(written["left_out"], [])
         self.assertEqual(len(written["bars"]), 15, written["bars"])
+        for who in ("alone", "nccl", "kernels", "auto"):
+            self.assertIn(f"several/{who}/2/1048576/median", written["figures"])
 
     def test_what_needs_a_double(self):
         """A test that needs settings of the double is skipped with a real GPU, which would ignore them."""

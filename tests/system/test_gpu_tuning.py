@@ -89,6 +89,24 @@ class GpuTuning(TuningCase):
                 self.assertEqual({(row["engine"], row["reason"]) for row in shown}, {(engine, "measured")})
                 self.assertIn("BECAUSE", cluster.commctl("a", "algorithms", "all_reduce").stdout)
 
+    def test_all_types_and_operators(self):
+        """Both engines, by a table that prefers NCCL for every other kind, and for larger sizes."""
+        cluster = self.cluster(gpus=3)
+        self.start_all(cluster)
+        self.run_once(cluster, "aaa", (0, 1, 2))
+        self.wait_measured(cluster)
+        table = self.wait_file(cluster)
+        for row in table["sets"][0]["rows"]:
+            by_nccl = sorted(KINDS).index(row["kind"]) % 2 == 0 or row["bytes"] > 4096
+            row.update(nccl_ns=FAST if by_nccl else SLOW, kernels_ns=SLOW if by_nccl else FAST)
+        self.path(cluster).write_text(json.dumps(table))
+        self.restart(cluster)
+        ProgramCase().check_ranks(cluster, "aaa", "matrix", devices=[0, 1, 2])
+        ProgramCase().check_ranks(cluster, "aaa", "surface", 4, devices=[0, 1, 2])
+        by_nccl, by_kernels, *_ = counts(cluster)
+        self.assertGreater(min(by_nccl, by_kernels), 100)
+        cluster.wait_gpus_idle()
+
     def test_operations_between_nodes(self):
         """Each node goes by its own table: here node a uses NCCL, and node b does not."""
         cluster = self.cluster("ab")

@@ -122,9 +122,42 @@ static void test_a_full_list(void **state)
     gpu_transfers_release(&transfers);
 }
 
+/* A list that grows keeps its transfers, and has room for as many more as were asked for. */
+static void test_room_for_more(void **state)
+{
+    (void)state;
+    struct gpu_transfers transfers = made();
+    struct error error;
+    for (uint32_t i = 0; i < 8; i++) {
+        add_reduce(&transfers, i % GPUS, i + 1, i);
+    }
+    assert_null(gpu_transfers_add(&transfers, GPU_TRANSFER_SEND, 0, 1));
+    assert_int_equal(gpu_transfers_reserve(&transfers, 5, &error), STATUS_OK);
+    for (uint32_t i = 0; i < 5; i++) {
+        struct gpu_transfer *send = gpu_transfers_add(&transfers, GPU_TRANSFER_SEND, 0, 100 + i);
+        assert_non_null(send);
+        send->to = 1;
+    }
+    assert_int_equal(transfers.count, 13);
+    assert_int_equal(transfers.dtype, DTYPE_I32);
+    for (uint32_t i = 0; i < 8; i++) {
+        const struct gpu_transfer *at = &transfers.list[i];
+        assert_int_equal(at->kind, GPU_TRANSFER_REDUCE);
+        assert_int_equal(at->root, i % GPUS);
+        assert_int_equal(at->count, i + 1);
+        assert_ptr_equal(at->inputs[1], &memory[1][0][i * 4]);
+        assert_ptr_equal(at->outputs[i % GPUS], memory[i % GPUS][1]);
+    }
+    uint32_t capacity = transfers.capacity;
+    assert_int_equal(gpu_transfers_reserve(&transfers, capacity - 13, &error), STATUS_OK);
+    assert_int_equal(transfers.capacity, capacity);
+    gpu_transfers_release(&transfers);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_room_for_more),
         cmocka_unit_test(test_reductions_become_a_reduce_scatter),
         cmocka_unit_test(test_broadcasts_become_an_all_gather),
         cmocka_unit_test(test_what_does_not_fit_together_is_left),

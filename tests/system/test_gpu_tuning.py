@@ -104,7 +104,7 @@ class GpuTuning(TuningCase):
         ProgramCase().check_ranks(cluster, "aaa", "matrix", devices=[0, 1, 2])
         ProgramCase().check_ranks(cluster, "aaa", "surface", 4, devices=[0, 1, 2])
         by_nccl, by_kernels, *_ = counts(cluster)
-        self.assertGreater(min(by_nccl, by_kernels), 100)
+        self.assertGreater(min(by_nccl, by_kernels), 10)
         cluster.wait_gpus_idle()
 
     def test_operations_between_nodes(self):

@@ -18,7 +18,7 @@ static const struct column columns[] = {
 static const struct column engine_columns[] = {
     {"gpus", "GPUS", COLUMN_LIST},        {"kind", "OPERATION", COLUMN_TEXT},
     {"size_bytes", "SIZE", COLUMN_BYTES}, {"engine", "ENGINE", COLUMN_TEXT},
-    {"nccl_ns", "NCCL", COLUMN_NS},       {"kernels_ns", "KERNELS", COLUMN_NS},
+    {"nccl_ns", "NCCL", COLUMN_NS},       {"without_ns", "WITHOUT", COLUMN_NS},
     {"reason", "BECAUSE", COLUMN_TEXT},
 };
 

@@ -127,7 +127,7 @@ static void print_gpus(const json_t *answer)
 static const struct column tuning_columns[] = {
     {"gpus", "GPUS", COLUMN_LIST},        {"kind", "OPERATION", COLUMN_TEXT},
     {"size_bytes", "SIZE", COLUMN_BYTES}, {"nccl_ns", "NCCL", COLUMN_NS},
-    {"kernels_ns", "KERNELS", COLUMN_NS}, {"faster", "FASTER", COLUMN_TEXT},
+    {"without_ns", "WITHOUT", COLUMN_NS}, {"faster", "FASTER", COLUMN_TEXT},
 };
 
 static void print_tuning(const json_t *answer)
@@ -151,9 +151,9 @@ static void print_tuning(const json_t *answer)
         json_array_foreach(json_object_get(set, "rows"), place, row)
         {
             json_t *copy = json_copy(row);
-            bool nccl = count_of(row, "nccl_ns") < count_of(row, "kernels_ns");
+            bool nccl = count_of(row, "nccl_ns") < count_of(row, "without_ns");
             json_object_set(copy, "gpus", json_object_get(set, "gpus"));
-            json_object_set_new(copy, "faster", json_string(nccl ? "NCCL" : "kernels"));
+            json_object_set_new(copy, "faster", json_string(nccl ? "NCCL" : "without"));
             json_array_append_new(rows, copy);
         }
     }

@@ -14,7 +14,7 @@ static const struct {
     {"disconnect", "  -r, --reason TEXT   what the process and its communicators' ranks are told\n"},
     {"nodes", "  --down              only nodes that need attention: not up, or with other settings\n"
               "  --summary           how many nodes are in each state\n"},
-    {"gpus", "  --tuning            how long NCCL and the kernels took for operations among GPUs\n"},
+    {"gpus", "  --tuning            how long operations among GPUs took with and without NCCL\n"},
     {"drain",
      "  -T, --timeout S     after so many seconds, end what still runs (default: it may go on)\n"
      "  -r, --reason TEXT   what refused and ended ranks are told, on all nodes\n"

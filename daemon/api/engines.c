@@ -28,7 +28,7 @@ static void add_row(const struct api *api, const struct gpu_list *list, enum op_
                     uint64_t size_bytes, struct api_engines *engines, Commd__Client__AlgorithmsReply *answer)
 {
     const char *why;
-    double nccl_ns = 0, kernels_ns = 0;
+    double nccl_ns = 0, without_ns = 0;
     if (answer->n_engines == API_ENGINES_MAX) {
         return;
     }
@@ -37,7 +37,7 @@ static void add_row(const struct api *api, const struct gpu_list *list, enum op_
     enum gpu_engine engine =
         exec_engine(api->exec, list->set, list->gpus, list->count, kind, size_bytes, &why);
     if (list->set != NULL) {
-        (void)gpu_tuning_predict(list->set, kind, size_bytes, &nccl_ns, &kernels_ns);
+        (void)gpu_tuning_predict(list->set, kind, size_bytes, &nccl_ns, &without_ns);
     }
     row->gpus = list->gpus;
     row->n_gpus = list->count;
@@ -46,7 +46,7 @@ static void add_row(const struct api *api, const struct gpu_list *list, enum op_
     row->engine = (char *)(uintptr_t)engine_text(engine);
     row->reason = (char *)(uintptr_t)why;
     row->nccl_ns = nccl_ns > 0 ? (uint64_t)nccl_ns : 0;
-    row->kernels_ns = kernels_ns > 0 ? (uint64_t)kernels_ns : 0;
+    row->without_ns = without_ns > 0 ? (uint64_t)without_ns : 0;
     engines->pointers[answer->n_engines++] = row;
 }
 

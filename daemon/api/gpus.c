@@ -142,7 +142,7 @@ static void fill_set(const struct gpu_tuning_set *set, Commd__Client__GpuTuning 
         rows[i].kind = (char *)(uintptr_t)op_kind_text(set->rows[i].kind);
         rows[i].size_bytes = set->rows[i].bytes;
         rows[i].nccl_ns = set->rows[i].nccl_ns;
-        rows[i].kernels_ns = set->rows[i].kernels_ns;
+        rows[i].without_ns = set->rows[i].without_ns;
         pointers[i] = &rows[i];
     }
 }

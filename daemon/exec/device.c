@@ -383,10 +383,11 @@ static bool nccl_is_chosen(const struct exec_comm *comm, const struct exec_op *o
     if (!gpu_nccl_serves(comm, op)) {
         return false;
     }
-    if (device_engine(comm, op) == EXEC_GPU_NCCL || !gpu_direct_serves(comm, op)) {
+    if (device_engine(comm, op) == EXEC_GPU_NCCL) {
         return true;
     }
-    return tuner != NULL && tuner_choose(tuner, op, now_ns) == GPU_ENGINE_NCCL;
+    bool otherwise = !gpu_direct_serves(comm, op);
+    return tuner != NULL ? tuner_prefers_nccl(tuner, op, otherwise, now_ns) : otherwise;
 }
 
 /* Whether NCCL is to carry out the GPUs' part of the operation's slices. The communicator holds the group. */

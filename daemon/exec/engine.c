@@ -15,19 +15,6 @@ static bool all_reach(const struct exec *exec, const uint32_t *list, uint32_t co
     return true;
 }
 
-/* By the table, among GPUs that reach each other. */
-static enum gpu_engine by_table(const struct exec *exec, const struct gpu_tuning_set *set, enum op_kind kind,
-                                uint64_t bytes, const char **why)
-{
-    if (exec->tuner == NULL) {
-        *why = "gpu_tuning is off";
-        return GPU_ENGINE_KERNELS;
-    }
-    enum gpu_engine engine = set != NULL ? gpu_tuning_prefers(set, kind, bytes) : GPU_ENGINE_COUNT;
-    *why = engine != GPU_ENGINE_COUNT ? "measured" : "not measured yet";
-    return engine == GPU_ENGINE_NCCL ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
-}
-
 enum gpu_engine exec_engine(const struct exec *exec, const struct gpu_tuning_set *set, const uint32_t *list,
                             uint32_t count, enum op_kind kind, uint64_t bytes, const char **why)
 {
@@ -49,9 +36,14 @@ enum gpu_engine exec_engine(const struct exec *exec, const struct gpu_tuning_set
         *why = "gpu_engine in the configuration";
         return GPU_ENGINE_NCCL;
     }
-    if (!reach) {
-        *why = "the GPUs do not reach each other's memory";
-        return GPU_ENGINE_NCCL;
+    enum gpu_engine otherwise = reach ? without : GPU_ENGINE_NCCL;
+    double nccl_ns, without_ns;
+    if (set == NULL || !gpu_tuning_predict(set, kind, bytes, &nccl_ns, &without_ns)) {
+        *why = exec->tuner == NULL ? "gpu_tuning is off"
+               : reach             ? "not measured yet; the GPUs reach each other's memory"
+                                   : "not measured yet; the GPUs do not reach each other's memory";
+        return otherwise;
     }
-    return by_table(exec, set, kind, bytes, why);
+    *why = "measured";
+    return nccl_ns < without_ns ? GPU_ENGINE_NCCL : without;
 }

@@ -112,8 +112,7 @@ bool gpu_slices_serve(const struct exec_comm *comm, const struct exec_op *op, ui
     if (!device_reach_each_other(comm, op)) {
         return device_bytes(op) >= NCCL_LEAST_BYTES;
     }
-    return tuner != NULL &&
-           tuner_choose_for_slices(tuner, op, comm->options.slice_bytes, now_ns) == GPU_ENGINE_NCCL;
+    return tuner != NULL && tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
 }
 
 /* --- Creation --- */

@@ -29,7 +29,7 @@ static const uint64_t sizes[] = {4096, 65536, 512u << 10, 2u << 20, 16u << 20, 6
 #define SIZE_COUNT (sizeof sizes / sizeof sizes[0])
 _Static_assert(KIND_COUNT *SIZE_COUNT <= GPU_TUNING_ROWS_MAX, "all rows fit into a set");
 
-enum { BY_NCCL, BY_KERNELS, ENGINES };
+enum { BY_NCCL, WITHOUT_NCCL, ENGINES };
 
 /* A set of GPUs to be measured. */
 struct wanted {
@@ -118,39 +118,36 @@ static void want(struct tuner *tuner, const uint32_t *list, uint32_t count, uint
     }
 }
 
-enum gpu_engine tuner_choose(struct tuner *tuner, const struct exec_op *op, uint64_t now_ns)
+bool tuner_prefers_nccl(struct tuner *tuner, const struct exec_op *op, bool otherwise, uint64_t now_ns)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t count = device_gpus(op, gpus);
     const struct gpu_tuning_set *set = gpu_tuning_find(tuner->table, gpus, count);
     if (set == NULL) {
         want(tuner, gpus, count, now_ns);
-        return GPU_ENGINE_KERNELS;
+        return otherwise;
     }
-    enum gpu_engine engine = gpu_tuning_prefers(set, op->call.terms.kind, device_bytes(op));
-    return engine == GPU_ENGINE_NCCL ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
+    return gpu_tuning_prefers_nccl(set, op->call.terms.kind, device_bytes(op), otherwise);
 }
 
-enum gpu_engine tuner_choose_for_slices(struct tuner *tuner, const struct exec_op *op, uint64_t slice_bytes,
-                                        uint64_t now_ns)
+bool tuner_prefers_nccl_for_slices(struct tuner *tuner, const struct exec_op *op, uint64_t slice_bytes,
+                                   uint64_t now_ns)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t count = device_gpus(op, gpus);
     const struct gpu_tuning_set *set = gpu_tuning_find(tuner->table, gpus, count);
     uint64_t bytes = device_bytes(op) < slice_bytes ? device_bytes(op) : slice_bytes;
-    double in_nccl_ns = 0, in_kernels_ns = 0, out_nccl_ns, out_kernels_ns;
+    double in_nccl_ns = 0, in_without_ns = 0, out_nccl_ns, out_without_ns;
     if (set == NULL) {
         want(tuner, gpus, count, now_ns);
-        return GPU_ENGINE_KERNELS;
+        return false;
     }
     if (op_kind_reduces(op->call.terms.kind) &&
-        !gpu_tuning_predict(set, OP_KIND_REDUCE_SCATTER, bytes, &in_nccl_ns, &in_kernels_ns)) {
-        return GPU_ENGINE_KERNELS;
+        !gpu_tuning_predict(set, OP_KIND_REDUCE_SCATTER, bytes, &in_nccl_ns, &in_without_ns)) {
+        return false;
     }
-    if (!gpu_tuning_predict(set, OP_KIND_ALL_GATHER, bytes, &out_nccl_ns, &out_kernels_ns)) {
-        return GPU_ENGINE_KERNELS;
-    }
-    return in_nccl_ns + out_nccl_ns < in_kernels_ns + out_kernels_ns ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
+    return gpu_tuning_predict(set, OP_KIND_ALL_GATHER, bytes, &out_nccl_ns, &out_without_ns) &&
+           in_nccl_ns + out_nccl_ns < in_without_ns + out_without_ns;
 }
 
 /* --- One sample --- */
@@ -172,7 +169,7 @@ static void comm_failed(void *context, const struct error *cause, uint64_t now_n
 
 static uint32_t engine_of_sample(const struct tuner *tuner)
 {
-    return tuner->samples[BY_NCCL] <= tuner->samples[BY_KERNELS] ? BY_NCCL : BY_KERNELS;
+    return tuner->samples[BY_NCCL] <= tuner->samples[WITHOUT_NCCL] ? BY_NCCL : WITHOUT_NCCL;
 }
 
 static void sample_done(void *context, const struct error *result, uint64_t now_ns)
@@ -282,7 +279,7 @@ static bool next_size_serves(const struct tuner *tuner)
     }
     uint64_t times = sizes[next] / sizes[tuner->size];
     return tuner->best_ns[BY_NCCL] * times < TUNER_SLOW_NS &&
-           tuner->best_ns[BY_KERNELS] * times < TUNER_SLOW_NS;
+           tuner->best_ns[WITHOUT_NCCL] * times < TUNER_SLOW_NS;
 }
 
 /* Returns whether there is a further cell. */
@@ -292,7 +289,7 @@ static bool end_cell(struct tuner *tuner)
         (struct gpu_tuning_row){.kind = kinds[tuner->kind],
                                 .bytes = sizes[tuner->size],
                                 .nccl_ns = tuner->best_ns[BY_NCCL],
-                                .kernels_ns = tuner->best_ns[BY_KERNELS]};
+                                .without_ns = tuner->best_ns[WITHOUT_NCCL]};
     if (next_size_serves(tuner)) {
         begin_cell(tuner, tuner->kind, tuner->size + 1);
     } else {
@@ -353,25 +350,25 @@ static void log_result(const struct tuner *tuner, uint64_t now_ns)
         at += (size_t)snprintf(gpus + at, sizeof gpus - at, "%s%u", i > 0 ? ", " : "", tuner->set.gpus[i]);
     }
     if (tuner->failed) {
-        log_warning("GPUs %s: NCCL was not measured against the kernels: %s; commd tries again in %llu s",
-                    gpus, tuner->why.text, tuner->wanted[tuner->at].pause_ns / TIME_S);
+        log_warning("GPUs %s: NCCL was not measured: %s; commd tries again in %llu s", gpus, tuner->why.text,
+                    tuner->wanted[tuner->at].pause_ns / TIME_S);
         return;
     }
     for (uint32_t i = 0; i < tuner->set.row_count; i++) {
-        by_nccl += tuner->set.rows[i].nccl_ns < tuner->set.rows[i].kernels_ns;
+        by_nccl += tuner->set.rows[i].nccl_ns < tuner->set.rows[i].without_ns;
     }
-    log_info("GPUs %s: measured in %.1f s: NCCL is faster than the kernels in %u of %u cases "
+    log_info("GPUs %s: measured in %.1f s: NCCL is the faster way in %u of %u cases "
              "(commctl gpus --tuning)",
              gpus, (double)(now_ns - tuner->began_ns) / 1e9, by_nccl, tuner->set.row_count);
 }
 
-/* Nobody needs NCCL's communicator, which takes hundreds of MB of each GPU, if the kernels are always faster.
+/* Nobody needs NCCL's communicator, which takes hundreds of MB of each GPU, if it is never faster.
  */
 static void discard_group(const struct tuner *tuner)
 {
     bool is_needed = false;
     for (uint32_t i = 0; i < tuner->set.row_count; i++) {
-        is_needed |= tuner->set.rows[i].nccl_ns < tuner->set.rows[i].kernels_ns;
+        is_needed |= tuner->set.rows[i].nccl_ns < tuner->set.rows[i].without_ns;
     }
     if (tuner->comm->group != NULL && !is_needed) {
         gpu_group_discard(tuner->comm->group);

@@ -335,7 +335,7 @@ static double on_line(uint64_t bytes, uint64_t low_bytes, uint64_t high_bytes, u
 }
 
 bool gpu_tuning_predict(const struct gpu_tuning_set *set, enum op_kind kind, uint64_t bytes, double *nccl_ns,
-                        double *kernels_ns)
+                        double *without_ns)
 {
     const struct gpu_tuning_row *low = NULL,
                                 *high = NULL; /* the neighbours; beyond the largest: the last two */
@@ -350,19 +350,17 @@ bool gpu_tuning_predict(const struct gpu_tuning_set *set, enum op_kind kind, uin
         return false;
     }
     *nccl_ns = (double)high->nccl_ns;
-    *kernels_ns = (double)high->kernels_ns;
+    *without_ns = (double)high->without_ns;
     if (low != NULL) {
         *nccl_ns = on_line(bytes, low->bytes, high->bytes, low->nccl_ns, high->nccl_ns);
-        *kernels_ns = on_line(bytes, low->bytes, high->bytes, low->kernels_ns, high->kernels_ns);
+        *without_ns = on_line(bytes, low->bytes, high->bytes, low->without_ns, high->without_ns);
     }
     return true;
 }
 
-enum gpu_engine gpu_tuning_prefers(const struct gpu_tuning_set *set, enum op_kind kind, uint64_t bytes)
+bool gpu_tuning_prefers_nccl(const struct gpu_tuning_set *set, enum op_kind kind, uint64_t bytes,
+                             bool otherwise)
 {
-    double nccl_ns, kernels_ns;
-    if (!gpu_tuning_predict(set, kind, bytes, &nccl_ns, &kernels_ns)) {
-        return GPU_ENGINE_COUNT;
-    }
-    return nccl_ns < kernels_ns ? GPU_ENGINE_NCCL : GPU_ENGINE_KERNELS;
+    double nccl_ns, without_ns;
+    return gpu_tuning_predict(set, kind, bytes, &nccl_ns, &without_ns) ? nccl_ns < without_ns : otherwise;
 }

@@ -10,7 +10,7 @@
 #include "proto/types.h"
 
 /*
- * What was measured on this machine: how long NCCL, and how long commd's kernels, take for an operation among
+ * What was measured on this machine: how long an operation takes with NCCL, and without it, among
  * a set of GPUs, for some kinds and sizes. daemon/exec/tuner.h measures. The table outlives commd in a file
  * (tuning_file.h), which holds for one version of commd, of the driver and of NCCL, and for these GPUs with
  * this access to each other. Only the main thread may call these functions. None of them blocks, except
@@ -26,8 +26,9 @@ struct gpu_tuning;
 /* One kind at one size. bytes: of the larger one of a GPU's two buffers. */
 struct gpu_tuning_row {
     enum op_kind kind;
-    uint64_t bytes;               /* 1..GPU_TUNING_BYTES_MAX */
-    uint64_t nccl_ns, kernels_ns; /* 1..GPU_TUNING_NS_MAX */
+    uint64_t bytes; /* 1..GPU_TUNING_BYTES_MAX */
+    /* 1..GPU_TUNING_NS_MAX. without: by kernels, or through the host if the GPUs do not reach each other. */
+    uint64_t nccl_ns, without_ns;
 };
 
 /* The rows of one kind are in a row, and their bytes ascend. */
@@ -63,8 +64,9 @@ void gpu_tuning_put(struct gpu_tuning *tuning, const struct gpu_tuning_set *set)
  * line. Returns false if the kind was not measured.
  */
 bool gpu_tuning_predict(const struct gpu_tuning_set *set, enum op_kind kind, uint64_t bytes, double *nccl_ns,
-                        double *kernels_ns);
-/* GPU_ENGINE_NCCL or GPU_ENGINE_KERNELS: the faster one. GPU_ENGINE_COUNT if the kind was not measured. */
-enum gpu_engine gpu_tuning_prefers(const struct gpu_tuning_set *set, enum op_kind kind, uint64_t bytes);
+                        double *without_ns);
+/* Whether NCCL is faster. `otherwise` if the kind was not measured. */
+bool gpu_tuning_prefers_nccl(const struct gpu_tuning_set *set, enum op_kind kind, uint64_t bytes,
+                             bool otherwise);
 
 #endif

@@ -25,8 +25,8 @@ static void write_set(FILE *file, const struct gpu_tuning_machine *machine, cons
         const struct gpu_tuning_row *row = &set->rows[i];
         fprintf(file,
                 "%s\n        {\"kind\": \"%s\", \"bytes\": %" PRIu64 ", \"nccl_ns\": %" PRIu64
-                ", \"kernels_ns\": %" PRIu64 "}",
-                i > 0 ? "," : "", op_kind_text(row->kind), row->bytes, row->nccl_ns, row->kernels_ns);
+                ", \"without_ns\": %" PRIu64 "}",
+                i > 0 ? "," : "", op_kind_text(row->kind), row->bytes, row->nccl_ns, row->without_ns);
     }
     fputs("\n      ]\n    }", file);
 }
@@ -200,8 +200,8 @@ static void parse_rows(struct scan *scan, struct gpu_tuning_set *set)
                      take(scan, ',') && take_key(scan, "bytes") &&
                      take_number(scan, GPU_TUNING_BYTES_MAX, &row.bytes) && take(scan, ',') &&
                      take_key(scan, "nccl_ns") && take_number(scan, GPU_TUNING_NS_MAX, &row.nccl_ns) &&
-                     take(scan, ',') && take_key(scan, "kernels_ns") &&
-                     take_number(scan, GPU_TUNING_NS_MAX, &row.kernels_ns) && take(scan, '}');
+                     take(scan, ',') && take_key(scan, "without_ns") &&
+                     take_number(scan, GPU_TUNING_NS_MAX, &row.without_ns) && take(scan, '}');
         if (!whole) {
             return;
         }

@@ -11,7 +11,7 @@
  *
  *   { "format": 1, "versions": "commd 0.1, CUDA 13.0, ...",
  *     "sets": [ { "gpus": [ "...", "..." ], "reach": "0110",
- *                 "rows": [ { "kind": "all_reduce", "bytes": 4096, "nccl_ns": 21000, "kernels_ns": 9000 } ] }
+ *                 "rows": [ { "kind": "all_reduce", "bytes": 4096, "nccl_ns": 21000, "without_ns": 9000 } ] }
  * ] }
  *
  * "reach" has a row of 0 and 1 for each GPU: whose memory its kernels reach. Pure functions; any thread.

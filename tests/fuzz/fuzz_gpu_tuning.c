@@ -17,13 +17,13 @@ static struct gpu_tuning_set sets[GPU_TUNING_SETS_MAX], again[GPU_TUNING_SETS_MA
 
 static void check_set(const struct gpu_tuning_set *set)
 {
-    double nccl_ns, kernels_ns;
+    double nccl_ns, without_ns;
     fuzz_require(set->gpu_count >= 2 && set->gpu_count <= machine.gpu_count && set->row_count >= 1);
     for (uint32_t i = 0; i < set->row_count; i++) {
-        fuzz_require(gpu_tuning_predict(set, set->rows[i].kind, set->rows[i].bytes, &nccl_ns, &kernels_ns));
+        fuzz_require(gpu_tuning_predict(set, set->rows[i].kind, set->rows[i].bytes, &nccl_ns, &without_ns));
         fuzz_require(nccl_ns == (double)set->rows[i].nccl_ns);
-        fuzz_require(kernels_ns == (double)set->rows[i].kernels_ns);
-        (void)gpu_tuning_prefers(set, set->rows[i].kind, UINT64_MAX);
+        fuzz_require(without_ns == (double)set->rows[i].without_ns);
+        (void)gpu_tuning_prefers_nccl(set, set->rows[i].kind, UINT64_MAX, false);
     }
 }
 

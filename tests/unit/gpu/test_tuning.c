@@ -67,7 +67,7 @@ static void test_written_and_read(void **state)
             assert_int_equal(sets[i].rows[row].kind, some[i].rows[row].kind);
             assert_int_equal(sets[i].rows[row].bytes, some[i].rows[row].bytes);
             assert_int_equal(sets[i].rows[row].nccl_ns, some[i].rows[row].nccl_ns);
-            assert_int_equal(sets[i].rows[row].kernels_ns, some[i].rows[row].kernels_ns);
+            assert_int_equal(sets[i].rows[row].without_ns, some[i].rows[row].without_ns);
         }
     }
     free(text);
@@ -142,18 +142,18 @@ static void test_wrong_values(void **state)
     static const struct {
         const char *rows, *expected;
     } cases[] = {
-        {"{\"kind\": \"all_reduce\", \"bytes\": 0, \"nccl_ns\": 1, \"kernels_ns\": 1}", "at least 1"},
-        {"{\"kind\": \"all_reduce\", \"bytes\": -1, \"nccl_ns\": 1, \"kernels_ns\": 1}", "at least 1"},
-        {"{\"kind\": \"all_reduce\", \"bytes\": 1, \"nccl_ns\": 1000000000001, \"kernels_ns\": 1}",
+        {"{\"kind\": \"all_reduce\", \"bytes\": 0, \"nccl_ns\": 1, \"without_ns\": 1}", "at least 1"},
+        {"{\"kind\": \"all_reduce\", \"bytes\": -1, \"nccl_ns\": 1, \"without_ns\": 1}", "at least 1"},
+        {"{\"kind\": \"all_reduce\", \"bytes\": 1, \"nccl_ns\": 1000000000001, \"without_ns\": 1}",
          "smaller"},
-        {"{\"kind\": \"all_reduce\", \"bytes\": 99999999999999999999, \"nccl_ns\": 1, \"kernels_ns\": 1}",
+        {"{\"kind\": \"all_reduce\", \"bytes\": 99999999999999999999, \"nccl_ns\": 1, \"without_ns\": 1}",
          "smaller"},
-        {"{\"kind\": \"sort\", \"bytes\": 1, \"nccl_ns\": 1, \"kernels_ns\": 1}", "the name of an operation"},
-        {"{\"kind\": \"gather\", \"bytes\": 2, \"nccl_ns\": 1, \"kernels_ns\": 1}, {\"kind\": \"gather\", "
-         "\"bytes\": 2, \"nccl_ns\": 1, \"kernels_ns\": 1}",
+        {"{\"kind\": \"sort\", \"bytes\": 1, \"nccl_ns\": 1, \"without_ns\": 1}", "the name of an operation"},
+        {"{\"kind\": \"gather\", \"bytes\": 2, \"nccl_ns\": 1, \"without_ns\": 1}, {\"kind\": \"gather\", "
+         "\"bytes\": 2, \"nccl_ns\": 1, \"without_ns\": 1}",
          "ascending sizes"},
         {"{\"bytes\": 1}", "\"kind\""},
-        {"{\"kind\": \"gather\", \"bytes\": 2, \"nccl_ns\": 1, \"kernels_ns\": 1},", "\"{\""},
+        {"{\"kind\": \"gather\", \"bytes\": 2, \"nccl_ns\": 1, \"without_ns\": 1},", "\"{\""},
     };
     struct gpu_tuning_machine machine;
     static struct gpu_tuning_set sets[GPU_TUNING_SETS_MAX];
@@ -202,19 +202,20 @@ static void test_predictions(void **state)
     (void)state;
     static const struct {
         uint64_t bytes;
-        double nccl_ns, kernels_ns;
+        double nccl_ns, without_ns;
     } cases[] = {{1, 20, 10}, {4096, 20, 10}, {6144, 25, 25}, {8192, 30, 40}, {16384, 50, 100}};
-    double nccl_ns, kernels_ns;
+    double nccl_ns, without_ns;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_true(gpu_tuning_predict(&some[0], OP_KIND_ALL_REDUCE, cases[i].bytes, &nccl_ns, &kernels_ns));
-        assert_true(nccl_ns == cases[i].nccl_ns && kernels_ns == cases[i].kernels_ns);
+        assert_true(gpu_tuning_predict(&some[0], OP_KIND_ALL_REDUCE, cases[i].bytes, &nccl_ns, &without_ns));
+        assert_true(nccl_ns == cases[i].nccl_ns && without_ns == cases[i].without_ns);
     }
-    assert_true(gpu_tuning_predict(&some[0], OP_KIND_GATHER, 1u << 30, &nccl_ns, &kernels_ns));
-    assert_true(nccl_ns == 7 && kernels_ns == 9);
-    assert_false(gpu_tuning_predict(&some[0], OP_KIND_SCATTER, 1, &nccl_ns, &kernels_ns));
-    assert_int_equal(gpu_tuning_prefers(&some[0], OP_KIND_ALL_REDUCE, 4096), GPU_ENGINE_KERNELS);
-    assert_int_equal(gpu_tuning_prefers(&some[0], OP_KIND_ALL_REDUCE, 8192), GPU_ENGINE_NCCL);
-    assert_int_equal(gpu_tuning_prefers(&some[0], OP_KIND_BROADCAST, 1), GPU_ENGINE_COUNT);
+    assert_true(gpu_tuning_predict(&some[0], OP_KIND_GATHER, 1u << 30, &nccl_ns, &without_ns));
+    assert_true(nccl_ns == 7 && without_ns == 9);
+    assert_false(gpu_tuning_predict(&some[0], OP_KIND_SCATTER, 1, &nccl_ns, &without_ns));
+    assert_false(gpu_tuning_prefers_nccl(&some[0], OP_KIND_ALL_REDUCE, 4096, true));
+    assert_true(gpu_tuning_prefers_nccl(&some[0], OP_KIND_ALL_REDUCE, 8192, false));
+    assert_true(gpu_tuning_prefers_nccl(&some[0], OP_KIND_BROADCAST, 1, true));
+    assert_false(gpu_tuning_prefers_nccl(&some[0], OP_KIND_BROADCAST, 1, false));
 }
 
 int main(void)

@@ -4,8 +4,6 @@
 #include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/gpu_nccl.h"
-#include "daemon/exec/gpu_slices.h"
-#include "daemon/exec/tuner.h"
 
 /*
  * Extra steps of an operation whose ranks have buffers on GPUs, or order it against their streams. It waits
@@ -375,27 +373,12 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
     return copy_in(comm, op, error);
 }
 
-/* Whether NCCL is to carry the operation out: it is preferred, it is faster, or kernels do not reach all
- * buffers. */
-static bool nccl_is_chosen(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
-{
-    struct tuner *tuner = comm->exec->tuner;
-    if (!gpu_nccl_serves(comm, op)) {
-        return false;
-    }
-    if (device_engine(comm, op) == EXEC_GPU_NCCL) {
-        return true;
-    }
-    bool otherwise = !gpu_direct_serves(comm, op);
-    return tuner != NULL ? tuner_prefers_nccl(tuner, op, otherwise, now_ns) : otherwise;
-}
-
 /* Whether NCCL is to carry out the GPUs' part of the operation's slices. The communicator holds the group. */
 static bool begins_with_group(struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
     struct error why;
-    return gpu_slices_serve(comm, op, now_ns) &&
+    return engine_of_slices_is_nccl(comm, op, now_ns) &&
            gpu_nccl_hold(comm, gpus, device_gpus(op, gpus), now_ns, &why) == STATUS_OK;
 }
 
@@ -410,7 +393,7 @@ static enum device_step device_begin(struct exec_comm *comm, struct exec_op *op,
         begin_slices(op);
     } else if (begins_with_group(comm, op, now_ns)) {
         device->state = DEVICE_FORMS;
-    } else if (nccl_is_chosen(comm, op, now_ns) &&
+    } else if (engine_is_nccl(comm, op, now_ns) &&
                gpu_nccl_new(comm, op, now_ns, &device->nccl, &why) == STATUS_OK) {
         device->state = DEVICE_GROUP;
     } else if (device_begin_without(comm, op, error) != STATUS_OK) {

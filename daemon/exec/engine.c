@@ -1,7 +1,94 @@
-#include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_nccl.h"
+#include "daemon/exec/gpu_slices.h"
+#include "daemon/exec/tuner.h"
 #include "daemon/gpu/nccl.h"
 
-/* Which engine an operation among GPUs of one node would have, for people. device.c makes the same choice. */
+/* Which engine operations among GPUs have. */
+
+/* --- Operations of one node --- */
+
+bool engine_is_nccl(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
+{
+    struct tuner *tuner = comm->exec->tuner;
+    if (!gpu_nccl_serves(comm, op)) {
+        return false;
+    }
+    if (device_engine(comm, op) == EXEC_GPU_NCCL) {
+        return true;
+    }
+    bool otherwise = !gpu_direct_serves(comm, op);
+    return tuner != NULL ? tuner_prefers_nccl(tuner, op, otherwise, now_ns) : otherwise;
+}
+
+/* --- Slices of operations between nodes --- */
+
+/* gpu_engine = "auto": below, GPUs that do not reach each other copy faster than NCCL is called twice. */
+#define NCCL_LEAST_BYTES (UINT64_C(128) << 10)
+
+static bool kind_serves(const struct exec_comm *comm, const struct op_terms *terms)
+{
+    switch (terms->kind) {
+    case OP_KIND_REDUCE:
+    case OP_KIND_REDUCE_SCATTER:
+        return gpu_nccl_reduces(terms->dtype, terms->reduce) && !terms->has_layouts &&
+               comm->options.slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
+               comm->options.size + terms->bucket_ops <= GPU_SLICE_PIECES_MAX;
+    case OP_KIND_ALL_REDUCE:
+        return gpu_nccl_reduces(terms->dtype, terms->reduce);
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_BROADCAST:
+        return true;
+    case OP_KIND_GATHER:
+    case OP_KIND_SCATTER:
+    case OP_KIND_ALL_TO_ALL:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return false;
+}
+
+/* Whether all buffers are on GPUs, and every rank has those that the kind needs. */
+static bool buffers_serve(const struct exec_op *op)
+{
+    bool used[GPU_DEVICES_MAX] = {0};
+    if (!device_buffers_serve(op, used)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {
+        const struct exec_rank *rank = &op->ranks[i];
+        bool reads = op_kind_reduces(op->call.terms.kind);
+        bool writes = op->call.terms.kind == OP_KIND_ALL_REDUCE;
+        if ((reads && rank->input == NULL) || (writes && rank->output == NULL)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
+{
+    uint32_t gpus[GPU_DEVICES_MAX];
+    enum exec_gpu_engine engine = device_engine(comm, op);
+    struct tuner *tuner = comm->exec->tuner;
+    if (engine == EXEC_GPU_KERNELS || comm->options.node_count < 2 || comm->share_index > 0 ||
+        !lane_device_serves(comm, op) || !kind_serves(comm, &op->call.terms) || device_gpus(op, gpus) < 2 ||
+        !gpu_nccl_is_there() || !gpu_nccl_orders_launches() || !buffers_serve(op)) {
+        return false;
+    }
+    if (engine == EXEC_GPU_NCCL) {
+        return true;
+    }
+    if (!device_reach_each_other(comm, op)) {
+        return device_bytes(op) >= NCCL_LEAST_BYTES;
+    }
+    return tuner != NULL && tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
+}
+
+/* --- For people --- */
 
 static bool all_reach(const struct exec *exec, const uint32_t *list, uint32_t count)
 {

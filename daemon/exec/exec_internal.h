@@ -439,6 +439,13 @@ static inline enum exec_gpu_engine device_engine(const struct exec_comm *comm, c
     return op->call.engine != EXEC_GPU_AUTO ? op->call.engine : comm->exec->gpu_engine;
 }
 
+/* engine.c */
+/* Whether NCCL is to carry out the operation, of one node: it is preferred, it is faster, or kernels do not
+ * reach all buffers. If its GPUs were not measured yet, they will be. */
+bool engine_is_nccl(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns);
+/* Whether NCCL can carry out the GPUs' part of slices, and is chosen for that. On the main thread. */
+bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns);
+
 /* gpu_direct.c */
 /* Whether all buffers are on GPUs, and a kernel of any of these GPUs can access all of them. */
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);

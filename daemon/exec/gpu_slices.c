@@ -3,9 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/exec/tuner.h"
-#include "daemon/gpu/nccl.h"
-
 /*
  * Like gpu_nccl.c, all pieces of a step are one batch: kernels and copies, one group of NCCL's transfers,
  * copies. What NCCL reduces of an all_reduce goes to the output of the first rank on the GPU, which the
@@ -13,9 +10,7 @@
  * the group's scratch memory until its data are on the host.
  */
 
-#define SLICE_LOOK_NS TIME_MS /* between looks whether NCCL has failed: its kernels then never end */
-/* gpu_engine = "auto": below, GPUs that do not reach each other copy faster than NCCL is called twice. */
-#define NCCL_LEAST_BYTES (UINT64_C(128) << 10)
+#define SLICE_LOOK_NS TIME_MS   /* between looks whether NCCL has failed: its kernels then never end */
 #define SHARD_LEAST_BYTES 4096u /* of each GPU; one GPU alone carries shorter vectors */
 
 struct gpu_slice {
@@ -39,80 +34,14 @@ struct gpu_slice {
     uint64_t slot_bytes; /* used of it */
 };
 
-/* In a slot, each piece begins at a multiple of this. SLICE_PIECES_MAX bounds what rounding takes. */
+/* In a slot, each piece begins at a multiple of this. GPU_SLICE_PIECES_MAX bounds what rounding takes. */
 #define SLOT_ALIGN_BYTES 16u
-#define SLICE_PIECES_MAX 16384u
-_Static_assert(EXEC_SLICE_BYTES_DEFAULT + 2 * SLOT_ALIGN_BYTES * SLICE_PIECES_MAX <= GPU_GROUP_SLOT_BYTES,
+_Static_assert(EXEC_SLICE_BYTES_DEFAULT + 2 * SLOT_ALIGN_BYTES * GPU_SLICE_PIECES_MAX <= GPU_GROUP_SLOT_BYTES,
                "a slot has room for a slice");
-
-/* --- Which operations --- */
 
 static bool needs_slot(const struct op_terms *terms)
 {
     return terms->kind == OP_KIND_REDUCE || terms->kind == OP_KIND_REDUCE_SCATTER;
-}
-
-static bool kind_serves(const struct exec_comm *comm, const struct op_terms *terms)
-{
-    switch (terms->kind) {
-    case OP_KIND_REDUCE:
-    case OP_KIND_REDUCE_SCATTER:
-        return gpu_nccl_reduces(terms->dtype, terms->reduce) && !terms->has_layouts &&
-               comm->options.slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
-               comm->options.size + terms->bucket_ops <= SLICE_PIECES_MAX;
-    case OP_KIND_ALL_REDUCE:
-        return gpu_nccl_reduces(terms->dtype, terms->reduce);
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_BROADCAST:
-        return true;
-    case OP_KIND_GATHER:
-    case OP_KIND_SCATTER:
-    case OP_KIND_ALL_TO_ALL:
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-    case OP_KIND_BARRIER:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        break;
-    }
-    return false;
-}
-
-/* Whether all buffers are on GPUs, and every rank has those that the kind needs. */
-static bool buffers_serve(const struct exec_op *op)
-{
-    bool used[GPU_DEVICES_MAX] = {0};
-    if (!device_buffers_serve(op, used)) {
-        return false;
-    }
-    for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {
-        const struct exec_rank *rank = &op->ranks[i];
-        bool reads = op_kind_reduces(op->call.terms.kind);
-        bool writes = op->call.terms.kind == OP_KIND_ALL_REDUCE;
-        if ((reads && rank->input == NULL) || (writes && rank->output == NULL)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-bool gpu_slices_serve(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
-{
-    uint32_t gpus[GPU_DEVICES_MAX];
-    enum exec_gpu_engine engine = device_engine(comm, op);
-    struct tuner *tuner = comm->exec->tuner;
-    if (engine == EXEC_GPU_KERNELS || comm->options.node_count < 2 || comm->share_index > 0 ||
-        !lane_device_serves(comm, op) || !kind_serves(comm, &op->call.terms) || device_gpus(op, gpus) < 2 ||
-        !gpu_nccl_is_there() || !gpu_nccl_orders_launches() || !buffers_serve(op)) {
-        return false;
-    }
-    if (engine == EXEC_GPU_NCCL) {
-        return true;
-    }
-    if (!device_reach_each_other(comm, op)) {
-        return device_bytes(op) >= NCCL_LEAST_BYTES;
-    }
-    return tuner != NULL && tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
 }
 
 /* --- Creation --- */

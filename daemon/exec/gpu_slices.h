@@ -14,8 +14,9 @@
  */
 struct gpu_slice;
 
-/* Whether NCCL can carry the operation's slices out, and is chosen for them. On the main thread. */
-bool gpu_slices_serve(const struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns);
+/* Reductions other than all_reduce: at most so many ranks and operations in a bucket, so that a slice fits a
+ * slot of the group's scratch memory. */
+#define GPU_SLICE_PIECES_MAX 16384u
 
 /* A lane's state, for slices of operations with the same group. NO_MEMORY. */
 enum status gpu_slice_new(const struct exec_op *op, struct gpu_slice **out,

@@ -180,14 +180,17 @@ class Cluster:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def tuning_setting(self):
+        """Nothing is measured, and nothing is written to the machine's /var/lib, unless a test says how."""
+        return 'gpu_tuning = "off";\n' if self.gpus > 0 and "gpu_tuning" not in self.settings else ""
+
     def write_config(self, name, certificate=None, key=None, authority=None, node_name=None):
         pki = self.folder / "pki"
-        tuning = 'gpu_tuning = "off";\n' if self.gpus > 0 and "gpu_tuning" not in self.settings else ""  # tests of it set it
         nodes = ", ".join(f'{{ name = "{each}"; address = "{self.seen.get((name, each), self.addresses[each])}"; }}' for each in self.names)
         self.config_path(name).write_text(
             f'node_name = "{node_name or name}";\ncluster_name = "test";\nnodes = ( {nodes} );\n'
             f'certificate = "{certificate or pki / (name + ".crt")}";\nkey = "{key or pki / (name + ".key")}";\n'
-            f'authority = "{authority or pki / "ca.crt"}";\nsocket_path = "{self.socket(name)}";\n{tuning}{self.settings}\n')
+            f'authority = "{authority or pki / "ca.crt"}";\nsocket_path = "{self.socket(name)}";\n{self.tuning_setting()}{self.settings}\n')
 
     def in_node(self, name, *command):
         prefix = ["ip", "netns", "exec", self.namespaces[name]] if self.use_namespaces else []
@@ -279,7 +282,7 @@ class StandaloneTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.cluster = Cluster(["solo"], namespaces=False, start=False, gpus=cls.gpus)
-        cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
+        cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n{cls.cluster.tuning_setting()}')
         cls.cluster.start("solo", "--standalone")
         cls.cluster.wait_ready()
 

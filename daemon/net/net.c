@@ -1,11 +1,12 @@
 #include "daemon/net/net.h"
 
 #include "daemon/base/array.h"
+#include "daemon/net/bulk.h"
 
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
 {
     if (net != NULL) {
-        net->peer_handler = *handler;
+        *(net->bulk != NULL ? &net->bulk->peer_handler : &net->peer_handler) = *handler;
     }
 }
 
@@ -42,6 +43,9 @@ void net_free(struct net *net)
 {
     if (net != NULL) {
         struct net_users_streams *users_streams = net->users_streams;
+        if (net->bulk != NULL) {
+            net->bulk->operations->free(net->bulk);
+        }
         net->operations->free(net);
         free(users_streams);
     }
@@ -102,8 +106,13 @@ static struct net_users_streams *users_streams_of(struct net *net, uint32_t peer
     return &all[peer];
 }
 
-enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
-                                struct budget_account *account, struct net_stream **out, struct error *error)
+typedef enum status open_function(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                                  struct net_stream **out, struct error *error);
+
+/* Opens a stream within the user's share. */
+static enum status open_for(open_function *open, struct net *net, uint32_t peer, enum net_stream_kind kind,
+                            uint32_t uid, struct budget_account *account, struct net_stream **out,
+                            struct error *error)
 {
     uint32_t line = fair_line_of(uid);
     struct net_users_streams *users = users_streams_of(net, peer);
@@ -118,7 +127,7 @@ enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_
             "%u of its %u, and the rest is kept for others. End communicators that are not needed",
             uid, users->of_line[line], users->count, NET_STREAMS_MAX);
     }
-    enum status status = net_stream_open(net, peer, kind, out, error);
+    enum status status = open(net, peer, kind, out, error);
     if (status == STATUS_OK) {
         (*out)->users_line = line + 1;
         net_stream_charge(*out, account);
@@ -126,6 +135,27 @@ enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_
         users->of_line[line]++;
     }
     return status;
+}
+
+enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
+                                struct budget_account *account, struct net_stream **out, struct error *error)
+{
+    return open_for(net_stream_open, net, peer, kind, uid, account, out, error);
+}
+
+static enum status open_on_bulk(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                                struct net_stream **out, struct error *error)
+{
+    return net->bulk->operations->stream_open(net->bulk, peer, kind, out, error);
+}
+
+enum status net_stream_open_bulk(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
+                                 struct budget_account *account, struct net_stream **out, struct error *error)
+{
+    if (net->bulk == NULL) {
+        return error_set(error, STATUS_UNREACHABLE, "this node has no bulk links");
+    }
+    return open_for(open_on_bulk, net, peer, kind, uid, account, out, error);
 }
 
 void net_stream_charge(struct net_stream *stream, struct budget_account *account)
@@ -145,38 +175,42 @@ static void users_stream_over(struct net_stream *stream)
     }
 }
 
+static const struct net_stream_operations *operations_of(const struct net_stream *stream)
+{
+    return stream->on_bulk ? &stream->net->bulk->operations->streams : &stream->net->operations->streams;
+}
+
 enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                             const void *payload, size_t payload_bytes, net_sent_function *sent, void *context)
 {
-    return stream->net->operations->stream_send(stream, header, header_bytes, payload, payload_bytes, sent,
-                                                context);
+    return operations_of(stream)->send(stream, header, header_bytes, payload, payload_bytes, sent, context);
 }
 
 void net_stream_finish(struct net_stream *stream)
 {
     users_stream_over(stream);
-    stream->net->operations->stream_finish(stream);
+    operations_of(stream)->finish(stream);
 }
 
 void net_stream_reset(struct net_stream *stream)
 {
     users_stream_over(stream);
-    stream->net->operations->stream_reset(stream);
+    operations_of(stream)->reset(stream);
 }
 
 uint32_t net_stream_queued(const struct net_stream *stream)
 {
-    return stream->net->operations->stream_queued(stream);
+    return operations_of(stream)->queued(stream);
 }
 
 void net_stream_expect(struct net_stream *stream, uint64_t size)
 {
-    stream->net->operations->stream_expect(stream, size);
+    operations_of(stream)->expect(stream, size);
 }
 
 void net_stream_resume(struct net_stream *stream)
 {
-    stream->net->operations->stream_resume(stream);
+    operations_of(stream)->resume(stream);
 }
 
 void net_peer_statistics(const struct net *net, uint32_t peer, struct net_peer_statistics *out)
@@ -189,5 +223,94 @@ void net_statistics(const struct net *net, struct net_statistics *out)
     *out = (struct net_statistics){0};
     if (net != NULL) {
         net->operations->statistics(net, out);
+    }
+}
+
+/* --- Bulk links --- */
+
+static void bulk_peer_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    struct net_bulk *bulk = context;
+    bulk->operations->peer_up(bulk, peer, now_ns);
+    if (bulk->peer_handler.peer_up != NULL) {
+        bulk->peer_handler.peer_up(bulk->peer_handler.context, peer, now_ns);
+    }
+}
+
+static void bulk_peer_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    struct net_bulk *bulk = context;
+    bulk->operations->peer_down(bulk, peer, cause, now_ns);
+    if (bulk->peer_handler.peer_down != NULL) {
+        bulk->peer_handler.peer_down(bulk->peer_handler.context, peer, cause, now_ns);
+    }
+}
+
+static void bulk_connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    const struct net_bulk *bulk = context;
+    if (bulk->peer_handler.connect_failed != NULL) {
+        bulk->peer_handler.connect_failed(bulk->peer_handler.context, peer, cause, now_ns);
+    }
+}
+
+static void bulk_peer_suspect(void *context, uint32_t peer, uint64_t now_ns)
+{
+    const struct net_bulk *bulk = context;
+    if (bulk->peer_handler.peer_suspect != NULL) {
+        bulk->peer_handler.peer_suspect(bulk->peer_handler.context, peer, now_ns);
+    }
+}
+
+void net_bulk_attach(struct net *net, struct net_bulk *bulk)
+{
+    bulk->net = net;
+    bulk->peer_handler = net->peer_handler;
+    net->bulk = bulk;
+    net->peer_handler = (struct net_peer_handler){.context = bulk,
+                                                  .peer_up = bulk_peer_up,
+                                                  .peer_down = bulk_peer_down,
+                                                  .connect_failed = bulk_connect_failed,
+                                                  .peer_suspect = bulk_peer_suspect};
+}
+
+void net_bulk_allow(struct net *net, uint32_t peer, bool allowed)
+{
+    if (net != NULL && net->bulk != NULL) {
+        net->bulk->operations->allow(net->bulk, peer, allowed);
+    }
+}
+
+bool net_bulk_choose(struct net *net, uint32_t peer, uint64_t now_ns)
+{
+    return net != NULL && net->bulk != NULL && net->bulk->operations->choose(net->bulk, peer, now_ns);
+}
+
+void net_bulk_began(struct net *net, uint32_t peer, bool on_bulk, uint64_t now_ns)
+{
+    if (net != NULL && net->bulk != NULL) {
+        net->bulk->operations->began(net->bulk, peer, on_bulk, now_ns);
+    }
+}
+
+void net_bulk_ended(struct net *net, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns)
+{
+    if (net != NULL && net->bulk != NULL) {
+        net->bulk->operations->ended(net->bulk, peer, on_bulk, bytes, now_ns);
+    }
+}
+
+void net_bulk_certificates_changed(struct net *net)
+{
+    if (net->bulk != NULL) {
+        net->bulk->operations->certificates_changed(net->bulk);
+    }
+}
+
+void net_bulk_statistics(const struct net *net, uint32_t peer, struct net_bulk_statistics *out)
+{
+    *out = (struct net_bulk_statistics){.allowed = false};
+    if (net != NULL && net->bulk != NULL) {
+        net->bulk->operations->statistics(net->bulk, peer, out);
     }
 }

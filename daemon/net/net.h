@@ -45,9 +45,10 @@ struct net_stream;
 enum net_stream_kind {
     NET_STREAM_CONTROL = 1, /* mesh: framed protobuf messages */
     NET_STREAM_DATA = 2,    /* exec: data headers and payloads */
-    NET_STREAM_MESSAGE = 3  /* p2p: messages from rank to rank */
+    NET_STREAM_MESSAGE = 3, /* p2p: messages from rank to rank */
+    NET_STREAM_TUNNEL = 4   /* bulk links: their frames while they have no connection of their own (tls.h) */
 };
-#define NET_STREAM_KIND_COUNT 4 /* arrays indexed by kind */
+#define NET_STREAM_KIND_COUNT 5 /* arrays indexed by kind */
 
 /* Reports connections to daemon/mesh. Each peer_up is followed by exactly one peer_down before the next
  * peer_up. */
@@ -129,6 +130,16 @@ struct net_statistics {
 };
 
 /* What an implementation provides. Callers use the functions below instead. */
+struct net_stream_operations {
+    enum status (*send)(struct net_stream *stream, const void *header, size_t header_bytes,
+                        const void *payload, size_t payload_bytes, net_sent_function *sent, void *context);
+    void (*finish)(struct net_stream *stream);
+    void (*reset)(struct net_stream *stream);
+    void (*resume)(struct net_stream *stream);
+    void (*expect)(struct net_stream *stream, uint64_t size);
+    uint32_t (*queued)(const struct net_stream *stream);
+};
+
 struct net_operations {
     void (*free)(struct net *net);
     enum status (*add_peer)(struct net *net, const char *name, const char *address, uint32_t *peer,
@@ -140,14 +151,7 @@ struct net_operations {
     void (*keep_alive)(struct net *net, uint32_t peer, bool keep); /* null: connections stay anyway */
     enum status (*stream_open)(struct net *net, uint32_t peer, enum net_stream_kind kind,
                                struct net_stream **out, struct error *error);
-    enum status (*stream_send)(struct net_stream *stream, const void *header, size_t header_bytes,
-                               const void *payload, size_t payload_bytes, net_sent_function *sent,
-                               void *context);
-    void (*stream_finish)(struct net_stream *stream);
-    void (*stream_reset)(struct net_stream *stream);
-    void (*stream_resume)(struct net_stream *stream);
-    void (*stream_expect)(struct net_stream *stream, uint64_t size);
-    uint32_t (*stream_queued)(const struct net_stream *stream);
+    struct net_stream_operations streams;
     void (*peer_statistics)(const struct net *net, uint32_t peer, struct net_peer_statistics *out);
     void (*statistics)(const struct net *net, struct net_statistics *out);
 };
@@ -171,6 +175,7 @@ struct stream_parking;
 
 struct net {
     const struct net_operations *operations;
+    struct net_bulk *bulk;                   /* bulk.h; null: bulk data has no links of its own */
     struct net_users_streams *users_streams; /* by peer */
     uint32_t users_peers;
     struct net_peer_handler peer_handler;
@@ -184,6 +189,7 @@ struct net_stream {
     struct net *net;
     uint32_t peer;
     enum net_stream_kind kind;
+    bool on_bulk;                   /* a bulk link carries it, not a connection of the net */
     uint32_t users_line;            /* line of the user it was opened for, plus 1; 0: nobody */
     struct budget_account *account; /* see net_stream_charge */
     void *user; /* belongs to the stream handler (incoming) or opener (outgoing); null at first */
@@ -266,6 +272,13 @@ enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind
 enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
                                 struct budget_account *account, struct net_stream **out,
                                 struct error *error) COMM_MUST_USE;
+/*
+ * As net_stream_open_for, on the peer's bulk link (bulk.h). Everything said of streams holds for it, too.
+ * UNREACHABLE if there is no such link now: use net_stream_open_for.
+ */
+enum status net_stream_open_bulk(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
+                                 struct budget_account *account, struct net_stream **out,
+                                 struct error *error) COMM_MUST_USE;
 /* Sets the account to which the stream's bytes, in either direction, are charged: see net_set_clock. Null,
  * the default: no account. The stream holds a reference to the account until it is over. */
 void net_stream_charge(struct net_stream *stream, struct budget_account *account);

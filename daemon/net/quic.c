@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "daemon/base/random.h"
+#include "daemon/net/bulk.h"
 #include "daemon/net/quic_internal.h"
 
 #define QUIC_SOCKET_BUFFER_BYTES (4u << 20)
@@ -128,11 +129,41 @@ uint16_t net_quic_port(const struct net *net)
     return quic_address_port(&endpoint->socket.local);
 }
 
+const char *net_quic_node_name(const struct net *net)
+{
+    return ((const struct quic_endpoint *)net)->node_name;
+}
+
+const char *net_quic_peer_name(const struct net *net, uint32_t peer)
+{
+    return ((const struct quic_endpoint *)net)->peers[peer]->name;
+}
+
+void net_quic_local(const struct net *net, struct quic_address *out)
+{
+    *out = ((const struct quic_endpoint *)net)->socket.local;
+}
+
+bool net_quic_remote(const struct net *net, uint32_t peer, struct quic_address *out)
+{
+    const struct quic_connection *up = ((const struct quic_endpoint *)net)->peers[peer]->up;
+    if (up == NULL || up->transport == NULL) {
+        return false;
+    }
+    const ngtcp2_path *path = ngtcp2_conn_get_path2(up->transport);
+    return quic_address_set(out, path->remote.addr, path->remote.addrlen);
+}
+
 /* --- Certificates --- */
 
 enum status net_quic_load(const struct quic_options *options, struct quic_tls **out, struct error *error)
 {
     return quic_tls_new(options, out, error);
+}
+
+struct quic_tls *net_quic_certificates(const struct net *net)
+{
+    return ((const struct quic_endpoint *)net)->tls;
 }
 
 struct quic_tls *net_quic_share(struct quic_tls *tls)
@@ -166,6 +197,7 @@ void net_quic_use(struct net *net, struct quic_tls *tls)
             quic_connection_abort(connection, cause.status, cause.text);
         }
     }
+    net_bulk_certificates_changed(net);
 }
 
 /* --- Freeing --- */
@@ -494,12 +526,12 @@ static const struct net_operations quic_operations = {
     .disconnect = quic_disconnect,
     .keep_alive = quic_keep_alive,
     .stream_open = quic_stream_open,
-    .stream_send = quic_stream_send,
-    .stream_finish = quic_stream_finish,
-    .stream_reset = quic_stream_reset,
-    .stream_resume = quic_stream_resume,
-    .stream_expect = quic_stream_expect,
-    .stream_queued = quic_stream_queued,
+    .streams.send = quic_stream_send,
+    .streams.finish = quic_stream_finish,
+    .streams.reset = quic_stream_reset,
+    .streams.resume = quic_stream_resume,
+    .streams.expect = quic_stream_expect,
+    .streams.queued = quic_stream_queued,
     .peer_statistics = quic_peer_statistics,
     .statistics = quic_statistics,
 };

@@ -42,6 +42,14 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
 /* The UDP port that was bound. */
 uint16_t net_quic_port(const struct net *net);
 
+/* For bulk links (tls.h). Our name and a peer's; both belong to the net. */
+const char *net_quic_node_name(const struct net *net);
+const char *net_quic_peer_name(const struct net *net, uint32_t peer);
+/* The address that was bound, and where the peer's connection is now. Returns false if there is none. */
+struct quic_address;
+void net_quic_local(const struct net *net, struct quic_address *out);
+bool net_quic_remote(const struct net *net, uint32_t peer, struct quic_address *out);
+
 /*
  * A node's certificate, key, CAs and revocations, as loaded from their files. Several endpoints, each on a
  * thread of its own, may share them.
@@ -55,6 +63,8 @@ struct quic_tls;
 enum status net_quic_load(const struct quic_options *options, struct quic_tls **out,
                           struct error *error) COMM_MUST_USE;
 /* Takes another reference, to be released by net_quic_unload, which any thread may call. */
+/* Those that the endpoint uses now. */
+struct quic_tls *net_quic_certificates(const struct net *net);
 struct quic_tls *net_quic_share(struct quic_tls *tls);
 /* Releases a reference. Endpoints that use the certificates keep them. Null is accepted. */
 void net_quic_unload(struct quic_tls *tls);

@@ -197,18 +197,41 @@ static SSL *quic_session_new(SSL_CTX *context, struct error *refusal)
     return ssl;
 }
 
-SSL *quic_tls_dial(const struct quic_tls *tls, const char *peer_name, struct error *refusal)
+/* Makes a session of the dialling side, which accepts only a certificate of that name. */
+static SSL *quic_session_dial(const struct quic_tls *tls, const char *peer_name, struct error *refusal)
 {
     SSL *ssl = quic_session_new(tls->dialling, refusal);
     if (ssl == NULL) {
         return NULL;
     }
     SSL_set_hostflags(ssl, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_WILDCARDS);
-    if (SSL_set1_host(ssl, peer_name) != 1 || ngtcp2_crypto_ossl_configure_client_session(ssl) != 0) {
+    if (SSL_set1_host(ssl, peer_name) != 1) {
         SSL_free(ssl);
         return NULL;
     }
     SSL_set_connect_state(ssl);
+    return ssl;
+}
+
+SSL *quic_tls_dial(const struct quic_tls *tls, const char *peer_name, struct error *refusal)
+{
+    SSL *ssl = quic_session_dial(tls, peer_name, refusal);
+    if (ssl != NULL && ngtcp2_crypto_ossl_configure_client_session(ssl) != 0) {
+        SSL_free(ssl);
+        return NULL;
+    }
+    return ssl;
+}
+
+SSL *quic_tls_stream(const struct quic_tls *tls, const char *peer_name, struct error *refusal)
+{
+    if (peer_name != NULL) {
+        return quic_session_dial(tls, peer_name, refusal);
+    }
+    SSL *ssl = quic_session_new(tls->accepting, refusal);
+    if (ssl != NULL) {
+        SSL_set_accept_state(ssl);
+    }
     return ssl;
 }
 

@@ -56,6 +56,8 @@ enum status quic_tls_reset_secret(const struct quic_tls *tls, const char *node_n
  */
 SSL *quic_tls_dial(const struct quic_tls *tls, const char *peer_name, struct error *refusal);
 SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal);
+/* The same for TLS over a stream, such as TCP. peer_name null: the accepting side. */
+SSL *quic_tls_stream(const struct quic_tls *tls, const char *peer_name, struct error *refusal);
 
 /* Whether a name of the peer's certificate is one to look for. context is the caller's. */
 typedef bool quic_name_function(void *context, const char *name);

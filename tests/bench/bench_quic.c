@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
+#include "daemon/net/tls.h"
 #include "tests/lib/bench_link.h"
 #include "tests/lib/quic_node.h"
 
@@ -16,6 +17,7 @@
  *   stream  one way. The receiver reads every byte once (for a sum), as a reduction does
  *   both    both ways at once
  *   ping    64 bytes there and back, one at a time: the round trip in microseconds
+ *   bulk, bulk-both    as stream and both, on the bulk link: TLS 1.3 over TCP
  *
  * Prints Gbit/s of acknowledged payload, and the CPU time that each side used in a second.
  */
@@ -35,6 +37,7 @@ struct bench {
     unsigned under_way;
     unsigned next;
     bool echoes; /* the child of mode ping */
+    bool bulk;
     size_t ping_bytes;
     uint64_t ping_ns; /* when the ping under way was sent */
     uint32_t *pings_ns;
@@ -62,7 +65,10 @@ static void open_streams(struct bench *bench)
 {
     struct error error;
     for (unsigned i = 0; i < STREAMS && bench->streams[i] == NULL; i++) {
-        check(net_stream_open(bench->node->net, 0, NET_STREAM_DATA, &bench->streams[i], &error) == STATUS_OK,
+        struct net *net = bench->node->net;
+        check((bench->bulk
+                   ? net_stream_open_bulk(net, 0, NET_STREAM_DATA, 0, NULL, &bench->streams[i], &error)
+                   : net_stream_open(net, 0, NET_STREAM_DATA, &bench->streams[i], &error)) == STATUS_OK,
               "opening a stream");
     }
 }
@@ -75,6 +81,9 @@ static size_t receive(void *context, struct net_stream *stream, const uint8_t *b
     (void)now_ns;
     net_stream_expect(stream, NET_STREAM_WINDOW_BYTES); /* as a lane does, which has a place for the bytes */
     uint64_t sum = 0;
+    if (stream->on_bulk) {
+        net_stream_expect(stream, NET_STREAM_WINDOW_BYTES);
+    }
     for (size_t i = 0; i + sizeof(uint64_t) <= size; i += sizeof(uint64_t)) {
         uint64_t word;
         memcpy(&word, bytes + i, sizeof word);
@@ -134,6 +143,26 @@ static bool is_mode(const struct bench_link *link, const char *mode)
     return strcmp(link->mode, mode) == 0;
 }
 
+static bool is_both(const struct bench_link *link)
+{
+    return is_mode(link, "both") || is_mode(link, "bulk-both");
+}
+
+static bool is_linked(const void *context)
+{
+    const struct quic_node *node = context;
+    return net_bulk_choose(node->net, 0, loop_now_ns());
+}
+
+/* Waits for the bulk link, if the mode is to use it. */
+static void await_link(struct bench *bench)
+{
+    if (bench->bulk) {
+        net_bulk_allow(bench->node->net, 0, true);
+        check(quic_run_until(bench->loop, is_linked, bench->node, 5000), "the bulk link");
+    }
+}
+
 /* Sends for duration_s seconds. Returns how long it really took. */
 static double send_for(struct bench *bench, double duration_s)
 {
@@ -162,6 +191,11 @@ static void bench_open(struct bench *bench, const struct bench_link *link, size_
     options.datagram_max_bytes = datagram_bytes;
     check(loop_new(&bench->loop, &error) == STATUS_OK, "loop");
     bench->node = quic_node_new(bench->loop, pki, name, &options);
+    bench->bulk = is_mode(link, "bulk") || is_mode(link, "bulk-both");
+    if (bench->bulk) {
+        struct tls_options tls = {.mode = NET_BULK_TLS, .processors = 2};
+        check(net_tls_attach(bench->node->net, bench->loop, &tls, &error) == STATUS_OK, "bulk links");
+    }
     bench->echoes = end == 1;
     bench->data = malloc(PIECE_BYTES);
     bench->pings_ns = is_mode(link, "ping") ? malloc(PINGS_MAX * sizeof *bench->pings_ns) : NULL;
@@ -209,8 +243,9 @@ static _Noreturn void run_child(const struct bench_link *link, struct test_pki *
     add_peer(&bench, "a", link->ends[0].address, 9);
     check(write(out, &bench.node->port, sizeof bench.node->port) == sizeof bench.node->port, "pipe");
     check(quic_run_until(bench.loop, is_up, bench.node, 5000), "connecting");
+    await_link(&bench);
     double cpu_before_s = bench_cpu_s();
-    if (is_mode(link, "both")) {
+    if (is_both(link)) {
         report.elapsed_s = send_for(&bench, link->duration_s);
         report.sent_bytes = bench.sent_bytes;
     }
@@ -271,13 +306,14 @@ static void run_bench(const struct bench_link *link, struct test_pki *pki, uint3
     quic_node_connect(bench.node, 0);
     check(quic_run_until(bench.loop, is_up, bench.node, 5000), "connecting");
     bool pings = is_mode(link, "ping");
+    await_link(&bench);
     double cpu_before_s = bench_cpu_s();
     double elapsed_s = pings ? run_pings(&bench, link->duration_s) : send_for(&bench, link->duration_s);
     uint64_t bytes = bench.sent_bytes;
     double cpu_s = bench_cpu_s() - cpu_before_s;
     struct net_peer_statistics statistics;
     net_peer_statistics(bench.node->net, 0, &statistics);
-    if (is_mode(link, "both")) {
+    if (is_both(link)) {
         quic_run_for(bench.loop, 200); /* the other end began a little later, so it also goes on later */
     }
     net_disconnect(bench.node->net, 0, &(struct error){.status = STATUS_SHUTTING_DOWN, .text = "done"});
@@ -293,7 +329,7 @@ static void run_bench(const struct bench_link *link, struct test_pki *pki, uint3
                statistics.datagram_bytes, (double)bytes * 8 / 1e9 / elapsed_s, cpu_s / elapsed_s,
                report.cpu_s / elapsed_s, (unsigned long long)(statistics.round_trip_ns / TIME_US),
                (unsigned long long)statistics.lost_packets);
-        if (is_mode(link, "both")) {
+        if (is_both(link)) {
             printf("; the other way %.3f Gbit/s", (double)report.sent_bytes * 8 / 1e9 / report.elapsed_s);
         }
         printf("\n");
@@ -305,7 +341,7 @@ static void run_bench(const struct bench_link *link, struct test_pki *pki, uint3
 int main(int argc, char **argv)
 {
     struct bench_link link;
-    bench_link_parse(&link, argc, argv, "stream both ping");
+    bench_link_parse(&link, argc, argv, "stream both ping bulk bulk-both");
     log_set_level(LOG_LEVEL_ERROR);
     struct test_pki *pki = test_pki_new();
     test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});

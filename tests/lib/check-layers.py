@@ -44,7 +44,7 @@ BELOW = {
 # A library's headers: the files that may include them, and the text for others.
 WRAPPED = [
     (r"ngtcp2/", r"daemon/net/quic", "ngtcp2 is for daemon/net/quic* alone"),
-    (r"openssl/", r"daemon/net/quic|client/commctl/", "OpenSSL is for daemon/net/quic* and client/commctl alone"),
+    (r"openssl/", r"daemon/net/(quic|tls)|client/commctl/", "OpenSSL is for daemon/net/quic*, daemon/net/tls* and client/commctl alone"),
     (r"event2/|event\.h|evhttp\.h", r"daemon/base/loop\.|daemon/api/metrics_http\.c", "libevent is for daemon/base/loop.* and daemon/api/metrics_http.c alone"),
     (r"cuda|nccl", r"daemon/gpu/(cuda|nccl)|kernels/|client/nccl/", "CUDA and NCCL are for daemon/gpu/cuda*, daemon/gpu/nccl* and kernels alone"),
     (r"uthash", r"daemon/base/table\.h", "uthash is for daemon/base/table.h alone: it ends the process without memory"),

@@ -323,8 +323,10 @@ struct quic_source *quic_source_new(struct quic_node *node, uint32_t peer, uint6
     for (size_t i = 0; i < size; i += PATTERN_PERIOD) {
         memcpy(source->data + i, pattern_at(seed, i), smaller(size - i, PATTERN_PERIOD));
     }
-    require(net_stream_open(node->net, peer, NET_STREAM_DATA, &source->stream, &error) == STATUS_OK,
-            "net_stream_open", &error);
+    enum status opened =
+        node->bulk ? net_stream_open_bulk(node->net, peer, NET_STREAM_DATA, 0, NULL, &source->stream, &error)
+                   : net_stream_open(node->net, peer, NET_STREAM_DATA, &source->stream, &error);
+    require(opened == STATUS_OK, "opening a stream", &error);
     size_t offset = 0;
     do {
         size_t part = size - offset < piece_bytes ? size - offset : piece_bytes;

@@ -1,0 +1,82 @@
+#ifndef DAEMON_NET_BULK_H
+#define DAEMON_NET_BULK_H
+
+#include "daemon/net/net.h"
+
+/*
+ * Bulk links: a second kind of link beside a net's connections, for the large slices of collectives. tls.h
+ * implements them. A bulk link belongs to the connection that the net has to the peer: it exists only while
+ * that is up, and all its streams end before peer_down. If it is cut, its streams go on over the net's
+ * connection. So its loss costs bandwidth, and no operation.
+ *
+ * Single-threaded, as its net is. All functions accept a null net, and a net without bulk links.
+ */
+enum net_bulk_mode { NET_BULK_AUTO, NET_BULK_TLS };
+
+/* What is known of a peer's bulk link, and of both ways that bulk data may take. */
+struct net_bulk_way {
+    uint64_t rate;  /* bytes a second that were measured, while some were under way; 0: not measured yet */
+    uint64_t bytes; /* sent and received by the peer, in all */
+    uint32_t cpu_permille; /* of one processor that the thread used meanwhile */
+};
+
+struct net_bulk_statistics {
+    bool allowed;                /* both nodes have bulk links */
+    bool connected;              /* the link has a connection of its own now */
+    bool chosen;                 /* bulk data goes over it at present */
+    struct net_bulk_way ways[2]; /* [0]: the net's connection; [1]: the bulk link */
+    uint64_t connected_count;    /* how often it got a connection */
+    uint64_t lost_count;         /* how often it lost one, so that its streams went on over the net's */
+    char why[128];               /* why it is not connected; "" if that is not known */
+};
+
+struct net_bulk;
+
+/* What an implementation provides. Callers use the functions below, and those of net.h, instead. */
+struct net_bulk_operations {
+    void (*free)(struct net_bulk *bulk);
+    void (*peer_up)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
+    void (*peer_down)(struct net_bulk *bulk, uint32_t peer, const struct error *cause, uint64_t now_ns);
+    void (*allow)(struct net_bulk *bulk, uint32_t peer, bool allowed);
+    bool (*choose)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
+    void (*began)(struct net_bulk *bulk, uint32_t peer, bool on_bulk, uint64_t now_ns);
+    void (*ended)(struct net_bulk *bulk, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns);
+    void (*statistics)(const struct net_bulk *bulk, uint32_t peer, struct net_bulk_statistics *out);
+    void (*certificates_changed)(struct net_bulk *bulk);
+    enum status (*stream_open)(struct net_bulk *bulk, uint32_t peer, enum net_stream_kind kind,
+                               struct net_stream **out, struct error *error);
+    struct net_stream_operations streams;
+};
+
+/* The first member of every implementation's struct. */
+struct net_bulk {
+    const struct net_bulk_operations *operations;
+    struct net *net;
+    struct net_peer_handler peer_handler; /* the net's, which is told after the bulk links */
+};
+
+/* For implementations: gives the net bulk links, which net_free frees. Before the first net_add_peer. */
+void net_bulk_attach(struct net *net, struct net_bulk *bulk);
+
+/* The peer has said, or has not, that it takes bulk links. A link that is there already stays. */
+void net_bulk_allow(struct net *net, uint32_t peer, bool allowed);
+
+/*
+ * Whether the next bulk data to that peer should go over its bulk link, by what was measured. Makes the link
+ * if there is none yet; until it is there, the answer is no.
+ */
+bool net_bulk_choose(struct net *net, uint32_t peer, uint64_t now_ns);
+
+/*
+ * Measures: bulk data is under way to the peer, on the bulk link or on the net's connection. Each call of
+ * net_bulk_began is followed by one of net_bulk_ended, with the bytes that the peer has received.
+ */
+void net_bulk_began(struct net *net, uint32_t peer, bool on_bulk, uint64_t now_ns);
+void net_bulk_ended(struct net *net, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns);
+
+/* For implementations of a net: its certificates are others now, and present links are checked again. */
+void net_bulk_certificates_changed(struct net *net);
+
+void net_bulk_statistics(const struct net *net, uint32_t peer, struct net_bulk_statistics *out);
+
+#endif

@@ -1,0 +1,258 @@
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <utlist.h>
+
+#include "daemon/base/array.h"
+#include "daemon/base/hash.h"
+#include "daemon/net/quic.h"
+#include "daemon/net/quic_tls.h"
+#include "daemon/net/tls_internal.h"
+
+/* --- Peers --- */
+
+struct tls_peer *tls_peer_at(const struct tls_endpoint *endpoint, uint32_t index)
+{
+    return index < endpoint->peer_capacity ? endpoint->peers[index] : NULL;
+}
+
+/* Returns the peer, which is made if it is missing. Null without memory. */
+static struct tls_peer *peer_place(struct tls_endpoint *endpoint, uint32_t index)
+{
+    struct tls_peer **peers = array_reserve(endpoint->peers, &endpoint->peer_capacity,
+                                            sizeof(struct tls_peer *), (size_t)index + 1);
+    if (peers == NULL) {
+        return NULL;
+    }
+    endpoint->peers = peers;
+    if (peers[index] == NULL) {
+        struct tls_peer *peer = calloc(1, sizeof *peer);
+        const char *name = net_quic_peer_name(endpoint->base.net, index);
+        if (peer == NULL) {
+            return NULL;
+        }
+        (void)strncpy(peer->name, name, NODE_NAME_MAX_BYTES);
+        peer->endpoint = endpoint;
+        peer->index = index;
+        peer->leads = strcmp(endpoint->node_name, name) < 0;
+        peer->tunnel_reader.peer = peer;
+        peer->choice.processors = endpoint->processors;
+        peers[index] = peer;
+    }
+    return peers[index];
+}
+
+static void tls_peer_is_up(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+{
+    struct tls_peer *peer = peer_place(tls_endpoint_of(bulk), index);
+    (void)now_ns;
+    if (peer != NULL) {
+        peer->is_up = true;
+    }
+}
+
+static void tls_peer_is_down(struct net_bulk *bulk, uint32_t index, const struct error *cause,
+                             uint64_t now_ns)
+{
+    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    struct tls_peer *peer = tls_peer_at(endpoint, index);
+    if (peer != NULL && peer->is_up) {
+        bool outer = endpoint->in_event;
+        endpoint->in_event = true;
+        endpoint->now_ns = now_ns;
+        tls_peer_down(peer, cause, false, now_ns);
+        endpoint->in_event = outer;
+        tls_wake(endpoint);
+    }
+}
+
+static void tls_allow(struct net_bulk *bulk, uint32_t index, bool allowed)
+{
+    struct tls_peer *peer = peer_place(tls_endpoint_of(bulk), index);
+    if (peer != NULL) {
+        peer->allowed = allowed;
+    }
+}
+
+/* --- Choosing --- */
+
+static uint64_t cpu_now_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * TIME_S + (uint64_t)now.tv_nsec;
+}
+
+static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+{
+    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    struct tls_peer *peer = tls_peer_at(endpoint, index);
+    if (peer == NULL || !peer->allowed || !peer->is_up || peer->failed) {
+        return false;
+    }
+    tls_peer_begin(peer);
+    if (!tls_peer_is_connected(peer)) {
+        tls_dial(peer, now_ns);
+        return false;
+    }
+    return endpoint->mode == NET_BULK_TLS || tls_choice_way(&peer->choice, now_ns) == 1;
+}
+
+static void tls_began(struct net_bulk *bulk, uint32_t index, bool on_bulk, uint64_t now_ns)
+{
+    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    if (peer != NULL) {
+        tls_choice_began(&peer->choice, on_bulk, now_ns, cpu_now_ns());
+    }
+}
+
+static void tls_ended(struct net_bulk *bulk, uint32_t index, bool on_bulk, uint64_t bytes, uint64_t now_ns)
+{
+    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    if (peer != NULL) {
+        tls_choice_ended(&peer->choice, on_bulk, bytes, now_ns, cpu_now_ns());
+    }
+}
+
+static void tls_statistics(const struct net_bulk *bulk, uint32_t index, struct net_bulk_statistics *out)
+{
+    const struct tls_endpoint *endpoint = (const struct tls_endpoint *)bulk;
+    const struct tls_peer *peer = tls_peer_at(endpoint, index);
+    if (peer == NULL) {
+        return;
+    }
+    out->allowed = peer->allowed;
+    out->connected = tls_peer_is_connected(peer);
+    out->chosen = out->connected && (endpoint->mode == NET_BULK_TLS || peer->choice.present == 1);
+    for (unsigned way = 0; way < 2; way++) {
+        const struct tls_way *at = &peer->choice.ways[way];
+        out->ways[way] = (struct net_bulk_way){
+            .rate = at->rate, .bytes = at->bytes, .cpu_permille = (uint32_t)at->cpu_permille};
+    }
+    out->connected_count = peer->connected_count;
+    out->lost_count = peer->lost_count;
+    memcpy(out->why, out->connected ? "" : peer->why, out->connected ? 1 : sizeof out->why);
+}
+
+/* --- Certificates --- */
+
+static void tls_certificates_changed(struct net_bulk *bulk)
+{
+    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    struct tls_connection *connection;
+    DL_FOREACH(endpoint->connections, connection)
+    {
+        struct error refusal;
+        if (connection->state == TLS_STATE_OPEN &&
+            quic_tls_check_again(net_quic_certificates(bulk->net), connection->tls, connection->dialled,
+                                 &refusal) != STATUS_OK) {
+            tls_connection_fail(connection, "%s", refusal.text);
+        }
+    }
+}
+
+/* --- Streams --- */
+
+static void tls_stream_reset(struct net_stream *stream)
+{
+    struct tls_stream *head = (struct tls_stream *)stream;
+    if (head->incoming) {
+        tls_receiver_stop((struct tls_receiver *)head);
+    } else {
+        tls_sender_reset((struct tls_sender *)head);
+    }
+}
+
+/* --- The endpoint --- */
+
+static void endpoint_free(struct tls_endpoint *endpoint)
+{
+    tls_listen_close(endpoint);
+    loop_timer_free(endpoint->wake);
+    loop_timer_free(endpoint->tick);
+    free(endpoint->read_buffer);
+    free(endpoint->peers);
+    free(endpoint);
+}
+
+static void tls_free(struct net_bulk *bulk)
+{
+    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    struct net *net = bulk->net;
+    struct error cause;
+    error_set(&cause, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
+    endpoint->freeing = true;
+    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
+        if (endpoint->peers[i] != NULL) {
+            tls_peer_down(endpoint->peers[i], &cause, true, endpoint->now_ns);
+        }
+    }
+    tls_tunnel_unregister(endpoint);
+    while (endpoint->connections != NULL) {
+        tls_connection_free(endpoint->connections);
+    }
+    while (endpoint->lost_senders != NULL) {
+        tls_sender_free(endpoint->lost_senders);
+    }
+    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
+        free(endpoint->peers[i]);
+    }
+    net->peer_handler = bulk->peer_handler;
+    net->bulk = NULL;
+    endpoint_free(endpoint);
+}
+
+static const struct net_bulk_operations tls_operations = {
+    .free = tls_free,
+    .peer_up = tls_peer_is_up,
+    .peer_down = tls_peer_is_down,
+    .allow = tls_allow,
+    .choose = tls_choose,
+    .began = tls_began,
+    .ended = tls_ended,
+    .statistics = tls_statistics,
+    .certificates_changed = tls_certificates_changed,
+    .stream_open = tls_stream_open,
+    .streams = {.send = tls_stream_send,
+                .finish = tls_stream_finish,
+                .reset = tls_stream_reset,
+                .resume = tls_stream_resume,
+                .expect = tls_stream_expect,
+                .queued = tls_stream_queued},
+};
+
+enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_options *options,
+                           struct error *error)
+{
+    struct tls_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    if (endpoint == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for bulk links");
+    }
+    endpoint->base.operations = &tls_operations;
+    endpoint->base.net = net;
+    endpoint->loop = loop;
+    endpoint->mode = options->mode;
+    endpoint->processors = options->processors;
+    endpoint->node_name = net_quic_node_name(net);
+    endpoint->listener = -1;
+    endpoint->tick_ns = endpoint->redial_ns = TIME_NEVER;
+    endpoint->refusal_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
+    endpoint->loss_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
+    random_seed(&endpoint->random, hash_bytes(0, endpoint->node_name, strlen(endpoint->node_name)));
+    endpoint->read_buffer = malloc(TLS_RECORD_BYTES);
+    enum status status = endpoint->read_buffer != NULL
+                             ? loop_timer_new(loop, tls_woken, endpoint, &endpoint->wake, error)
+                             : error_set(error, STATUS_NO_MEMORY, "no memory for bulk links");
+    if (status == STATUS_OK) {
+        status = loop_timer_new(loop, tls_ticked, endpoint, &endpoint->tick, error);
+    }
+    if (status != STATUS_OK) {
+        endpoint_free(endpoint);
+        return status;
+    }
+    net_bulk_attach(net, &endpoint->base);
+    tls_tunnel_register(endpoint);
+    tls_listen(endpoint);
+    return STATUS_OK;
+}

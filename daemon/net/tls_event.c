@@ -1,0 +1,264 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/net/tls_internal.h"
+
+/* --- Noting work --- */
+
+void tls_wake(struct tls_endpoint *endpoint)
+{
+    if (!endpoint->wake_set && !endpoint->in_event && !endpoint->freeing) {
+        endpoint->wake_set = true;
+        loop_timer_set(endpoint->wake, 0);
+    }
+}
+
+void tls_done_append(struct tls_endpoint *endpoint, struct tls_message *message, enum status result)
+{
+    message->next = NULL;
+    message->result = result;
+    if (endpoint->done == NULL) {
+        endpoint->done = message;
+    } else {
+        endpoint->done_last->next = message;
+    }
+    endpoint->done_last = message;
+    tls_wake(endpoint);
+}
+
+void tls_work_sender(struct tls_sender *sender)
+{
+    if (!sender->working) {
+        sender->working = true;
+        DL_APPEND2(sender->endpoint->sender_work, sender, work_prev, work_next);
+        tls_wake(sender->endpoint);
+    }
+}
+
+void tls_forget_sender(struct tls_sender *sender)
+{
+    if (sender->working) {
+        sender->working = false;
+        DL_DELETE2(sender->endpoint->sender_work, sender, work_prev, work_next);
+    }
+}
+
+void tls_work_receiver(struct tls_receiver *receiver)
+{
+    if (!receiver->working) {
+        receiver->working = true;
+        DL_APPEND2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
+        tls_wake(receiver->endpoint);
+    }
+}
+
+void tls_forget_receiver(struct tls_receiver *receiver)
+{
+    if (receiver->working) {
+        receiver->working = false;
+        DL_DELETE2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
+    }
+}
+
+void tls_work_flush(struct tls_peer *peer)
+{
+    if (!peer->flushing && peer->is_up) {
+        peer->flushing = true;
+        DL_APPEND2(peer->endpoint->flushes, peer, flush_prev, flush_next);
+        tls_wake(peer->endpoint);
+    }
+}
+
+void tls_forget_peer(struct tls_peer *peer)
+{
+    if (peer->flushing) {
+        peer->flushing = false;
+        DL_DELETE2(peer->endpoint->flushes, peer, flush_prev, flush_next);
+    }
+}
+
+/* --- Doing the work --- */
+
+void tls_done_dispatch(struct tls_endpoint *endpoint, uint64_t now_ns)
+{
+    while (endpoint->done != NULL) {
+        struct tls_message *message = endpoint->done;
+        endpoint->done = message->next;
+        if (message->sent != NULL) {
+            message->sent(message->context, message->result, now_ns);
+        }
+        free(message);
+    }
+}
+
+static void tls_flush(struct tls_endpoint *endpoint)
+{
+    struct tls_peer *last = endpoint->flushes != NULL ? endpoint->flushes->flush_prev : NULL;
+    while (endpoint->flushes != NULL) {
+        struct tls_peer *peer = endpoint->flushes;
+        tls_forget_peer(peer);
+        if (peer->connection != NULL) {
+            tls_connection_write(peer->connection);
+        } else {
+            tls_tunnel_write(peer);
+            tls_dial(peer, endpoint->now_ns);
+        }
+        if (peer == last) {
+            return; /* those that have more come again after others had their turn */
+        }
+    }
+}
+
+/* A connection is over: the link goes on without it. */
+static void connection_over(struct tls_connection *connection)
+{
+    struct tls_peer *peer = connection->peer;
+    struct tls_endpoint *endpoint = connection->endpoint;
+    if (peer != NULL && peer->connection == connection) {
+        if (peer->is_up && !peer->failed) {
+            tls_peer_abandon(peer, connection->cause.text);
+        } else {
+            peer->connection = NULL;
+        }
+    } else if (peer != NULL && peer->attempt == connection) {
+        peer->attempt = NULL;
+        (void)snprintf(peer->why, sizeof peer->why, "%.127s", connection->cause.text);
+        backoff_failed(&peer->dial, TLS_DIAL_MIN_NS, TLS_DIAL_MAX_NS, &endpoint->random, endpoint->now_ns);
+        tls_dial(peer, endpoint->now_ns); /* notes when to dial again */
+    }
+    tls_connection_free(connection);
+}
+
+static void connections_work(struct tls_endpoint *endpoint)
+{
+    struct tls_connection *connection, *next;
+    DL_FOREACH_SAFE(endpoint->connections, connection, next)
+    {
+        if (connection->more && connection->state == TLS_STATE_OPEN) {
+            tls_connection_read(connection);
+        }
+        if (connection->state == TLS_STATE_FAILED) {
+            connection_over(connection);
+        }
+    }
+}
+
+static bool has_work(const struct tls_endpoint *endpoint)
+{
+    const struct tls_connection *connection;
+    bool more = endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
+                endpoint->flushes != NULL;
+    DL_FOREACH(endpoint->connections, connection)
+    {
+        more = more || connection->state == TLS_STATE_FAILED ||
+               (connection->more && connection->state == TLS_STATE_OPEN);
+    }
+    return more;
+}
+
+void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns)
+{
+    bool outer = endpoint->in_event;
+    endpoint->in_event = true;
+    endpoint->now_ns = now_ns;
+    while (endpoint->receiver_work != NULL) {
+        struct tls_receiver *receiver = endpoint->receiver_work;
+        tls_forget_receiver(receiver);
+        tls_receiver_work(receiver, now_ns);
+    }
+    while (endpoint->sender_work != NULL) {
+        struct tls_sender *sender = endpoint->sender_work;
+        tls_forget_sender(sender);
+        tls_sender_work(sender);
+    }
+    tls_done_dispatch(endpoint, now_ns);
+    connections_work(endpoint);
+    tls_flush(endpoint);
+    spending_shares_end(&endpoint->base.net->spending);
+    endpoint->in_event = outer;
+    if (has_work(endpoint)) {
+        tls_wake(endpoint);
+    }
+    tls_arm(endpoint);
+}
+
+void tls_woken(void *context, uint64_t now_ns)
+{
+    struct tls_endpoint *endpoint = context;
+    endpoint->wake_set = false;
+    tls_settle(endpoint, now_ns);
+}
+
+/* --- Time --- */
+
+/* Gives the connection up if it carries next to nothing although there is much to carry. */
+static void watch_rate(struct tls_peer *peer, uint64_t now_ns)
+{
+    uint64_t least = peer->choice.ways[0].rate / TLS_SLOW_PARTS;
+    least = least > TLS_SLOW_LEAST_BYTES ? least : TLS_SLOW_LEAST_BYTES;
+    if (peer->under_way_bytes == 0) {
+        peer->slow_since_ns = 0;
+        return;
+    }
+    uint64_t moved = peer->receipted_bytes - peer->looked_bytes;
+    if (peer->slow_since_ns == 0 || moved >= least) {
+        peer->slow_since_ns = now_ns;
+        peer->looked_bytes = peer->receipted_bytes;
+        peer->good_bytes += moved;
+        peer->hold_ns = peer->good_bytes >= TLS_HELD_FORGET_BYTES ? 0 : peer->hold_ns;
+    } else if (now_ns - peer->slow_since_ns >= TLS_SLOW_NS) {
+        peer->hold_ns = peer->hold_ns == 0 ? TLS_HELD_MIN_NS : time_min(2 * peer->hold_ns, TLS_HELD_MAX_NS);
+        peer->held_ns = time_after(now_ns, peer->hold_ns);
+        peer->good_bytes = 0;
+        peer->slow_since_ns = 0;
+        tls_peer_abandon(peer, "it carries too little");
+    }
+}
+
+void tls_ticked(void *context, uint64_t now_ns)
+{
+    struct tls_endpoint *endpoint = context;
+    struct tls_connection *connection;
+    bool redial = now_ns >= endpoint->redial_ns;
+    endpoint->redial_ns = redial ? TIME_NEVER : endpoint->redial_ns;
+    endpoint->now_ns = now_ns;
+    endpoint->in_event = true;
+    endpoint->tick_ns = TIME_NEVER;
+    DL_FOREACH(endpoint->connections, connection)
+    {
+        if (now_ns >= connection->deadline_ns) {
+            tls_connection_fail(connection, "no answer within %llu s",
+                                (unsigned long long)(TLS_HANDSHAKE_NS / TIME_S));
+        }
+    }
+    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
+        struct tls_peer *peer = endpoint->peers[i];
+        if (peer != NULL && tls_peer_is_connected(peer)) {
+            watch_rate(peer, now_ns);
+        } else if (peer != NULL && redial) {
+            tls_dial(peer, now_ns);
+        }
+    }
+    endpoint->in_event = false;
+    tls_settle(endpoint, now_ns);
+}
+
+/* Without connections, nothing is looked at but the time to dial again. */
+void tls_arm(struct tls_endpoint *endpoint)
+{
+    struct tls_connection *connection;
+    bool any = false;
+    DL_FOREACH(endpoint->connections, connection)
+    {
+        any = any || connection->deadline_ns != TIME_NEVER ||
+              (connection->peer != NULL && connection->peer->under_way_bytes > 0);
+    }
+    uint64_t look_ns = any ? time_after(endpoint->now_ns, TLS_SLOW_LOOK_NS) : TIME_NEVER;
+    uint64_t tick_ns = time_min(look_ns, endpoint->redial_ns);
+    if (tick_ns < endpoint->tick_ns || tick_ns == TIME_NEVER) {
+        endpoint->tick_ns = tick_ns;
+        loop_timer_set(endpoint->tick, tick_ns);
+    }
+}

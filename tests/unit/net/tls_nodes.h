@@ -1,0 +1,126 @@
+#ifndef TESTS_UNIT_NET_TLS_NODES_H
+#define TESTS_UNIT_NET_TLS_NODES_H
+
+#include "daemon/net/bulk.h"
+#include "daemon/net/tls.h"
+#include "daemon/net/tls_internal.h"
+#include "tests/unit/net/quic_nodes.h"
+
+/* The nodes a and b of quic_nodes.h, with bulk links over TCP. a dials. */
+
+static inline void attach(const struct quic_node *node)
+{
+    struct error error;
+    struct tls_options options = {.mode = NET_BULK_TLS, .processors = 2};
+    assert_int_equal(net_tls_attach(node->net, loop, &options, &error), STATUS_OK);
+}
+
+static inline struct tls_endpoint *tls_of(const struct quic_node *node)
+{
+    return (struct tls_endpoint *)node->net->bulk;
+}
+
+static inline struct tls_peer *peer_of(const struct quic_node *node)
+{
+    return tls_peer_at(tls_of(node), 0);
+}
+
+/* Whether both nodes have the link; asks for it. */
+static inline bool both_linked(const void *context)
+{
+    (void)context;
+    bool from_a = net_bulk_choose(a->net, 0, loop_now_ns());
+    bool from_b = net_bulk_choose(b->net, 0, loop_now_ns());
+    return from_a && from_b;
+}
+
+/* Neither has it, and their streams flow. */
+static inline bool both_tunnel(const void *context)
+{
+    (void)context;
+    return tls_peer_flows(peer_of(a)) && tls_peer_flows(peer_of(b)) && peer_of(a)->connection == NULL &&
+           peer_of(b)->connection == NULL;
+}
+
+static inline void attach_both(void)
+{
+    attach(a);
+    attach(b);
+    quic_nodes_connect(a, b);
+    net_bulk_allow(a->net, 0, true);
+    net_bulk_allow(b->net, 0, true);
+}
+
+static inline void link_both(void)
+{
+    assert_true(quic_run_until(loop, both_linked, NULL, 5000));
+    a->bulk = b->bulk = true;
+}
+
+static inline int setup_linked(void **state)
+{
+    if (setup_nodes(state) != 0) {
+        return -1;
+    }
+    attach_both();
+    link_both();
+    return 0;
+}
+
+/* Cuts the TCP connection, as a firewall does that sends a reset. */
+static inline void cut(const struct quic_node *node)
+{
+    assert_non_null(peer_of(node)->connection);
+    assert_int_equal(shutdown(peer_of(node)->connection->fd, SHUT_RDWR), 0);
+}
+
+struct sources {
+    struct quic_source **list;
+    unsigned count;
+};
+
+static inline bool sources_done(const void *context)
+{
+    const struct sources *sources = context;
+    for (unsigned i = 0; i < sources->count; i++) {
+        if (!quic_source_done(sources->list[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static inline unsigned sinks_closed(const struct quic_node *node)
+{
+    unsigned count = 0;
+    for (const struct quic_sink *sink = node->sinks; sink != NULL; sink = sink->next) {
+        count += sink->closed;
+    }
+    return count;
+}
+
+struct closings {
+    const struct quic_node *node;
+    unsigned count;
+};
+
+static inline bool enough_closed(const void *context)
+{
+    const struct closings *closings = context;
+    return sinks_closed(closings->node) >= closings->count;
+}
+
+static inline void assert_closed(const struct quic_node *node, unsigned count)
+{
+    struct closings closings = {node, count};
+    assert_true(quic_run_until(loop, enough_closed, &closings, 20000));
+}
+
+static inline void assert_complete(const struct quic_node *node)
+{
+    for (const struct quic_sink *sink = node->sinks; sink != NULL; sink = sink->next) {
+        assert_true(quic_sink_complete(sink));
+    }
+}
+
+#endif

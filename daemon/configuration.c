@@ -36,6 +36,15 @@ struct quic_options configuration_quic(const struct configuration *configuration
         .patience_ns = (conf->heartbeat_timeout_ms + conf->heartbeat_interval_ms) * TIME_MS};
 }
 
+bool configuration_tls(const struct configuration *configuration, struct tls_options *out)
+{
+    const char *links = configuration->conf->bulk_links;
+    long processors = workers_processors();
+    *out = (struct tls_options){.mode = strcmp(links, "tls") == 0 ? NET_BULK_TLS : NET_BULK_AUTO,
+                                .processors = processors > 1 ? (uint32_t)processors : 1};
+    return strcmp(links, "quic") != 0 && !configuration->conf->standalone;
+}
+
 /* --- Texts --- */
 
 static enum status check_texts(const struct conf *conf, struct error *error)

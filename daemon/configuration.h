@@ -3,6 +3,7 @@
 
 #include "daemon/conf/conf.h"
 #include "daemon/net/quic.h"
+#include "daemon/net/tls.h"
 
 /*
  * A configuration that is read and checked completely. The start, a reload and --check-config share this, so
@@ -26,6 +27,9 @@ struct configuration {
 enum status configuration_prepare(const struct conf_options *options, const struct configuration *present,
                                   struct configuration *out, struct error *error) COMM_MUST_USE;
 void configuration_free(struct configuration *configuration);
+
+/* The options of net_tls_attach. Returns false if the node has no bulk links. */
+bool configuration_tls(const struct configuration *configuration, struct tls_options *out);
 
 /* The options of net_quic_new. They point into the configuration. */
 struct quic_options configuration_quic(const struct configuration *configuration);

@@ -148,7 +148,11 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
         return STATUS_OK;
     }
     struct quic_options options = configuration_quic(&daemon->configuration);
+    struct tls_options tls;
     enum status status = net_quic_new(daemon->loop, &options, &daemon->net, error);
+    if (status == STATUS_OK && configuration_tls(&daemon->configuration, &tls)) {
+        status = net_tls_attach(daemon->net, daemon->loop, &tls, error);
+    }
     if (status == STATUS_OK) {
         net_set_parking(daemon->net, &daemon->parking);
     }
@@ -171,6 +175,7 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     options.probe_interval_ns = conf->probe_interval_ms * TIME_MS;
     options.slice_bytes = conf->slice_bytes;
     options.algorithms = conf->algorithms;
+    options.takes_bulk = daemon->net != NULL && daemon->net->bulk != NULL;
     enum status status = random_secure(&options.instance, sizeof options.instance, error);
     if (status != STATUS_OK) {
         return status;
@@ -188,6 +193,8 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
 {
     const struct conf *conf = daemon->configuration.conf;
     struct quic_options quic = configuration_quic(&daemon->configuration);
+    struct tls_options tls;
+    bool has_tls = configuration_tls(&daemon->configuration, &tls);
     struct workers_options options = {.loop = daemon->loop,
                                       .exec = daemon->exec,
                                       .gpus = daemon->gpus,
@@ -195,6 +202,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
                                       .thread_count = daemon->configuration.thread_count,
                                       .rail_count = daemon->configuration.rail_count,
                                       .quic = conf->standalone ? NULL : &quic,
+                                      .tls = has_tls ? &tls : NULL,
                                       .node_name = conf->node_name,
                                       .reconnect_min_ns = conf->reconnect_min_ms * TIME_MS,
                                       .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};

@@ -176,9 +176,10 @@ static void worker_use_certificates(void *context, uint64_t now_ns)
 
 /* --- Making them --- */
 
-static enum status worker_make_net(struct worker *worker, const struct quic_options *quic,
+static enum status worker_make_net(struct worker *worker, const struct workers_options *all,
                                    struct error *error)
 {
+    const struct quic_options *quic = all->quic;
     char address[512];
     if (!worker->has_network) {
         return STATUS_OK;
@@ -190,6 +191,9 @@ static enum status worker_make_net(struct worker *worker, const struct quic_opti
     }
     options.bind_address = address;
     enum status status = net_quic_new(worker->loop, &options, &worker->net, error);
+    if (status == STATUS_OK && all->tls != NULL) {
+        status = net_tls_attach(worker->net, worker->loop, all->tls, error);
+    }
     if (status != STATUS_OK) {
         char text[sizeof error->text];
         (void)snprintf(text, sizeof text, "%s", error->text);
@@ -198,11 +202,12 @@ static enum status worker_make_net(struct worker *worker, const struct quic_opti
     return STATUS_OK;
 }
 
-static enum status worker_make(struct worker *worker, const struct quic_options *quic, struct error *error)
+static enum status worker_make(struct worker *worker, const struct workers_options *options,
+                               struct error *error)
 {
     enum status status = loop_new(&worker->loop, error);
     if (status == STATUS_OK) {
-        status = worker_make_net(worker, quic, error);
+        status = worker_make_net(worker, options, error);
     }
     if (status == STATUS_OK) {
         status = exec_new(worker->net, worker_wake_exec, worker, &worker->exec, error);
@@ -283,7 +288,7 @@ enum status workers_new(const struct workers_options *options, struct workers **
     }
     for (uint32_t i = 0; i < workers->count && status == STATUS_OK; i++) {
         struct worker *worker = &workers->list[i];
-        status = i == 0 ? STATUS_OK : worker_make(worker, options->quic, error);
+        status = i == 0 ? STATUS_OK : worker_make(worker, options, error);
         if (status == STATUS_OK) {
             status = worker_make_doorbell(worker, i == 0 ? options->loop : worker->loop, error);
         }

@@ -4,6 +4,7 @@
 #include "daemon/base/loop.h"
 #include "daemon/exec/rails.h"
 #include "daemon/net/quic.h"
+#include "daemon/net/tls.h"
 
 /*
  * The daemon's other threads. Each has a loop and an exec of its own, and shares the main thread's work
@@ -21,6 +22,7 @@ struct workers_options {
     uint32_t thread_count;           /* with the main thread; 1: no other */
     uint32_t rail_count;             /* likewise; at most thread_count */
     const struct quic_options *quic; /* of rail 0; null without a network. Not kept */
+    const struct tls_options *tls;   /* null: no bulk links. Not kept */
     const char *node_name;           /* copied */
     uint64_t reconnect_min_ns, reconnect_max_ns;
 };

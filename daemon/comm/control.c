@@ -263,6 +263,7 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
 {
     struct comms *comms = context;
     struct communicator *comm;
+    exec_node_takes_bulk(comms->exec, node, mesh_node_offers(comms->mesh, node, MESH_OFFERS_BULK));
     exec_node_up(comms->exec, node, now_ns);
     comms_meeting_node_lost(comms, node); /* it says Meet again where it still is a guest */
     comms_farewells_node_up(comms, node);

@@ -36,6 +36,7 @@ enum setting_type {
     SETTING_GPUS,
     SETTING_GPU_ENGINE,
     SETTING_GPU_TUNING,
+    SETTING_BULK_LINKS,
     SETTING_IPC_HANDLES,
     SETTING_GROUP,
     SETTING_METRICS,
@@ -94,6 +95,7 @@ static const struct setting schema[] = {
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
     NUMBER(worker_threads, 0, 0, 16, false),
+    TEXT(bulk_links, SETTING_BULK_LINKS, "auto", false),
     NUMBER(datagram_bytes, 0, 0, 65527, false),
     NUMBER(socket_buffer_bytes, 0, 0, 1u << 30, false),
     NUMBER(drain_timeout_ms, 10000, 0, 600000, true),
@@ -151,6 +153,10 @@ static const char *text_expectation(enum setting_type type, const char *text)
     case SETTING_GPU_TUNING:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 && text[0] != '/'
                    ? "auto, off or a file's path from /"
+                    : NULL;
+    case SETTING_BULK_LINKS:
+        return strcmp(text, "auto") != 0 && strcmp(text, "quic") != 0 && strcmp(text, "tls") != 0
+                   ? "auto, quic or tls"
                    : NULL;
     case SETTING_IPC_HANDLES:
         return strcmp(text, "auto") != 0 && strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0

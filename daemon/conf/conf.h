@@ -67,6 +67,7 @@ struct conf {
     char *gpu_tuning;       /* "auto", "off" or a path */
     uint64_t gpu_nccl_ctas; /* 0: as many as NCCL wants */
     char *cuda_ipc_handles; /* "auto", "accept" or "refuse" */
+    char *bulk_links;       /* "auto", "quic" or "tls" */
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;

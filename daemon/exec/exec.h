@@ -72,6 +72,8 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
  */
 void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause);
 void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
+/* Whether the node takes bulk links (daemon/net/bulk.h), on all rails. Call it before exec_node_up. */
+void exec_node_takes_bulk(struct exec *exec, uint32_t peer, bool takes);
 
 /* GPUs on which ranks may have buffers; null for none. They must outlive the exec. Call it before any
  * communicator is made. */

@@ -29,10 +29,12 @@ static bool comm_allocate(struct exec_comm *comm)
         struct exec_lane *lane = &comm->lanes[i];
         lane->comm = comm;
         lane->index = i;
-        lane->streams = calloc(nodes, sizeof(struct net_stream *));
-        lane->sources = calloc(nodes, sizeof(struct stream_reader *));
+        lane->streams = calloc(2 * nodes, sizeof(struct net_stream *));
+        lane->sources = calloc(2 * nodes, sizeof(struct stream_reader *));
+        lane->routes = calloc(nodes, sizeof *lane->routes);
         lane->offsets = calloc(2 * (nodes + 1), sizeof *lane->offsets);
-        complete = lane->streams != NULL && lane->sources != NULL && lane->offsets != NULL;
+        complete =
+            lane->streams != NULL && lane->sources != NULL && lane->routes != NULL && lane->offsets != NULL;
     }
     return complete;
 }
@@ -41,7 +43,7 @@ static bool comm_allocate(struct exec_comm *comm)
 static uint64_t comm_shares_bytes(const struct exec *exec, const struct exec_comm_options *options)
 {
     uint64_t nodes = options->node_count, shares = options->rail_count;
-    uint64_t of_lane = nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *)) +
+    uint64_t of_lane = nodes * (2 * sizeof(struct net_stream *) + 2 * sizeof(struct stream_reader *) + 1) +
                        2 * (nodes + 1) * sizeof(uint64_t) + EXEC_TABLES_KEPT_BYTES;
     if (exec->rails != NULL && nodes == 1) {
         shares = exec->rails->count;

@@ -26,7 +26,8 @@
 #define EXEC_AGREEMENT_SLICE UINT32_MAX    /* slice number in that lane's messages */
 /* Unacknowledged sends of a lane at which it delays the next message of a transfer. */
 #define EXEC_SENDS_AHEAD_MAX 64
-#define EXEC_SEND_PIECES_MAX 16 /* a message of more pieces is first copied together */
+#define EXEC_BULK_LEAST_BYTES (64u << 10) /* a transfer of a slice this large may use the bulk link */
+#define EXEC_SEND_PIECES_MAX 16           /* a message of more pieces is first copied together */
 /* Work of a communicator on the host in one turn, about 100 us. Each place of a piece costs EXEC_PLACE_BYTES
  * besides its bytes. */
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)
@@ -132,6 +133,23 @@ struct exec_loan {
 };
 
 /* The rounds of one slice. */
+/* How a lane's data for one node travel. All messages of a slice go the same way, so that they stay in order.
+ */
+enum lane_route {
+    LANE_ROUTE_NOT, /* nothing of the slice was sent yet */
+    LANE_ROUTE_SMALL,
+    LANE_ROUTE_NET, /* large enough for the bulk link, but on the net's connection */
+    LANE_ROUTE_BULK
+};
+
+/* Large data that are under way, from the first one until none is: see net_bulk_began. */
+struct lane_measure {
+    bool is_on;
+    bool on_bulk;
+    uint32_t peer;
+    uint64_t bytes;
+};
+
 struct exec_lane {
     struct exec_comm *comm;
     uint32_t index;
@@ -162,9 +180,12 @@ struct exec_lane {
     uint64_t encoded_bytes, encoded_capacity_bytes;
     float *residual; /* compression: the slice's part in the lane's memory; null: in the rank's buffer */
     uint64_t residual_bytes;
-    uint64_t *offsets;               /* node_count + 1 block offsets, then as many offsets of what is sent */
-    struct net_stream **streams;     /* outgoing, by node; opened on first use */
-    struct stream_reader **sources;  /* incoming, by node: the only stream that the lane takes data from */
+    uint64_t *offsets; /* node_count + 1 block offsets, then as many offsets of what is sent */
+    /* By node, and behind these node_count entries the same for bulk links: */
+    struct net_stream **streams;     /* outgoing; opened on first use */
+    struct stream_reader **sources;  /* incoming: the only streams that the lane takes data from */
+    uint8_t *routes;                 /* by node: enum lane_route, of the present slice */
+    struct lane_measure measure;     /* of bulk data */
     struct coll_stage_cursor cursor; /* progress within the state */
     struct exec_loan loan;
     enum coll_space space; /* LAY_OUT: the current vector */

@@ -17,10 +17,13 @@ static void lane_expect(const struct exec_lane *lane)
     const struct exec_op *op = lane_op(lane);
     for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
         const struct coll_transfer *receive = &lane->transfers.receives[i];
-        struct stream_reader *source = lane->sources[receive->node];
         uint64_t bytes = receive->count_elements * op->element_bytes;
-        if (source != NULL && bytes > NET_STREAM_FIRST_WINDOW_BYTES / 2) {
-            stream_reader_expect(source, bytes);
+        for (uint32_t bulk = 0; bulk < 2 && bytes > NET_STREAM_FIRST_WINDOW_BYTES / 2; bulk++) {
+            struct stream_reader *source =
+                lane->sources[receive->node + bulk * lane->comm->options.node_count];
+            if (source != NULL) {
+                stream_reader_expect(source, bytes);
+            }
         }
     }
 }
@@ -112,6 +115,7 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
     if (lane->comm->options.node_count == 1) {
         return STATUS_OK;
     }
+    memset(lane->routes, LANE_ROUTE_NOT, lane->comm->options.node_count);
     lane->round_count = lane->algorithm->round_count(&lane->call);
     enum status status = lane_make_room(lane, error);
     return status == STATUS_OK && lane->round_count > 0 ? lane_begin_round(lane, error) : status;
@@ -383,13 +387,13 @@ void lane_stop(struct exec_lane *lane)
 
 void lane_reset_streams(struct exec_lane *lane, bool give_up)
 {
-    for (uint32_t node = 0; lane->streams != NULL && node < lane->comm->options.node_count; node++) {
-        if (lane->streams[node] != NULL && give_up) {
-            net_stream_reset(lane->streams[node]);
-        } else if (lane->streams[node] != NULL) {
-            net_stream_finish(lane->streams[node]);
+    for (uint32_t i = 0; lane->streams != NULL && i < 2 * lane->comm->options.node_count; i++) {
+        if (lane->streams[i] != NULL && give_up) {
+            net_stream_reset(lane->streams[i]);
+        } else if (lane->streams[i] != NULL) {
+            net_stream_finish(lane->streams[i]);
         }
-        lane->streams[node] = NULL;
+        lane->streams[i] = NULL;
     }
 }
 
@@ -405,4 +409,5 @@ void lane_release(struct exec_lane *lane)
     free(lane->transfers.sends);
     free(lane->streams);
     free(lane->sources);
+    free(lane->routes);
 }

@@ -3,16 +3,47 @@
 #include <stdlib.h>
 
 #include "daemon/exec/exec_internal.h"
+#include "daemon/net/bulk.h"
 
 /* Sends of lanes: messages of a header and a payload. The payload is sent from its place, or from a copy. */
 
-/* The result is ignored: the end of a stream or connection is reported elsewhere. */
+/* The large data that were under way have arrived. */
+static void measure_end(struct exec_lane *lane, uint64_t now_ns)
+{
+    struct lane_measure *measure = &lane->measure;
+    if (measure->is_on) {
+        measure->is_on = false;
+        net_bulk_ended(lane->comm->exec->net, measure->peer, measure->on_bulk, measure->bytes, now_ns);
+    }
+}
+
+/* More is under way to that node, of which `bytes` are a payload. */
+static void measure_more(struct exec_lane *lane, uint32_t node, uint64_t bytes)
+{
+    struct lane_measure *measure = &lane->measure;
+    struct exec *exec = lane->comm->exec;
+    if (lane->routes[node] <= LANE_ROUTE_SMALL) {
+        return;
+    }
+    if (!measure->is_on && lane->unacknowledged == 0) {
+        *measure = (struct lane_measure){
+            .is_on = true, .on_bulk = lane->routes[node] == LANE_ROUTE_BULK, .peer = lane->comm->peers[node]};
+        net_bulk_began(exec->net, measure->peer, measure->on_bulk, exec->now_ns);
+    }
+    if (measure->is_on && measure->peer == lane->comm->peers[node]) {
+        measure->bytes += bytes;
+    }
+}
+
+/* A failure is reported elsewhere: as the end of the stream or connection. */
 static void lane_sent(void *context, enum status result, uint64_t now_ns)
 {
-    (void)result;
-    (void)now_ns;
     struct exec_lane *lane = context;
     lane->unacknowledged--;
+    lane->measure.bytes = result == STATUS_OK ? lane->measure.bytes : 0;
+    if (lane->unacknowledged == 0) {
+        measure_end(lane, now_ns);
+    }
     lane_op(lane)->unacknowledged--;
     exec_wake(lane->comm->exec);
 }
@@ -52,9 +83,43 @@ static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum
         options->node_names[options->node_index], options->node_names[node], rail, status_text(status));
 }
 
+/* How the slice's data for that node travel, of which this transfer is the first. */
+static enum lane_route route_of(const struct exec_lane *lane, uint32_t node, uint64_t transfer_bytes)
+{
+    struct exec *exec = lane->comm->exec;
+    if (transfer_bytes < EXEC_BULK_LEAST_BYTES) {
+        return LANE_ROUTE_SMALL;
+    }
+    return net_bulk_choose(exec->net, lane->comm->peers[node], exec->now_ns) ? LANE_ROUTE_BULK
+                                                                             : LANE_ROUTE_NET;
+}
+
+/* Opens a stream on the bulk link, if the slice goes there. Returns null if it cannot. */
+static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
+{
+    struct exec_comm *comm = lane->comm;
+    struct net_stream **stream = &lane->streams[node + comm->options.node_count];
+    if (*stream == NULL &&
+        net_stream_open_bulk(comm->exec->net, comm->peers[node], NET_STREAM_DATA, comm->options.owner_uid,
+                             comm->options.account, stream, NULL) != STATUS_OK) {
+        lane->routes[node] = LANE_ROUTE_NET;
+        *stream = NULL;
+    }
+    return *stream;
+}
+
 enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
+    if (lane->routes[node] == LANE_ROUTE_NOT) {
+        const struct coll_transfer *transfer = &lane->transfers.sends[lane->sends_done];
+        lane->routes[node] =
+            (uint8_t)route_of(lane, node, transfer->count_elements * lane_op(lane)->element_bytes);
+    }
+    *out = lane->routes[node] == LANE_ROUTE_BULK ? bulk_stream(lane, node) : NULL;
+    if (*out != NULL) {
+        return STATUS_OK;
+    }
     if (lane->streams[node] == NULL) {
         struct error why;
         enum status status =
@@ -88,8 +153,9 @@ static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, ui
     data_header_encode(&header, out);
 }
 
-static void lane_holds(struct exec_lane *lane, uint32_t node)
+static void lane_holds(struct exec_lane *lane, uint32_t node, uint64_t payload_bytes)
 {
+    measure_more(lane, node, payload_bytes);
     bool alone = lane->unacknowledged == 0 || lane->unacknowledged_node == node;
     lane->unacknowledged_node = alone ? node : EXEC_NODES_SEVERAL;
     lane->unacknowledged++;
@@ -113,7 +179,7 @@ static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8
         return send_failed(lane, node, status, error);
     }
     if (!copied) {
-        lane_holds(lane, node);
+        lane_holds(lane, node, payload_bytes);
     }
     return STATUS_OK;
 }
@@ -134,7 +200,7 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
         lane_copy_free(copy);
         return status;
     }
-    lane_holds(lane, node);
+    lane_holds(lane, node, payload_bytes);
     return STATUS_OK;
 }
 

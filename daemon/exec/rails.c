@@ -9,6 +9,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
+#include "daemon/net/bulk.h"
 
 /* The rails' connections, and the work of a rail's thread. */
 
@@ -22,6 +23,8 @@ enum link_word {
     ORDER_DISCONNECT,
     ORDER_KEEP_ALIVE,
     ORDER_LET_IDLE, /* the transport closes an idle connection */
+    ORDER_BULK,     /* the peer takes bulk links */
+    ORDER_NO_BULK,
     NEWS_UP,
     NEWS_DOWN,
     NEWS_FAILED
@@ -190,9 +193,11 @@ static void drop_streams(struct exec *exec, uint32_t peer)
     HASH_ITER (hh, exec->comms, comm, next) {
         uint32_t node = node_of_peer(comm, peer);
         for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && node < comm->options.node_count; i++) {
-            struct net_stream **stream = &comm->lanes[i].streams[node];
-            if (*stream != NULL && comm->first_op == NULL) {
-                net_stream_reset(*stream);
+            for (uint32_t bulk = 0; bulk < 2 && comm->first_op == NULL; bulk++) {
+                struct net_stream **stream = &comm->lanes[i].streams[node + bulk * comm->options.node_count];
+                if (*stream != NULL) {
+                    net_stream_reset(*stream);
+                }
                 *stream = NULL;
             }
         }
@@ -265,6 +270,10 @@ static void on_order(void *context, uint64_t now_ns)
     case ORDER_KEEP_ALIVE:
     case ORDER_LET_IDLE:
         net_keep_alive(net, mail->peer, mail->word == ORDER_KEEP_ALIVE);
+        break;
+    case ORDER_BULK:
+    case ORDER_NO_BULK:
+        net_bulk_allow(net, mail->peer, mail->word == ORDER_BULK);
         break;
     case NEWS_UP:
     case NEWS_DOWN:
@@ -440,6 +449,16 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns)
     if (rails != NULL && peer < rails->peer_count) {
         rails->peers[peer]->is_down = false;
         dial(rails, peer, now_ns);
+    }
+}
+
+void exec_node_takes_bulk(struct exec *exec, uint32_t peer, bool takes)
+{
+    struct rails *rails = exec->rails;
+    net_bulk_allow(exec->net, peer, takes);
+    for (uint32_t rail = 1; rails != NULL && peer < rails->peer_count && rail < rails->network_count;
+         rail++) {
+        order(rails, rail, peer, takes ? ORDER_BULK : ORDER_NO_BULK, NULL);
     }
 }
 

@@ -24,6 +24,7 @@ struct data_reader {
     uint32_t partial_have;
     unsigned char *encoded; /* a compressed payload, until it is complete */
     uint64_t encoded_bytes;
+    uint32_t source;                        /* its place among the lane's sources */
     struct budget_account *encoded_account; /* charged for it; may outlive the communicator */
 };
 
@@ -78,6 +79,16 @@ static bool expected_later(const struct exec_lane *lane, uint32_t node)
     return false;
 }
 
+/* Whether a payload of the same node comes on another stream at this moment. A correct node sends all of a
+ * slice on one stream. */
+static bool comes_elsewhere(const struct data_reader *incoming, const struct exec_lane *lane)
+{
+    uint32_t nodes = lane->comm->options.node_count;
+    uint32_t other = incoming->source < nodes ? incoming->source + nodes : incoming->source - nodes;
+    struct stream_reader *reader = lane->sources[other];
+    return reader != NULL && data_of(reader)->lane != NULL;
+}
+
 /*
  * Whether the payload's size is the one that the next receive expects. If compressed: whether it is possible.
  */
@@ -129,6 +140,9 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
     }
     if (receive->node != incoming->reader.node) {
         return MATCH_WAIT;
+    }
+    if (comes_elsewhere(incoming, lane)) {
+        return set_fault(incoming, "a slice on two streams at once", error);
     }
     if (!size_agrees(lane, op, receive, header->payload_bytes)) {
         char how[128];
@@ -438,10 +452,12 @@ static const char *data_claim(struct stream_reader *reader)
     if (incoming->header.generation != comm_of(reader)->options.generation) {
         return "a data header of another generation";
     }
-    if (lane->sources[reader->node] != NULL) {
+    bool on_bulk = reader->stream != NULL && reader->stream->on_bulk;
+    incoming->source = reader->node + (on_bulk ? comm_of(reader)->options.node_count : 0);
+    if (lane->sources[incoming->source] != NULL) {
         return "a second stream of data for one lane of slices";
     }
-    lane->sources[reader->node] = reader;
+    lane->sources[incoming->source] = reader;
     incoming->feeds = lane;
     return NULL;
 }
@@ -462,7 +478,7 @@ static void data_let_go(struct stream_reader *reader)
     struct data_reader *incoming = data_of(reader);
     if (incoming->feeds != NULL) {
         incoming->feeds->is_cut |= incoming->lane != NULL;
-        incoming->feeds->sources[reader->node] = NULL;
+        incoming->feeds->sources[incoming->source] = NULL;
     }
     incoming->feeds = NULL;
     message_over(incoming);

@@ -52,6 +52,7 @@ struct mesh_options {
     uint64_t seed;                  /* for jitter */
     /* Settings that nodes tell each other: see mesh_node_info.differs. */
     uint64_t slice_bytes;   /* 0, the default: not told */
+    bool takes_bulk;        /* this node takes bulk links: it offers MESH_OFFERS_BULK. Default: false */
     const char *algorithms; /* default: "" */
 };
 void mesh_options_default(struct mesh_options *options);
@@ -249,6 +250,7 @@ bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
 /* Features that a node may offer, one bit each. Their names on the wire are in proto/version.h. */
 #define MESH_OFFERS_STORE 1u
 #define MESH_OFFERS_GATHER 2u
+#define MESH_OFFERS_BULK 4u
 /* Whether the node offered this feature when it last said Hello. */
 bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature);
 /* Whether a node of that name is known and not removed; *node gets its index. */

@@ -21,7 +21,9 @@ static void text_copy(const char *from, char *out, size_t size)
 static const struct {
     const char *name;
     unsigned bit;
-} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE}, {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER}};
+} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE},
+                {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER},
+                {MESH_FEATURE_BULK, MESH_OFFERS_BULK}};
 #define FEATURE_COUNT (sizeof features / sizeof features[0])
 
 static unsigned features_from_wire(const Commd__Mesh__Hello *hello)
@@ -48,10 +50,11 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.incarnation = members_own_incarnation(peer->mesh->members);
     hello.version_text = (char *)options->version_text;
     for (size_t i = 0; i < FEATURE_COUNT; i++) {
-        names[i] = (char *)features[i].name;
+        if (features[i].bit != MESH_OFFERS_BULK || options->takes_bulk) {
+            names[hello.n_features++] = (char *)features[i].name;
+        }
     }
     hello.features = names;
-    hello.n_features = FEATURE_COUNT;
     hello.slice_bytes = options->slice_bytes;
     hello.algorithms = (char *)options->algorithms;
     Commd__Mesh__Message message = MESH_MESSAGE(HELLO, hello, &hello);

@@ -368,6 +368,8 @@ void tls_sender_free(struct tls_sender *sender);
 
 /* --- tls_receive.c --- */
 
+/* Whether the stream may have this frame now. Returns null, or what is wrong with it. */
+const char *tls_receiver_check(struct tls_peer *peer, const struct tls_frame *frame);
 /* Takes bytes of a stream. Returns null, or what is wrong with them. */
 const char *tls_receiver_bytes(struct tls_peer *peer, const struct tls_frame *frame, uint64_t offset,
                                const uint8_t *bytes, size_t size);

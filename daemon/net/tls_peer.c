@@ -45,6 +45,8 @@ void tls_peer_switch(struct tls_peer *peer, struct tls_connection *connection, u
     peer->greeted = false;
     if (old != NULL) {
         tls_connection_fail(old, "another carrier takes its place");
+        peer->lost_count++;
+        tls_choice_forget(&peer->choice);
     }
     uint8_t *bytes = tls_greeting_make(peer, &size);
     if (bytes == NULL) {
@@ -73,8 +75,6 @@ void tls_peer_abandon(struct tls_peer *peer, const char *why)
     if (log_limit_pass(&endpoint->loss_limit, endpoint->now_ns, NULL)) {
         log_info("network: bulk link to node %s: %s; its streams go on over QUIC", peer->name, why);
     }
-    peer->lost_count++;
-    tls_choice_forget(&peer->choice);
     backoff_failed(&peer->dial, TLS_DIAL_MIN_NS, TLS_DIAL_MAX_NS, &endpoint->random, endpoint->now_ns);
     tls_peer_switch(peer, NULL, peer->epoch + 1);
 }
@@ -124,6 +124,14 @@ static bool is_current(const struct tls_reader *reader)
     return tls_peer_flows(reader->peer) && reader->peer->connection == reader->connection;
 }
 
+static bool check(struct tls_peer *peer, const char *wrong)
+{
+    if (wrong != NULL) {
+        tls_peer_offends(peer, wrong);
+    }
+    return wrong == NULL && !peer->failed;
+}
+
 static bool frame_begins(void *context, const struct tls_frame *frame)
 {
     struct tls_reader *reader = context;
@@ -142,15 +150,8 @@ static bool frame_begins(void *context, const struct tls_frame *frame)
         tls_peer_offends(reader->peer, "frames on a bulk link before a greeting");
         return false;
     }
-    return true;
-}
-
-static bool check(struct tls_peer *peer, const char *wrong)
-{
-    if (wrong != NULL) {
-        tls_peer_offends(peer, wrong);
-    }
-    return wrong == NULL && !peer->failed;
+    return frame->type != TLS_FRAME_DATA || !is_current(reader) ||
+           check(reader->peer, tls_receiver_check(reader->peer, frame));
 }
 
 static bool frame_body(void *context, const struct tls_frame *frame, uint64_t at, const uint8_t *bytes,

@@ -206,6 +206,25 @@ static void take(struct tls_receiver *receiver, const uint8_t *bytes, size_t siz
     }
 }
 
+const char *tls_receiver_check(struct tls_peer *peer, const struct tls_frame *frame)
+{
+    const char *wrong;
+    const struct tls_receiver *receiver = receiver_for(peer, frame, &wrong);
+    if (receiver == NULL) {
+        return wrong;
+    }
+    if (receiver->stream.base.kind != (enum net_stream_kind)frame->kind) {
+        return "a stream of two kinds";
+    }
+    if (frame->offset != tls_receiver_received(receiver) || (receiver->ended && frame->body_bytes > 0)) {
+        return "bytes of a stream from the wrong place";
+    }
+    if (frame->body_bytes > receiver->granted_end - frame->offset) {
+        return "more of a stream than it may";
+    }
+    return NULL;
+}
+
 const char *tls_receiver_bytes(struct tls_peer *peer, const struct tls_frame *frame, uint64_t offset,
                                const uint8_t *bytes, size_t size)
 {
@@ -214,14 +233,8 @@ const char *tls_receiver_bytes(struct tls_peer *peer, const struct tls_frame *fr
     if (receiver == NULL) {
         return wrong;
     }
-    if (receiver->stream.base.kind != (enum net_stream_kind)frame->kind) {
-        return "a stream of two kinds";
-    }
-    if (offset != tls_receiver_received(receiver) || receiver->ended) {
+    if (offset != tls_receiver_received(receiver)) {
         return "bytes of a stream from the wrong place";
-    }
-    if (size > receiver->granted_end - offset) {
-        return "more of a stream than it may";
     }
     receiver->owes_receipt = true;
     tls_receiver_due(receiver);

@@ -1,6 +1,8 @@
 #ifndef TESTS_UNIT_NET_TLS_NODES_H
 #define TESTS_UNIT_NET_TLS_NODES_H
 
+#include <sys/socket.h>
+
 #include "daemon/net/bulk.h"
 #include "daemon/net/tls.h"
 #include "daemon/net/tls_internal.h"

@@ -1,0 +1,215 @@
+#include "tests/unit/net/tls_nodes.h"
+
+#include <sys/socket.h>
+
+/* The life of bulk links: they are made, cut, refused, and made again. Streams go on, and nothing is lost. */
+
+static bool link_is_lost(const void *context)
+{
+    return peer_of(context)->lost_count > 0 && both_tunnel(NULL);
+}
+
+/* Both have lost a connection since. */
+static bool both_lost(const void *context)
+{
+    const uint64_t *before = context;
+    return peer_of(a)->lost_count > before[0] && peer_of(b)->lost_count > before[1];
+}
+
+static void transfers_survive(unsigned cuts, uint64_t before_ms)
+{
+    enum { SIZE = 48 << 20, COUNT = 6 };
+    struct quic_source *list[COUNT];
+    struct sources sources = {list, COUNT};
+    uint64_t lost_before[2];
+    b->consume_max = 300007;
+    for (unsigned i = 0; i < COUNT; i++) {
+        list[i] = quic_source_new(i % 2 == 0 ? a : b, 0, 30 + i, SIZE / COUNT + i, (1u << 19) + 11, true);
+    }
+    for (unsigned i = 0; i < cuts; i++) {
+        quic_run_for(loop, before_ms);
+        peer_of(a)->dial = (struct backoff){0}; /* no pause: many cuts in a short time */
+        if (both_linked(NULL)) {
+            lost_before[0] = peer_of(a)->lost_count;
+            lost_before[1] = peer_of(b)->lost_count;
+            cut(i % 2 == 0 ? a : b);
+            assert_true(quic_run_until(loop, both_lost, lost_before, 5000));
+        }
+    }
+    assert_true(quic_run_until(loop, sources_done, &sources, 40000));
+    assert_closed(a, COUNT / 2);
+    assert_closed(b, COUNT / 2);
+    assert_complete(a);
+    assert_complete(b);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(list[i]->failed, 0);
+        quic_source_free(list[i]);
+    }
+}
+
+static void a_cut_link_loses_no_byte(void **state)
+{
+    (void)state;
+    transfers_survive(1, 3);
+    assert_int_equal(peer_of(a)->lost_count, 1);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+    peer_of(a)->dial = (struct backoff){0};
+    link_both(); /* it is made again */
+    assert_int_equal(peer_of(a)->connected_count, 2);
+}
+
+static void many_cuts_lose_no_byte(void **state)
+{
+    (void)state;
+    transfers_survive(30, 1);
+    assert_true(peer_of(a)->lost_count >= 3);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+}
+
+/* Streams that wait for their receiver, that are given up, and that end while there is no connection. */
+static void streams_end_well_across_a_cut(void **state)
+{
+    (void)state;
+    b->hold = true;
+    struct quic_source *held = quic_source_new(a, 0, 1, 5u << 20, 1u << 20, true);
+    struct quic_source *reset = quic_source_new(a, 0, 2, 5u << 20, 1u << 20, false);
+    struct quic_source *small = quic_source_new(a, 0, 3, 100, 1u << 20, true);
+    assert_true(quic_run_until_count(loop, &b->sink_count, 3, 5000));
+    cut(a);
+    net_stream_reset(reset->stream);
+    assert_true(quic_run_until(loop, link_is_lost, a, 5000));
+    assert_true(quic_run_until(loop, source_done, reset, 5000));
+    for (struct quic_sink *sink = b->sinks; sink != NULL; sink = sink->next) {
+        quic_sink_release(sink);
+    }
+    assert_true(quic_run_until(loop, source_done, held, 10000));
+    assert_true(quic_run_until(loop, source_done, small, 10000));
+    assert_closed(b, 3);
+    unsigned complete = 0;
+    for (const struct quic_sink *sink = b->sinks; sink != NULL; sink = sink->next) {
+        assert_false(sink->wrong);
+        complete += quic_sink_complete(sink);
+    }
+    assert_int_equal(complete, 2);
+    quic_run_for(loop, 20);
+    assert_int_equal(HASH_COUNT(peer_of(a)->senders) + HASH_COUNT(peer_of(b)->receivers), 0);
+    quic_source_free(held);
+    quic_source_free(reset);
+    quic_source_free(small);
+}
+
+/* The other side reads nothing from TCP: the link is given up, and QUIC has the data. */
+static void a_link_that_stands_still_is_given_up(void **state)
+{
+    (void)state;
+    struct quic_source *source = quic_source_new(a, 0, 1, 64u << 20, 1u << 20, true);
+    assert_true(quic_run_until_count(loop, &b->sink_count, 1, 5000));
+    peer_of(b)->connection->more = false;
+    loop_watch_set(peer_of(b)->connection->watch, 0);
+    for (unsigned i = 0; i < 3000 && peer_of(a)->lost_count == 0; i++) {
+        quic_run_for(loop, 1);
+        if (peer_of(b)->connection != NULL) {
+            loop_watch_set(peer_of(b)->connection->watch, 0);
+        }
+    }
+    assert_int_equal(peer_of(a)->lost_count, 1);
+    assert_text(peer_of(a)->why, "it carries too little");
+    assert_true(quic_run_until(loop, source_done, source, 20000));
+    assert_closed(b, 1);
+    assert_complete(b);
+    quic_source_free(source);
+    uint64_t now_ns = loop_now_ns();
+    assert_true(peer_of(a)->held_ns > now_ns); /* for a while it is not dialled */
+    quic_run_for(loop, 100);
+    assert_false(net_bulk_choose(a->net, 0, now_ns));
+}
+
+static void without_a_listener_there_is_no_link(void **state)
+{
+    struct net_bulk_statistics statistics;
+    (void)state;
+    attach_both();
+    tls_listen_close(tls_of(b));
+    for (unsigned i = 0; i < 50; i++) {
+        assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
+        quic_run_for(loop, 1);
+    }
+    net_bulk_statistics(a->net, 0, &statistics);
+    assert_true(statistics.allowed);
+    assert_false(statistics.connected);
+    assert_text(statistics.why, "Connection refused");
+    struct net_stream *stream;
+    struct error error;
+    assert_int_equal(net_stream_open_bulk(a->net, 0, NET_STREAM_DATA, 0, NULL, &stream, &error),
+                     STATUS_UNREACHABLE);
+    tls_listen(tls_of(b)); /* it is dialled again, although nobody asks */
+    peer_of(a)->dial.next_ns = 0;
+    tls_dial(peer_of(a), loop_now_ns());
+    link_both();
+}
+
+static void the_link_needs_both_nodes(void **state)
+{
+    (void)state;
+    attach(a);
+    quic_nodes_connect(a, b);
+    for (unsigned i = 0; i < 20; i++) {
+        assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
+        assert_false(net_bulk_choose(b->net, 0, loop_now_ns()));
+        quic_run_for(loop, 1);
+    }
+    net_bulk_allow(a->net, 0, true); /* a mistake: b does not take it, and nothing breaks */
+    for (unsigned i = 0; i < 20; i++) {
+        assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
+        quic_run_for(loop, 1);
+    }
+    assert_true(a->up[0] && b->up[0]);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+}
+
+/* The node that does not dial asks, and the other one dials. */
+static bool b_is_linked(const void *context)
+{
+    (void)context;
+    return net_bulk_choose(b->net, 0, loop_now_ns());
+}
+
+static void either_node_may_ask(void **state)
+{
+    (void)state;
+    attach_both();
+    assert_true(quic_run_until(loop, b_is_linked, NULL, 5000));
+}
+
+static void a_revoked_certificate_ends_the_link(void **state)
+{
+    struct quic_options options;
+    struct quic_tls *tls = NULL;
+    struct error error;
+    (void)state;
+    test_pki_revoke(pki, "a");
+    quic_node_options(pki, "b", &options);
+    options.revocation_path = test_pki_path(pki, "crl.pem");
+    assert_int_equal(net_quic_load(&options, &tls, &error), STATUS_OK);
+    net_quic_use(b->net, tls);
+    net_quic_unload(tls);
+    assert_true(quic_run_until(loop, both_down, NULL, 5000));
+    assert_int_equal(b->down_cause.status, STATUS_CERTIFICATE);
+    assert_null(peer_of(b)->connection);
+    assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_cut_link_loses_no_byte, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(many_cuts_lose_no_byte, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(streams_end_well_across_a_cut, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_link_that_stands_still_is_given_up, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(without_a_listener_there_is_no_link, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(the_link_needs_both_nodes, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(either_node_may_ask, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_revoked_certificate_ends_the_link, setup_linked, teardown_nodes),
+    };
+    return cmocka_run_group_tests(tests, setup_files, teardown_files);
+}

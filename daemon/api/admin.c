@@ -142,10 +142,40 @@ static uint64_t nodes_total(const struct api *api)
     return (uint64_t)mesh_node_count(api->mesh) + 1; /* row 0 is this node */
 }
 
-/* traffic: of all rails except the first. It must outlive the row. */
-static void fill_node(const struct api *api, uint32_t node, const struct rails_traffic *traffic,
-                      uint64_t now_ns, Commd__Client__NodeInfo *row)
+/* What a row shows of a node besides mesh_node_info. It must outlive the row. */
+struct node_links {
+    struct rails_traffic traffic;           /* of all rails except the first */
+    struct net_bulk_statistics bulk_of_net; /* of the first rail */
+};
+
+/* Bulk links: the sums of all rails. */
+static void fill_bulk(const struct api *api, uint32_t node, struct node_links *links,
+                      Commd__Client__NodeInfo *row)
 {
+    uint32_t rails = api->rails != NULL ? rails_network_count(api->rails) : 1;
+    bool chosen = false;
+    net_bulk_statistics(api->net, node, &links->bulk_of_net);
+    for (uint32_t rail = 0; rail < rails; rail++) {
+        struct net_bulk_statistics bulk = links->bulk_of_net;
+        if (rail > 0) {
+            rails_bulk_statistics(api->rails, node, rail, &bulk);
+        }
+        chosen |= bulk.chosen;
+        row->bulk_connected |= bulk.connected;
+        row->bulk_quic_rate += bulk.ways[0].rate;
+        row->bulk_tls_rate += bulk.ways[1].rate;
+        row->bulk_quic_bytes += bulk.ways[0].bytes;
+        row->bulk_tls_bytes += bulk.ways[1].bytes;
+        row->bulk_lost_count += bulk.lost_count;
+    }
+    row->bulk_link = (char *)(!links->bulk_of_net.allowed ? "" : chosen ? "tls" : "quic");
+    row->bulk_why = links->bulk_of_net.why;
+}
+
+static void fill_node(const struct api *api, uint32_t node, struct node_links *links, uint64_t now_ns,
+                      Commd__Client__NodeInfo *row)
+{
+    const struct rails_traffic *traffic = &links->traffic;
     struct mesh_node_info info;
     mesh_node_info(api->mesh, node, &info);
     row->name = (char *)info.name;
@@ -171,6 +201,7 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->resolved_address = (char *)info.resolved_address;
     /* An error that is cured is an event: commctl events has it. */
     const char *last_error = info.state == MESH_NODE_UP ? "" : info.last_error;
+    fill_bulk(api, node, links, row);
     row->last_error = (char *)(traffic->missing[0] != '\0' ? traffic->missing : last_error);
 }
 
@@ -186,7 +217,7 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
     const struct api *api = session->api;
     Commd__Client__NodeInfo rows[CLIENT_LIST_PAGE_MAX];
     Commd__Client__NodeInfo *pointers[CLIENT_LIST_PAGE_MAX];
-    struct rails_traffic traffic[CLIENT_LIST_PAGE_MAX] = {0};
+    struct node_links links[CLIENT_LIST_PAGE_MAX] = {0};
     Commd__Client__NodesReply answer = COMMD__CLIENT__NODES_REPLY__INIT;
     uint64_t total = nodes_total(api);
     answer.nodes = pointers;
@@ -209,9 +240,9 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
             row->version_text = (char *)COMMD_VERSION_TEXT;
             row->certificate_ends_s = own_certificate_ends_s(api);
         } else {
-            struct rails_traffic *of_node = &traffic[answer.n_nodes];
+            struct node_links *of_node = &links[answer.n_nodes];
             if (api->rails != NULL) {
-                rails_traffic(api->rails, (uint32_t)(next - 1), of_node);
+                rails_traffic(api->rails, (uint32_t)(next - 1), &of_node->traffic);
             }
             fill_node(api, (uint32_t)(next - 1), of_node, now_ns, row);
         }

@@ -10,6 +10,7 @@ struct link_row {
     bool has_rail;    /* otherwise all rails */
     char rail[12];
     struct net_peer_statistics sum;
+    struct net_bulk_statistics bulk;
 };
 
 struct link_table {
@@ -47,6 +48,26 @@ static void add_link(struct net_peer_statistics *sum, const struct net_peer_stat
     sum->resumed_count += link->resumed_count;
 }
 
+static void read_bulk(const struct api *api, uint32_t node, uint32_t rail, struct net_bulk_statistics *out)
+{
+    if (rail == 0) {
+        net_bulk_statistics(api->net, node, out);
+    } else {
+        rails_bulk_statistics(api->rails, node, rail, out);
+    }
+}
+
+static void add_bulk(struct net_bulk_statistics *sum, const struct net_bulk_statistics *link)
+{
+    sum->connected |= link->connected;
+    sum->chosen |= link->chosen;
+    sum->lost_count += link->lost_count;
+    for (unsigned way = 0; way < 2; way++) {
+        sum->ways[way].rate += link->ways[way].rate;
+        sum->ways[way].bytes += link->ways[way].bytes;
+    }
+}
+
 /* The row of a node's rail. Nodes come in order, and the rails of each. */
 static struct link_row *row_of(const struct api *api, uint32_t node, uint32_t rail, bool by_peer,
                                bool by_rail)
@@ -74,6 +95,9 @@ static void fill_table(const struct api *api)
             read_link(api, node, rail, &link);
             struct link_row *row = row_of(api, node, rail, by_peer, by_rail);
             add_link(&row->sum, &link);
+            struct net_bulk_statistics bulk;
+            read_bulk(api, node, rail, &bulk);
+            add_bulk(&row->bulk, &bulk);
             if (by_peer && (by_rail || rail == 0)) {
                 row->sum.round_trip_ns = link.round_trip_ns;
             }
@@ -87,9 +111,11 @@ static const struct {
     struct metrics_family family;
     size_t offset;
 } counters[] = {
-    {{"commd_link_sent_bytes", "bytes", "Bytes of datagrams sent to other nodes.", METRICS_COUNTER},
+    {{"commd_link_sent_bytes", "bytes", "Bytes sent to other nodes: of datagrams, and on bulk links.",
+      METRICS_COUNTER},
      offsetof(struct net_peer_statistics, sent_bytes)},
-    {{"commd_link_received_bytes", "bytes", "Bytes of datagrams received from other nodes.", METRICS_COUNTER},
+    {{"commd_link_received_bytes", "bytes",
+      "Bytes received from other nodes: of datagrams, and on bulk links.", METRICS_COUNTER},
      offsetof(struct net_peer_statistics, received_bytes)},
     {{"commd_link_sent_packets", "packets", "QUIC packets sent.", METRICS_COUNTER},
      offsetof(struct net_peer_statistics, sent_packets)},
@@ -145,6 +171,69 @@ static void write_links(struct metrics_text *text)
         const struct link_row *row = &table.rows[i];
         if (row->sum.round_trip_ns > 0) {
             metrics_put_ns(text, labels, row_labels(row, labels), row->sum.round_trip_ns);
+        }
+    }
+}
+
+/* --- Bulk links --- */
+
+static const struct metrics_family bulk_bytes = {"commd_link_bulk_bytes", "bytes",
+                                                 "Bulk data of collectives that other nodes have received, "
+                                                 "by the way that they took: QUIC, or TLS over TCP.",
+                                                 METRICS_COUNTER};
+static const struct metrics_family bulk_rate = {
+    "commd_link_bulk_rate", "",
+    "Bytes a second that were measured last for bulk data, while some were under way.", METRICS_GAUGE};
+static const struct metrics_family bulk_chosen = {
+    "commd_link_bulk_chosen", "", "1 for the way that bulk data take at present, else 0.", METRICS_GAUGE};
+static const struct metrics_family bulk_losses = {
+    "commd_link_bulk_losses", "", "How often a bulk link over TCP was lost, so that QUIC took its data over.",
+    METRICS_COUNTER};
+
+typedef uint64_t way_function(const struct net_bulk_statistics *bulk, unsigned way);
+
+static uint64_t way_bytes(const struct net_bulk_statistics *bulk, unsigned way)
+{
+    return bulk->ways[way].bytes;
+}
+
+static uint64_t way_rate(const struct net_bulk_statistics *bulk, unsigned way)
+{
+    return bulk->ways[way].rate;
+}
+
+static uint64_t way_chosen(const struct net_bulk_statistics *bulk, unsigned way)
+{
+    return bulk->chosen == (way == 1);
+}
+
+/* Rows without bulk data are left out. */
+static void write_ways(struct metrics_text *text, const struct metrics_family *family, way_function *value)
+{
+    struct metrics_label labels[3];
+    metrics_begin(text, family);
+    for (size_t i = 0; i < table.count; i++) {
+        const struct link_row *row = &table.rows[i];
+        size_t count = row_labels(row, labels);
+        bool any = row->bulk.ways[0].bytes > 0 || row->bulk.ways[1].bytes > 0;
+        for (unsigned way = 0; any && way < 2; way++) {
+            labels[count] = (struct metrics_label){"way", way == 0 ? "quic" : "tls"};
+            metrics_put(text, labels, count + 1, value(&row->bulk, way));
+        }
+    }
+}
+
+static void write_bulk(struct metrics_text *text)
+{
+    struct metrics_label labels[2];
+    write_ways(text, &bulk_bytes, way_bytes);
+    write_ways(text, &bulk_rate, way_rate);
+    write_ways(text, &bulk_chosen, way_chosen);
+    metrics_begin(text, &bulk_losses);
+    for (size_t i = 0; i < table.count; i++) {
+        const struct link_row *row = &table.rows[i];
+        if (row->bulk.ways[1].bytes > 0 || row->bulk.lost_count > 0) {
+            metrics_put(text, labels, row_labels(row, labels), row->bulk.lost_count);
         }
     }
 }
@@ -245,4 +334,5 @@ void metrics_write_links(const struct api *api, struct metrics_text *text)
     write_expiry(api, text);
     fill_table(api);
     write_links(text);
+    write_bulk(text);
 }

@@ -3,6 +3,7 @@
 
 #include "daemon/base/mailbox.h"
 #include "daemon/exec/exec.h"
+#include "daemon/net/bulk.h"
 
 /*
  * Several execs that share the work of one, the main exec, which is rail 0. Each runs on a thread of its own,
@@ -71,6 +72,9 @@ void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffi
  * up, and its counters. All zero for an unknown peer or rail. */
 void rails_link_statistics(const struct rails *rails, uint32_t peer, uint32_t rail,
                            struct net_peer_statistics *out);
+/* The same for the bulk link of that rail. */
+void rails_bulk_statistics(const struct rails *rails, uint32_t peer, uint32_t rail,
+                           struct net_bulk_statistics *out);
 /* How many rails have a network, rail 0 included. */
 uint32_t rails_network_count(const struct rails *rails);
 

@@ -7,11 +7,18 @@
 
 /* What rails.c and spread.c share. Only the main thread uses it, except where a comment says otherwise. */
 
+/* Of the bulk link beside that connection: see net_bulk_statistics. Set by the rail periodically. */
+struct rails_bulk {
+    _Atomic bool allowed, connected, chosen;
+    _Atomic uint64_t rates[2], bytes[2], connected_count, lost_count;
+};
+
 /* The state of one rail's connection to one node; the counters include earlier connections. */
 struct rails_link {
     /* Set by the rail periodically: */
     _Atomic uint64_t sent_bytes, received_bytes, sent_packets, received_packets, lost_packets, lost_bytes;
     _Atomic uint64_t resumed_count, round_trip_ns;
+    struct rails_bulk bulk;
     uint32_t wanted; /* by this many communicators */
     bool up;
     bool dialling;

@@ -22,6 +22,19 @@ static bool publish(struct rails_link *link, const struct net_peer_statistics *s
     return is_new;
 }
 
+static void publish_bulk(struct rails_bulk *bulk, const struct net_bulk_statistics *seen)
+{
+    atomic_store_explicit(&bulk->allowed, seen->allowed, memory_order_relaxed);
+    atomic_store_explicit(&bulk->connected, seen->connected, memory_order_relaxed);
+    atomic_store_explicit(&bulk->chosen, seen->chosen, memory_order_relaxed);
+    for (unsigned way = 0; way < 2; way++) {
+        atomic_store_explicit(&bulk->rates[way], seen->ways[way].rate, memory_order_relaxed);
+        atomic_store_explicit(&bulk->bytes[way], seen->ways[way].bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&bulk->connected_count, seen->connected_count, memory_order_relaxed);
+    atomic_store_explicit(&bulk->lost_count, seen->lost_count, memory_order_relaxed);
+}
+
 /* After a turn: if nothing is scheduled, schedules a publication RAILS_PUBLISH_NS later, as the turn may have
  * had traffic. */
 void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns)
@@ -37,6 +50,9 @@ void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns)
         struct net_peer_statistics seen;
         net_peer_statistics(net, peer, &seen);
         is_new |= publish(endpoint->links[peer], &seen);
+        struct net_bulk_statistics bulk;
+        net_bulk_statistics(net, peer, &bulk);
+        publish_bulk(&endpoint->links[peer]->bulk, &bulk);
     }
     endpoint->publish_ns = is_new ? time_after(now_ns, RAILS_PUBLISH_NS) : TIME_NEVER;
 }
@@ -79,6 +95,25 @@ void rails_link_statistics(const struct rails *rails, uint32_t peer, uint32_t ra
     out->lost_bytes = atomic_load_explicit(&link->lost_bytes, memory_order_relaxed);
     out->resumed_count = atomic_load_explicit(&link->resumed_count, memory_order_relaxed);
     out->round_trip_ns = atomic_load_explicit(&link->round_trip_ns, memory_order_relaxed);
+}
+
+void rails_bulk_statistics(const struct rails *rails, uint32_t peer, uint32_t rail,
+                           struct net_bulk_statistics *out)
+{
+    *out = (struct net_bulk_statistics){.allowed = false};
+    if (peer >= rails->peer_count || rail == 0 || rail >= rails->network_count) {
+        return;
+    }
+    const struct rails_bulk *bulk = &rails->peers[peer]->links[rail].bulk;
+    out->allowed = atomic_load_explicit(&bulk->allowed, memory_order_relaxed);
+    out->connected = atomic_load_explicit(&bulk->connected, memory_order_relaxed);
+    out->chosen = atomic_load_explicit(&bulk->chosen, memory_order_relaxed);
+    for (unsigned way = 0; way < 2; way++) {
+        out->ways[way].rate = atomic_load_explicit(&bulk->rates[way], memory_order_relaxed);
+        out->ways[way].bytes = atomic_load_explicit(&bulk->bytes[way], memory_order_relaxed);
+    }
+    out->connected_count = atomic_load_explicit(&bulk->connected_count, memory_order_relaxed);
+    out->lost_count = atomic_load_explicit(&bulk->lost_count, memory_order_relaxed);
 }
 
 uint32_t rails_network_count(const struct rails *rails)

@@ -25,9 +25,11 @@ struct net_bulk_statistics {
     bool connected;              /* the link has a connection of its own now */
     bool chosen;                 /* bulk data goes over it at present */
     struct net_bulk_way ways[2]; /* [0]: the net's connection; [1]: the bulk link */
-    uint64_t connected_count;    /* how often it got a connection */
-    uint64_t lost_count;         /* how often it lost one, so that its streams went on over the net's */
-    char why[128];               /* why it is not connected; "" if that is not known */
+    uint64_t sent_bytes;         /* on the link's own connections, frames included */
+    uint64_t received_bytes;
+    uint64_t connected_count; /* how often it got a connection */
+    uint64_t lost_count;      /* how often it lost one, so that its streams went on over the net's */
+    char why[128];            /* why it is not connected; "" if that is not known */
 };
 
 struct net_bulk;

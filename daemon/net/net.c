@@ -215,7 +215,11 @@ void net_stream_resume(struct net_stream *stream)
 
 void net_peer_statistics(const struct net *net, uint32_t peer, struct net_peer_statistics *out)
 {
+    struct net_bulk_statistics bulk;
     net->operations->peer_statistics(net, peer, out);
+    net_bulk_statistics(net, peer, &bulk);
+    out->sent_bytes += bulk.sent_bytes;
+    out->received_bytes += bulk.received_bytes;
 }
 
 void net_statistics(const struct net *net, struct net_statistics *out)

@@ -105,7 +105,7 @@ typedef void net_sent_function(void *context, enum status result, uint64_t now_n
 struct net_peer_statistics {
     bool up;
     uint64_t round_trip_ns; /* smoothed; 0 when unknown */
-    uint64_t sent_bytes;
+    uint64_t sent_bytes;    /* those of the bulk link included */
     uint64_t received_bytes;
     uint64_t sent_packets;
     uint64_t received_packets;

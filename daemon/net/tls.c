@@ -130,6 +130,8 @@ static void tls_statistics(const struct net_bulk *bulk, uint32_t index, struct n
         out->ways[way] = (struct net_bulk_way){
             .rate = at->rate, .bytes = at->bytes, .cpu_permille = (uint32_t)at->cpu_permille};
     }
+    out->sent_bytes = peer->sent_bytes;
+    out->received_bytes = peer->received_bytes;
     out->connected_count = peer->connected_count;
     out->lost_count = peer->lost_count;
     memcpy(out->why, out->connected ? "" : peer->why, out->connected ? 1 : sizeof out->why);

@@ -206,6 +206,7 @@ void tls_connection_read(struct tls_connection *connection)
             }
             return;
         }
+        connection->peer->received_bytes += size;
         if (!tls_reader_take(&connection->reader, endpoint->read_buffer, size)) {
             tls_connection_fail(connection, "the node broke the rules");
         }

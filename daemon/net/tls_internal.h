@@ -247,6 +247,7 @@ struct tls_peer {
     uint64_t receipted_bytes;
     uint64_t looked_bytes;
     uint64_t slow_since_ns; /* 0: nothing waits for a receipt */
+    uint64_t sent_bytes, received_bytes;
     uint64_t connected_count, lost_count;
     char why[128];
 };

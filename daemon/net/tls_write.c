@@ -18,6 +18,7 @@ static size_t give(struct tls_connection *connection, const uint8_t *bytes, size
     ERR_clear_error();
     if (SSL_write_ex(connection->tls, bytes, size, &done) == 1) {
         connection->key_bytes += done;
+        connection->peer->sent_bytes += done;
         return done;
     }
     int why = SSL_get_error(connection->tls, 0);

@@ -193,6 +193,26 @@ void tls_woken(void *context, uint64_t now_ns)
 
 /* --- Time --- */
 
+static bool is_stuck(const struct tls_peer *peer, uint64_t now_ns)
+{
+    for (const struct tls_sender *sender = peer->senders; sender != NULL; sender = sender->hh.next) {
+        if (sender->sent_end > sender->receipted_end &&
+            now_ns >= time_after(sender->waits_since_ns, TLS_STUCK_NS)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void hold_off(struct tls_peer *peer, uint64_t now_ns)
+{
+    peer->hold_ns = peer->hold_ns == 0 ? TLS_HELD_MIN_NS : time_min(2 * peer->hold_ns, TLS_HELD_MAX_NS);
+    peer->held_ns = time_after(now_ns, peer->hold_ns);
+    peer->good_bytes = 0;
+    peer->slow_since_ns = 0;
+    tls_peer_abandon(peer, "it carries too little");
+}
+
 /* Gives the connection up if it carries next to nothing although there is much to carry. */
 static void watch_rate(struct tls_peer *peer, uint64_t now_ns)
 {
@@ -202,6 +222,10 @@ static void watch_rate(struct tls_peer *peer, uint64_t now_ns)
         peer->slow_since_ns = 0;
         return;
     }
+    if (is_stuck(peer, now_ns)) {
+        hold_off(peer, now_ns);
+        return;
+    }
     uint64_t moved = peer->receipted_bytes - peer->looked_bytes;
     if (peer->slow_since_ns == 0 || moved >= least) {
         peer->slow_since_ns = now_ns;
@@ -209,11 +233,7 @@ static void watch_rate(struct tls_peer *peer, uint64_t now_ns)
         peer->good_bytes += moved;
         peer->hold_ns = peer->good_bytes >= TLS_HELD_FORGET_BYTES ? 0 : peer->hold_ns;
     } else if (now_ns - peer->slow_since_ns >= TLS_SLOW_NS) {
-        peer->hold_ns = peer->hold_ns == 0 ? TLS_HELD_MIN_NS : time_min(2 * peer->hold_ns, TLS_HELD_MAX_NS);
-        peer->held_ns = time_after(now_ns, peer->hold_ns);
-        peer->good_bytes = 0;
-        peer->slow_since_ns = 0;
-        tls_peer_abandon(peer, "it carries too little");
+        hold_off(peer, now_ns);
     }
 }
 

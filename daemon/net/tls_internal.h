@@ -59,7 +59,9 @@
                   */
 #define TLS_HELD_MAX_NS (600 * TIME_S)
 #define TLS_HELD_FORGET_BYTES (1ull << 30) /* after so many bytes, a link counts as good again */
-/* A connection on which less than the least arrives within a second, although more was sent, is given up. */
+/* A connection is given up if less than the least arrives within a second, although more was sent, or if
+ * nothing of some stream arrives for TLS_STUCK_NS. */
+#define TLS_STUCK_NS (1500 * TIME_MS)
 #define TLS_SLOW_NS (1 * TIME_S)
 #define TLS_SLOW_LOOK_NS (250 * TIME_MS)
 #define TLS_SLOW_LEAST_BYTES (256u << 10)
@@ -110,7 +112,8 @@ struct tls_sender {
     uint64_t queued_end;
     uint64_t sent_end;
     uint64_t receipted_end;
-    uint64_t granted_end; /* what the receiver allows */
+    uint64_t granted_end;    /* what the receiver allows */
+    uint64_t waits_since_ns; /* for a receipt */
     size_t copied_bytes;
     uint32_t message_count;
     bool ready;

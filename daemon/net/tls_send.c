@@ -133,6 +133,9 @@ const uint8_t *tls_sender_piece(const struct tls_sender *sender, size_t *size)
 
 void tls_sender_sent(struct tls_sender *sender, size_t size)
 {
+    if (sender->sent_end == sender->receipted_end) {
+        sender->waits_since_ns = sender->endpoint->now_ns;
+    }
     sender->sent_end += size;
     sender->peer->under_way_bytes += size;
     net_stream_carried(&sender->stream.base, size, sender->endpoint->now_ns);
@@ -171,6 +174,7 @@ static void received(struct tls_sender *sender, uint64_t offset)
     sender->peer->receipted_bytes += offset - sender->receipted_end;
     arrived(sender->peer, offset - sender->receipted_end);
     sender->receipted_end = offset;
+    sender->waits_since_ns = sender->endpoint->now_ns;
     while (sender->messages != NULL && sender->messages->end_offset <= offset) {
         message_end(sender, STATUS_OK);
     }
@@ -197,7 +201,10 @@ static void leave(struct tls_sender *sender)
 {
     struct tls_peer *peer = sender->peer;
     unready(sender);
-    arrived(peer, sender->sent_end - sender->receipted_end);
+    if (sender->sent_end > sender->receipted_end) {
+        arrived(peer, sender->sent_end - sender->receipted_end);
+        peer->slow_since_ns = 0; /* what is given up would count as slow */
+    }
     if (peer->connection != NULL) {
         tls_connection_forget(peer->connection, sender);
     }

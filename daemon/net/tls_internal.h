@@ -45,13 +45,13 @@
 #define TLS_TUNNEL_CHUNK_BYTES (64u << 10) /* of a message on the tunnel */
 #define TLS_TUNNEL_AHEAD_BYTES (1u << 20)  /* on the tunnel and not acknowledged */
 #define TLS_HANDSHAKE_NS (5 * TIME_S)
-#define TLS_HANDSHAKES_MAX 64u            /* incoming connections that are not authenticated yet */
-#define TLS_READ_RECORDS 64u              /* read before other work gets its turn */
-#define TLS_WRITE_BYTES (4u << 20)        /* likewise written */
-#define TLS_BATCH_BYTES (256u << 10)      /* of records that one system call writes */
-#define TLS_READ_AHEAD_BYTES (256u << 10) /* that one system call reads */
-#define TLS_NOT_SENT_BYTES (1u << 20)     /* that the kernel takes beyond what is under way */
-#define TLS_KEY_BYTES (64ull << 30)       /* sent under one key */
+#define TLS_HANDSHAKES_MAX 64u           /* incoming connections that are not authenticated yet */
+#define TLS_READ_RECORDS 64u             /* read before other work gets its turn */
+#define TLS_WRITE_BYTES (4u << 20)       /* likewise written */
+#define TLS_BATCH_BYTES (64u << 10)      /* of records that one system call writes */
+#define TLS_READ_AHEAD_BYTES (64u << 10) /* that one system call reads */
+#define TLS_NOT_SENT_BYTES (1u << 20)    /* that the kernel takes beyond what is under way */
+#define TLS_KEY_BYTES (64ull << 30)      /* sent under one key */
 #define TLS_DIAL_MIN_NS (500 * TIME_MS)
 #define TLS_DIAL_MAX_NS (300 * TIME_S)
 #define TLS_HELD_MIN_NS                                                                                      \

@@ -1,3 +1,4 @@
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,6 +344,7 @@ int main(int argc, char **argv)
     struct bench_link link;
     bench_link_parse(&link, argc, argv, "stream both ping bulk bulk-both");
     log_set_level(LOG_LEVEL_ERROR);
+    (void)signal(SIGPIPE, SIG_IGN); /* as commd does */
     struct test_pki *pki = test_pki_new();
     test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
     test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});

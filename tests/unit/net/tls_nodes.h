@@ -1,6 +1,7 @@
 #ifndef TESTS_UNIT_NET_TLS_NODES_H
 #define TESTS_UNIT_NET_TLS_NODES_H
 
+#include <signal.h>
 #include <sys/socket.h>
 
 #include "daemon/net/bulk.h"
@@ -61,6 +62,7 @@ static inline void link_both(void)
 
 static inline int setup_linked(void **state)
 {
+    (void)signal(SIGPIPE, SIG_IGN); /* as commd does */
     if (setup_nodes(state) != 0) {
         return -1;
     }

@@ -134,8 +134,11 @@ def measure_busy(place, commd):
 
 
 def measure_quic(build, repeats):
-    """Measures one connection of daemon/net and the minimal ngtcp2 program, in turn. The ratio is that of the worst datagram size."""
-    figures = {}
+    """Measures one connection of daemon/net and the minimal ngtcp2 program, in turn. The ratio is that of the worst datagram size. Also measures a bulk
+    link: TLS over TCP."""
+    bulk = [subprocess.run([build / "tests/bench/bench_quic", "--mode", "bulk", "1"], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[0]
+            for _ in range(repeats)]
+    figures = {"one bulk link, TLS over TCP, Gbit/s": statistics.median(float(re.search(r"([\d.]+) Gbit/s", line).group(1)) for line in bulk)}
     for size in (1452, 8952, 65000):
         rates = {"bench_quic": [], "quic_minimal": []}
         for _ in range(repeats):

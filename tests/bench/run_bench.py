@@ -99,6 +99,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer topologies, sizes and repeats: three minutes")
     parser.add_argument("--only", default="", help="topologies: " + ",".join(each.name for each in topologies.ALL))
     parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--settings", default="", help="""more of the daemons' configuration, such as 'bulk_links = "quic";'""")
     parser.add_argument("--out", type=pathlib.Path, default=BUILD / "bench")
     arguments = parser.parse_args()
     repeats = arguments.repeats or (1 if arguments.quick else 3)
@@ -109,6 +110,8 @@ def main():
     peers = BUILD / "tests/bench/peers"
     everybody = [Commd(BUILD), OpenMpi(peers), Gloo(peers)]
     places = [each for each in topologies.ALL if each.name in wanted]
+    for each in places:
+        each.settings = arguments.settings
     complaints = [f"{each.title}: left out, network namespaces cannot be made here" for each in places if not each.is_possible()]
     places = [each for each in places if each.is_possible()]
     progress = Progress(1 + sum(len(list(sweeps_of(each, arguments.quick))) for each in places) * repeats * len(everybody))

@@ -21,6 +21,7 @@ class Topology:
         self.has_bars = has_bars  # the bars apply here, so more sizes are measured
         self.build = build
         self.daemon_environment = {}
+        self.settings = ""  # more lines of the daemons' configuration
         self.cluster = None
 
     @property
@@ -44,7 +45,7 @@ class Topology:
         return self.cluster.in_node(node, *command)
 
     def __enter__(self):
-        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False, build=self.build,
+        self.cluster = Cluster(self.nodes, f'log_level = "warning"; {self.settings}', namespaces=self.node_count > 1, start=False, build=self.build,
                                daemon_environment=self.daemon_environment)
         try:
             if self.node_count > 1:

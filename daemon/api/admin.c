@@ -169,6 +169,8 @@ static void fill_bulk(const struct api *api, uint32_t node, struct node_links *l
         row->bulk_lost_count += bulk.lost_count;
     }
     row->bulk_link = (char *)(!links->bulk_of_net.allowed ? "" : chosen ? "tls" : "quic");
+    row->bulk_quic_cost_ns = links->bulk_of_net.ways[0].cost_ns;
+    row->bulk_tls_cost_ns = links->bulk_of_net.ways[1].cost_ns;
     row->bulk_why = links->bulk_of_net.why;
 }
 

@@ -15,9 +15,9 @@ enum net_bulk_mode { NET_BULK_AUTO, NET_BULK_TLS };
 
 /* What is known of a peer's bulk link, and of both ways that bulk data may take. */
 struct net_bulk_way {
-    uint64_t rate;  /* bytes a second that were measured, while some were under way; 0: not measured yet */
-    uint64_t bytes; /* sent and received by the peer, in all */
-    uint32_t cpu_permille; /* of one processor that the thread used meanwhile */
+    uint64_t rate;    /* bytes a second that were measured, while some were under way; 0: not measured yet */
+    uint64_t bytes;   /* sent and received by the peer, in all */
+    uint64_t cost_ns; /* of processor time of the network thread for 1 MiB */
 };
 
 struct net_bulk_statistics {

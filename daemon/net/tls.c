@@ -127,8 +127,7 @@ static void tls_statistics(const struct net_bulk *bulk, uint32_t index, struct n
     out->chosen = out->connected && (endpoint->mode == NET_BULK_TLS || peer->choice.present == 1);
     for (unsigned way = 0; way < 2; way++) {
         const struct tls_way *at = &peer->choice.ways[way];
-        out->ways[way] = (struct net_bulk_way){
-            .rate = at->rate, .bytes = at->bytes, .cpu_permille = (uint32_t)at->cpu_permille};
+        out->ways[way] = (struct net_bulk_way){.rate = at->rate, .bytes = at->bytes, .cost_ns = at->cost_ns};
     }
     out->sent_bytes = peer->sent_bytes;
     out->received_bytes = peer->received_bytes;

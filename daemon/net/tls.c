@@ -38,6 +38,7 @@ static struct tls_peer *peer_place(struct tls_endpoint *endpoint, uint32_t index
         peer->leads = strcmp(endpoint->node_name, name) < 0;
         peer->tunnel_reader.peer = peer;
         peer->choice.processors = endpoint->processors;
+        peer->told_way = peer->asked_way = TLS_WAY_NONE;
         peers[index] = peer;
     }
     return peers[index];
@@ -84,6 +85,26 @@ static uint64_t cpu_now_ns(void)
     return (uint64_t)now.tv_sec * TIME_S + (uint64_t)now.tv_nsec;
 }
 
+/*
+ * Which way bulk data take. The node that dials decides for both, so that its measurements are of one way
+ * alone: data that come by the other one would cost this thread time as well. If it has no bulk data, this
+ * node decides.
+ */
+static unsigned way_now(struct tls_peer *peer, uint64_t now_ns)
+{
+    bool is_fixed = peer->endpoint->mode == NET_BULK_TLS;
+    if (!peer->leads && !is_fixed && peer->asked_way != TLS_WAY_NONE) {
+        return peer->asked_way;
+    }
+    unsigned way = is_fixed ? 1 : tls_choice_way(&peer->choice, now_ns);
+    if (peer->leads && way != peer->told_way) {
+        peer->told_way = way;
+        peer->way_due = true;
+        tls_work_flush(peer);
+    }
+    return way;
+}
+
 static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
 {
     struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
@@ -96,7 +117,7 @@ static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
         tls_dial(peer, now_ns);
         return false;
     }
-    return endpoint->mode == NET_BULK_TLS || tls_choice_way(&peer->choice, now_ns) == 1;
+    return way_now(peer, now_ns) == 1;
 }
 
 static void tls_began(struct net_bulk *bulk, uint32_t index, bool on_bulk, uint64_t now_ns)
@@ -124,7 +145,8 @@ static void tls_statistics(const struct net_bulk *bulk, uint32_t index, struct n
     }
     out->allowed = peer->allowed;
     out->connected = tls_peer_is_connected(peer);
-    out->chosen = out->connected && (endpoint->mode == NET_BULK_TLS || peer->choice.present == 1);
+    unsigned present = peer->asked_way != TLS_WAY_NONE ? peer->asked_way : peer->choice.present;
+    out->chosen = out->connected && (endpoint->mode == NET_BULK_TLS || present == 1);
     for (unsigned way = 0; way < 2; way++) {
         const struct tls_way *at = &peer->choice.ways[way];
         out->ways[way] = (struct net_bulk_way){.rate = at->rate, .bytes = at->bytes, .cost_ns = at->cost_ns};

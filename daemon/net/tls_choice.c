@@ -8,8 +8,8 @@
 static double ratio(const struct tls_choice *choice)
 {
     const struct tls_way *net = &choice->ways[0], *bulk = &choice->ways[1];
-    double rates = (double)(bulk->rate + 1) / (double)(net->rate + 1);
-    double costs = (double)(net->cost_ns + 1) / (double)(bulk->cost_ns + 1);
+    double rates = (double)(bulk->best_rate + 1) / (double)(net->best_rate + 1);
+    double costs = (double)(net->best_cost_ns + 1) / (double)(bulk->best_cost_ns + 1);
     double weight = choice->processors > FEW_PROCESSORS ? FEW_PROCESSORS / choice->processors : 1.0;
     if (rates < 0.5 || rates > 2.0) {
         return rates;
@@ -17,39 +17,62 @@ static double ratio(const struct tls_choice *choice)
     return pow(rates, 1 - weight) * pow(costs, weight);
 }
 
-static bool other_is_better(const struct tls_choice *choice)
+static void begin_measurement(struct tls_way *way)
 {
-    double better = ratio(choice);
-    return (choice->present == 0 ? better : 1 / better) > TLS_BETTER_PERCENT / 100.0;
+    way->busy_ns = way->busy_cpu_ns = way->busy_bytes = 0;
+}
+
+static void begin_round(struct tls_choice *choice)
+{
+    choice->trials = 0;
+    for (unsigned way = 0; way < 2; way++) {
+        choice->ways[way].best_rate = choice->ways[way].best_cost_ns = 0;
+    }
 }
 
 unsigned tls_choice_way(struct tls_choice *choice, uint64_t now_ns)
 {
-    if (choice->trials < TLS_TRIALS_FIRST) {
-        return 1 - choice->trials % 2;
+    if (choice->trials == TLS_TRIALS && now_ns >= choice->again_ns) {
+        begin_round(choice);
     }
-    if (choice->tries == 0 && now_ns >= choice->again_ns) {
-        struct tls_way *other = &choice->ways[1 - choice->present];
-        choice->tries = TLS_TRIALS_LATER;
-        other->busy_ns = other->busy_cpu_ns = other->busy_bytes = 0;
+    unsigned way = choice->trials < TLS_TRIALS ? 1 - choice->trials % 2 : choice->present;
+    if (way != choice->last) {
+        choice->last = way;
+        choice->ways[way].skips = true;
+        begin_measurement(&choice->ways[way]);
     }
-    return choice->tries > 0 ? 1 - choice->present : choice->present;
+    return way;
+}
+
+static void end_round(struct tls_choice *choice, uint64_t now_ns)
+{
+    double better = ratio(choice);
+    double needed = choice->is_made ? TLS_BETTER : 1.0;
+    unsigned before = choice->present;
+    if (!choice->is_made || (before == 0 ? better : 1 / better) > needed) {
+        choice->present = better >= 1.0;
+    }
+    bool changed = !choice->is_made || choice->present != before;
+    choice->wait_ns = changed ? TLS_AGAIN_MIN_NS : time_min(2 * choice->wait_ns, TLS_AGAIN_MAX_NS);
+    choice->again_ns = time_after(now_ns, choice->wait_ns);
+    choice->is_made = true;
 }
 
 /* A measurement of that way has ended. */
-static void decide(struct tls_choice *choice, unsigned way, uint64_t now_ns)
+static void note(struct tls_choice *choice, unsigned way, uint64_t now_ns)
 {
-    if (choice->trials < TLS_TRIALS_FIRST) {
-        choice->trials += way == 1 - choice->trials % 2;
-        if (choice->trials == TLS_TRIALS_FIRST) {
-            choice->present = ratio(choice) >= 1;
-            choice->again_ns = time_after(now_ns, TLS_AGAIN_NS);
-        }
+    struct tls_way *at = &choice->ways[way];
+    at->rate = (uint64_t)((double)at->busy_bytes * (double)TIME_S / (double)at->busy_ns);
+    at->cost_ns = (at->busy_cpu_ns << 20) / (at->busy_bytes + 1);
+    begin_measurement(at);
+    if (choice->trials == TLS_TRIALS || way != 1 - choice->trials % 2) {
         return;
     }
-    if (way != choice->present && choice->tries > 0 && --choice->tries == 0) {
-        choice->present = other_is_better(choice) ? way : choice->present;
-        choice->again_ns = time_after(now_ns, TLS_AGAIN_NS);
+    at->best_rate = at->rate > at->best_rate ? at->rate : at->best_rate;
+    at->best_cost_ns =
+        at->best_cost_ns == 0 || at->cost_ns < at->best_cost_ns ? at->cost_ns : at->best_cost_ns;
+    if (++choice->trials == TLS_TRIALS) {
+        end_round(choice, now_ns);
     }
 }
 
@@ -73,25 +96,23 @@ void tls_choice_ended(struct tls_choice *choice, unsigned way, uint64_t bytes, u
     at->busy_cpu_ns += cpu_ns > at->cpu_since_ns ? cpu_ns - at->cpu_since_ns : 0;
     at->since_ns = now_ns;
     at->cpu_since_ns = cpu_ns;
-    bool enough = at->busy_bytes >= TLS_TRIAL_BYTES && at->busy_ns >= TLS_TRIAL_MIN_NS;
-    if (!enough && at->busy_ns < TLS_TRIAL_MAX_NS) {
+    if (at->skips) {
+        at->skips = at->busy_bytes < TLS_SKIPPED_BYTES && at->busy_ns < TLS_TRIAL_MAX_NS;
+        if (!at->skips) {
+            begin_measurement(at);
+        }
         return;
     }
-    uint64_t rate = (uint64_t)((double)at->busy_bytes * (double)TIME_S / (double)at->busy_ns);
-    uint64_t cost_ns = (at->busy_cpu_ns << 20) / (at->busy_bytes + 1);
-    uint64_t faded_rate = at->rate - at->rate / TLS_FADES;
-    uint64_t faded_cost_ns = at->cost_ns + at->cost_ns / TLS_FADES;
-    bool is_first = at->rate == 0;
-    at->rate = is_first || rate > faded_rate ? rate : faded_rate;
-    at->cost_ns = is_first || cost_ns < faded_cost_ns ? cost_ns : faded_cost_ns;
-    at->busy_ns = at->busy_cpu_ns = at->busy_bytes = 0;
-    decide(choice, way, now_ns);
+    bool enough = at->busy_bytes >= TLS_TRIAL_BYTES && at->busy_ns >= TLS_TRIAL_MIN_NS;
+    if (enough || at->busy_ns >= TLS_TRIAL_MAX_NS) {
+        note(choice, way, now_ns);
+    }
 }
 
 void tls_choice_forget(struct tls_choice *choice)
 {
     choice->ways[1].rate = 0;
-    choice->ways[1].busy_ns = choice->ways[1].busy_cpu_ns = choice->ways[1].busy_bytes = 0;
-    choice->trials = 0;
-    choice->tries = 0;
+    begin_measurement(&choice->ways[1]);
+    begin_round(choice);
+    choice->is_made = false;
 }

@@ -60,6 +60,11 @@ static size_t compose_due(struct tls_receiver *receiver, uint8_t *out)
 size_t tls_compose_control(struct tls_peer *peer, uint8_t *out, size_t room)
 {
     size_t used = 0;
+    if (peer->way_due && room >= TLS_FRAME_HEADER_BYTES) {
+        struct tls_frame frame = {.type = TLS_FRAME_WAY, .number = peer->told_way};
+        peer->way_due = false;
+        used = put(out, used, &frame);
+    }
     while (peer->due != NULL && room - used >= 3 * (size_t)TLS_FRAME_HEADER_BYTES) {
         used += compose_due(peer->due, out + used);
     }

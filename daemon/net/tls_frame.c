@@ -42,7 +42,7 @@ const char *tls_frame_decode(const uint8_t bytes[TLS_FRAME_HEADER_BYTES], struct
     out->number = get_u64_le(bytes + NUMBER_AT);
     out->offset = get_u64_le(bytes + OFFSET_AT);
     out->end = (bytes[1] & TLS_FRAME_END) != 0;
-    if (type < TLS_FRAME_DATA || type > TLS_FRAME_GREETING) {
+    if (type < TLS_FRAME_DATA || type > TLS_FRAME_WAY) {
         return "a frame of no known type";
     }
     out->type = (enum tls_frame_type)type;

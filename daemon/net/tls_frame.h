@@ -22,7 +22,9 @@ enum tls_frame_type {
     TLS_FRAME_RESET = 4,   /* the sender gives the stream up */
     TLS_FRAME_STOP = 5,    /* the receiver wants no more of the stream */
     /* quic_greeting.h is the body; the number is the epoch, `offset` is 0. See tls_peer.c. */
-    TLS_FRAME_GREETING = 6
+    TLS_FRAME_GREETING = 6,
+    /* The node that dials sends its bulk data this way now, 0 or 1 of tls_choice.h, which is the number. */
+    TLS_FRAME_WAY = 7
 };
 #define TLS_FRAME_END 1u /* flag */
 

@@ -66,6 +66,7 @@
 #define TLS_SLOW_LOOK_NS (250 * TIME_MS)
 #define TLS_SLOW_LEAST_BYTES (256u << 10)
 #define TLS_SLOW_PARTS 16u /* or less than this part of the rate of the net's connection */
+#define TLS_WAY_NONE 2u
 #define TLS_EPOCH_STEPS_MAX 1024u
 #define TLS_STREAMS_MAX NET_STREAMS_MAX
 
@@ -245,6 +246,9 @@ struct tls_peer {
     uint64_t hold_ns; /* the present length */
     uint64_t good_bytes;
     struct tls_choice choice;
+    unsigned told_way; /* what the peer was told last, if we dial; TLS_WAY_NONE: nothing on this carrier */
+    bool way_due;
+    unsigned asked_way; /* what the peer, which dials, does: we do the same. TLS_WAY_NONE: not known */
     /* See TLS_SLOW_NS: */
     uint64_t under_way_bytes; /* sent on this epoch's carrier, not receipted */
     uint64_t receipted_bytes;

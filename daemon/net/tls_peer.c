@@ -43,6 +43,8 @@ void tls_peer_switch(struct tls_peer *peer, struct tls_connection *connection, u
     peer->attempt = peer->attempt == connection ? NULL : peer->attempt;
     peer->epoch = epoch;
     peer->greeted = false;
+    peer->told_way = peer->asked_way = TLS_WAY_NONE;
+    peer->way_due = false;
     if (old != NULL) {
         tls_connection_fail(old, "another carrier takes its place");
         peer->lost_count++;
@@ -208,6 +210,9 @@ static bool frame_ends(void *context, const struct tls_frame *frame)
         return for_sender(peer, frame);
     case TLS_FRAME_RESET:
         return check(peer, tls_receiver_reset(peer, frame->number));
+    case TLS_FRAME_WAY:
+        peer->asked_way = (unsigned)(frame->number & 1);
+        return check(peer, !peer->leads && frame->number <= 1 ? NULL : "a choice that is not its own");
     case TLS_FRAME_GREETING:
         return take_greeting(reader, frame);
     }

@@ -6,6 +6,8 @@
 #include <cmocka.h>
 
 #include "daemon/base/log.h"
+#include "daemon/exec/exec_internal.h"
+#include "daemon/net/bulk.h"
 #include "daemon/net/stream_reader.h"
 #include "tests/lib/hostile_node.h"
 
@@ -85,6 +87,55 @@ static void test_a_second_stream_for_a_lane(void **state)
     assert_int_equal(first.result.status, STATUS_ABORTED);
     buffers_free();
     hostile_stop(&hostile);
+}
+
+/* Makes the stream of node b, of which nothing was sent yet, one of a bulk link for node a. Sends the header.
+ */
+static void say_data_on_bulk(struct net_stream *stream, const struct data_header *header)
+{
+    uint8_t bytes[DATA_HEADER_BYTES];
+    data_header_encode(header, bytes);
+    assert_true(hostile_say(&hostile, stream, bytes, 1));
+    struct stream_reader *reader = hostile.exec->readers.parked;
+    assert_non_null(reader);
+    assert_null(reader->next);
+    reader->stream->on_bulk = true;
+    (void)hostile_say(&hostile, stream, bytes + 1, sizeof bytes - 1);
+}
+
+/* A lane takes data from the net and from the bulk link. Half a payload on each would be applied twice. */
+static void test_a_slice_on_both_links(void **state)
+{
+    (void)state;
+    for (int both_halves = 0; both_halves < 2; both_halves++) {
+        struct hostile_outcome outcome;
+        hostile_start(&hostile, SLICE);
+        buffers_new();
+        struct net_bulk_operations streams = {.streams = hostile.net->operations->streams};
+        struct net_bulk bulk = {.operations = &streams, .net = hostile.net};
+        all_reduce(&outcome);
+        struct data_header header = template();
+        struct net_stream *half = hostile_open(&hostile, NET_STREAM_DATA);
+        struct net_stream *whole = hostile_open(&hostile, NET_STREAM_DATA);
+        assert_true(hostile_say_data(&hostile, half, &header));
+        assert_true(hostile_say(&hostile, half, payload, header.payload_bytes / 2));
+        hostile.net->bulk = &bulk;
+        say_data_on_bulk(whole, &header);
+        (void)hostile_say(&hostile, whole, payload,
+                          both_halves ? header.payload_bytes / 2 : header.payload_bytes);
+        assert_int_equal(hostile.failures, 1);
+        assert_int_equal(hostile.failure.status, STATUS_PROTOCOL);
+        assert_non_null(strstr(hostile.failure.text, "node b sent a slice on two streams at once"));
+        assert_int_equal(outcome.calls, 0);
+        net_stream_reset(half);
+        net_stream_reset(whole);
+        hostile_leave(&hostile);
+        assert_int_equal(outcome.result.status, STATUS_ABORTED);
+        hostile_turns(&hostile, 50);
+        hostile.net->bulk = NULL;
+        buffers_free();
+        hostile_stop(&hostile);
+    }
 }
 
 /* Data that come after the operation's data belong to no operation. */
@@ -506,6 +557,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_second_stream_for_a_lane),
+        cmocka_unit_test(test_a_slice_on_both_links),
         cmocka_unit_test(test_data_for_an_idle_lane),
         cmocka_unit_test(test_half_a_payload),
         cmocka_unit_test(test_headers_that_cost_the_connection),

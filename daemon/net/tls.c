@@ -37,6 +37,7 @@ static struct tls_peer *peer_place(struct tls_endpoint *endpoint, uint32_t index
         peer->index = index;
         peer->leads = strcmp(endpoint->node_name, name) < 0;
         peer->tunnel_reader.peer = peer;
+        peer->epochs = (struct log_limit){.burst = TLS_EPOCHS_MAX, .interval_ns = TLS_EPOCH_NS};
         peer->choice.processors = endpoint->processors;
         peer->told_way = peer->asked_way = TLS_WAY_NONE;
         peers[index] = peer;

@@ -27,13 +27,23 @@ void tls_connection_fail(struct tls_connection *connection, const char *format, 
     connection->state = TLS_STATE_FAILED;
     connection->frame_sender = NULL;
     loop_watch_set(connection->watch, 0);
-    tls_wake(connection->endpoint);
+    tls_work_connection(connection);
+}
+
+void tls_connection_in_time(struct tls_connection *connection)
+{
+    if (connection->deadline_ns != TIME_NEVER) {
+        connection->deadline_ns = TIME_NEVER;
+        connection->endpoint->watched--;
+    }
 }
 
 void tls_connection_free(struct tls_connection *connection)
 {
     struct tls_endpoint *endpoint = connection->endpoint;
     DL_DELETE(endpoint->connections, connection);
+    tls_forget_connection(connection);
+    tls_connection_in_time(connection);
     endpoint->handshakes -= !connection->dialled && connection->peer == NULL;
     loop_watch_free(connection->watch);
     if (connection->tls != NULL) {
@@ -155,6 +165,7 @@ static void opened(struct tls_connection *connection)
     peer = connection->peer;
     connection->state = TLS_STATE_OPEN;
     connection->more = true; /* the greeting may have come with the handshake's end */
+    tls_work_connection(connection);
     if (connection->dialled && tls_peer_flows(peer) && peer->connection == NULL) {
         tls_peer_switch(peer, connection, peer->epoch + 1);
     } else if (connection->dialled) {
@@ -195,6 +206,7 @@ void tls_connection_read(struct tls_connection *connection)
         size_t size = 0;
         if (i == TLS_READ_RECORDS) {
             connection->more = true;
+            tls_work_connection(connection);
             return;
         }
         ERR_clear_error();
@@ -276,6 +288,7 @@ struct tls_connection *tls_connection_new(struct tls_endpoint *endpoint, int fd,
     connection->state = dialled != NULL ? TLS_STATE_CONNECTING : TLS_STATE_HANDSHAKE;
     connection->deadline_ns = time_after(endpoint->now_ns, TLS_HANDSHAKE_NS);
     DL_APPEND(endpoint->connections, connection);
+    endpoint->watched++;
     endpoint->handshakes += dialled == NULL;
     connection->tls = tls_new(connection);
     if (connection->tls == NULL || loop_watch_new(endpoint->loop, fd, LOOP_READ | LOOP_WRITE, ready,

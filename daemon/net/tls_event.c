@@ -62,6 +62,23 @@ void tls_forget_receiver(struct tls_receiver *receiver)
     }
 }
 
+void tls_work_connection(struct tls_connection *connection)
+{
+    if (!connection->working) {
+        connection->working = true;
+        DL_APPEND2(connection->endpoint->connection_work, connection, work_prev, work_next);
+        tls_wake(connection->endpoint);
+    }
+}
+
+void tls_forget_connection(struct tls_connection *connection)
+{
+    if (connection->working) {
+        connection->working = false;
+        DL_DELETE2(connection->endpoint->connection_work, connection, work_prev, work_next);
+    }
+}
+
 void tls_work_flush(struct tls_peer *peer)
 {
     if (!peer->flushing && peer->is_up) {
@@ -131,11 +148,15 @@ static void connection_over(struct tls_connection *connection)
     tls_connection_free(connection);
 }
 
+/* Does what is due now; what comes up meanwhile is done after others had their turn. */
 static void connections_work(struct tls_endpoint *endpoint)
 {
-    struct tls_connection *connection, *next;
-    DL_FOREACH_SAFE(endpoint->connections, connection, next)
-    {
+    struct tls_connection *last =
+        endpoint->connection_work != NULL ? endpoint->connection_work->work_prev : NULL;
+    for (bool more = last != NULL; more && endpoint->connection_work != NULL;) {
+        struct tls_connection *connection = endpoint->connection_work;
+        more = connection != last;
+        tls_forget_connection(connection);
         if (connection->more && connection->state == TLS_STATE_OPEN) {
             tls_connection_read(connection);
         }
@@ -147,15 +168,8 @@ static void connections_work(struct tls_endpoint *endpoint)
 
 static bool has_work(const struct tls_endpoint *endpoint)
 {
-    const struct tls_connection *connection;
-    bool more = endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
-                endpoint->flushes != NULL;
-    DL_FOREACH(endpoint->connections, connection)
-    {
-        more = more || connection->state == TLS_STATE_FAILED ||
-               (connection->more && connection->state == TLS_STATE_OPEN);
-    }
-    return more;
+    return endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
+           endpoint->connection_work != NULL || endpoint->flushes != NULL;
 }
 
 void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns)
@@ -268,14 +282,7 @@ void tls_ticked(void *context, uint64_t now_ns)
 /* Without connections, nothing is looked at but the time to dial again. */
 void tls_arm(struct tls_endpoint *endpoint)
 {
-    struct tls_connection *connection;
-    bool any = false;
-    DL_FOREACH(endpoint->connections, connection)
-    {
-        any = any || connection->deadline_ns != TIME_NEVER ||
-              (connection->peer != NULL && connection->peer->under_way_bytes > 0);
-    }
-    uint64_t look_ns = any ? time_after(endpoint->now_ns, TLS_SLOW_LOOK_NS) : TIME_NEVER;
+    uint64_t look_ns = endpoint->watched > 0 ? time_after(endpoint->now_ns, TLS_SLOW_LOOK_NS) : TIME_NEVER;
     uint64_t tick_ns = time_min(look_ns, endpoint->redial_ns);
     if (tick_ns < endpoint->tick_ns || tick_ns == TIME_NEVER) {
         endpoint->tick_ns = tick_ns;

@@ -68,6 +68,9 @@
 #define TLS_SLOW_PARTS 16u /* or less than this part of the rate of the net's connection */
 #define TLS_WAY_NONE 2u
 #define TLS_EPOCH_STEPS_MAX 1024u
+#define TLS_EPOCHS_MAX 256u /* that a peer may begin at once; then TLS_EPOCH_NS for each */
+#define TLS_EPOCH_NS (50 * TIME_MS)
+#define TLS_TUNNEL_MAX_BYTES (16u << 20) /* greetings included */
 #define TLS_STREAMS_MAX NET_STREAMS_MAX
 
 struct tls_endpoint;
@@ -169,6 +172,8 @@ enum tls_state { TLS_STATE_CONNECTING, TLS_STATE_HANDSHAKE, TLS_STATE_OPEN, TLS_
 struct tls_connection {
     struct tls_endpoint *endpoint;
     struct tls_connection *prev, *next;
+    struct tls_connection *work_prev, *work_next;
+    bool working;          /* in the endpoint's connection_work: it failed, or has more to read */
     struct tls_peer *peer; /* null: incoming, not authenticated yet */
     enum tls_state state;
     int fd;
@@ -224,6 +229,7 @@ struct tls_peer {
 
     struct tls_session session;
     uint64_t epoch;                    /* 0: no session */
+    struct log_limit epochs;           /* that the peer may begin */
     struct tls_connection *connection; /* the epoch's carrier; null: the tunnel */
     struct tls_connection *attempt;    /* a connection that may become the carrier */
     bool greeted;                      /* the peer's greeting of this epoch has come */
@@ -282,6 +288,8 @@ struct tls_endpoint {
     struct tls_message *done, *done_last;
     struct tls_sender *sender_work;
     struct tls_receiver *receiver_work;
+    struct tls_connection *connection_work;
+    uint32_t watched; /* connections with a deadline, and peers with bytes under way */
     struct tls_peer *flushes;
     uint64_t tick_ns;     /* what the timer is set to */
     uint64_t redial_ns;   /* when some node may be dialled again */
@@ -310,9 +318,11 @@ void tls_done_append(struct tls_endpoint *endpoint, struct tls_message *message,
 void tls_done_dispatch(struct tls_endpoint *endpoint, uint64_t now_ns);
 void tls_work_sender(struct tls_sender *sender);
 void tls_work_receiver(struct tls_receiver *receiver);
+void tls_work_connection(struct tls_connection *connection);
 void tls_work_flush(struct tls_peer *peer);
 void tls_forget_sender(struct tls_sender *sender);
 void tls_forget_receiver(struct tls_receiver *receiver);
+void tls_forget_connection(struct tls_connection *connection);
 void tls_forget_peer(struct tls_peer *peer);
 /* Sets the timer of deadlines. */
 void tls_arm(struct tls_endpoint *endpoint);
@@ -328,6 +338,8 @@ void tls_peer_begin(struct tls_peer *peer);
 void tls_peer_switch(struct tls_peer *peer, struct tls_connection *connection, uint64_t epoch);
 /* The connection is lost, or no good: the streams go on on the tunnel. */
 void tls_peer_abandon(struct tls_peer *peer, const char *why);
+/* The link has no carrier any more. If it has streams, the net's connection ends. */
+void tls_peer_give_up(struct tls_peer *peer);
 /* Whether the link's streams can move now, and whether on a connection of its own. */
 bool tls_peer_flows(const struct tls_peer *peer);
 bool tls_peer_is_connected(const struct tls_peer *peer);
@@ -413,6 +425,8 @@ struct tls_connection *tls_connection_new(struct tls_endpoint *endpoint, int fd,
 void tls_connection_fail(struct tls_connection *connection, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void tls_connection_free(struct tls_connection *connection);
+/* The handshake and the greeting are done: nothing more is due. */
+void tls_connection_in_time(struct tls_connection *connection);
 void tls_connection_read(struct tls_connection *connection);
 /* Sets for what the socket is watched. */
 void tls_connection_watch(struct tls_connection *connection);

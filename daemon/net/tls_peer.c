@@ -33,6 +33,14 @@ void tls_peer_offends(struct tls_peer *peer, const char *what)
     tls_peer_fail(peer, STATUS_PROTOCOL, text);
 }
 
+void tls_peer_give_up(struct tls_peer *peer)
+{
+    if (HASH_COUNT(peer->senders) + HASH_COUNT(peer->receivers) > 0) {
+        tls_peer_fail(peer, STATUS_NODE_LOST, "its bulk link has no carrier any more");
+    }
+    peer->failed = true;
+}
+
 /* --- Epochs --- */
 
 void tls_peer_switch(struct tls_peer *peer, struct tls_connection *connection, uint64_t epoch)
@@ -56,7 +64,7 @@ void tls_peer_switch(struct tls_peer *peer, struct tls_connection *connection, u
     } else if (connection != NULL) {
         tls_connection_greet(connection, bytes, size);
     } else if (!tls_tunnel_greet(peer, bytes, size)) {
-        peer->failed = true; /* the net's connection is about to end */
+        tls_peer_give_up(peer);
     }
 }
 
@@ -98,6 +106,10 @@ static bool take_greeting(struct tls_reader *reader, const struct tls_frame *fra
         tls_peer_offends(peer, "a greeting of a bulk link that is out of order");
         return false;
     }
+    if (frame->number > peer->epoch && !log_limit_pass(&peer->epochs, peer->endpoint->now_ns, NULL)) {
+        tls_peer_offends(peer, "too many greetings of a bulk link");
+        return false;
+    }
     if (frame->number > peer->epoch) {
         tls_peer_switch(peer, connection, frame->number);
     }
@@ -108,7 +120,7 @@ static bool take_greeting(struct tls_reader *reader, const struct tls_frame *fra
     peer->slow_since_ns = 0;
     if (connection != NULL) {
         connection->greeted = true;
-        connection->deadline_ns = TIME_NEVER;
+        tls_connection_in_time(connection);
         peer->connected_count++;
         peer->dial = (struct backoff){0};
         peer->why[0] = '\0';

@@ -137,6 +137,7 @@ void tls_sender_sent(struct tls_sender *sender, size_t size)
         sender->waits_since_ns = sender->endpoint->now_ns;
     }
     sender->sent_end += size;
+    sender->endpoint->watched += size > 0 && sender->peer->under_way_bytes == 0;
     sender->peer->under_way_bytes += size;
     net_stream_carried(&sender->stream.base, size, sender->endpoint->now_ns);
     while (sender->unsent != NULL && sender->unsent->end_offset <= sender->sent_end) {
@@ -163,8 +164,9 @@ void tls_sender_credit(struct tls_sender *sender, uint64_t limit)
 static void arrived(struct tls_peer *peer, uint64_t bytes)
 {
     peer->under_way_bytes -= bytes;
-    if (peer->under_way_bytes == 0) {
+    if (bytes > 0 && peer->under_way_bytes == 0) {
         peer->slow_since_ns = 0;
+        peer->endpoint->watched--;
     }
 }
 

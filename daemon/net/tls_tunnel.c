@@ -61,7 +61,7 @@ void tls_tunnel_write(struct tls_peer *peer)
             return;
         }
         if (!chunk_send(chunk)) {
-            peer->failed = true; /* the net's connection is about to end */
+            tls_peer_give_up(peer);
         }
     }
 }
@@ -74,7 +74,7 @@ bool tls_tunnel_greet(struct tls_peer *peer, uint8_t *bytes, size_t size)
                                                 &peer->tunnel, &error) != STATUS_OK) {
         peer->tunnel = NULL;
     }
-    chunk = peer->tunnel != NULL ? chunk_new(peer, size) : NULL;
+    chunk = peer->tunnel != NULL && peer->tunnel_bytes < TLS_TUNNEL_MAX_BYTES ? chunk_new(peer, size) : NULL;
     if (chunk != NULL) {
         memcpy(chunk->bytes, bytes, size);
         chunk->size = size;

@@ -299,6 +299,7 @@ static void build(struct loop *loop)
     fuzz_require(loop_timer_new(loop, tls_woken, endpoint, &endpoint->wake, NULL) == STATUS_OK &&
                  loop_timer_new(loop, tls_ticked, endpoint, &endpoint->tick, NULL) == STATUS_OK);
     peer->endpoint = endpoint;
+    peer->epochs = (struct log_limit){.burst = TLS_EPOCHS_MAX, .interval_ns = TLS_EPOCH_NS};
     peer->is_up = true;
     peer->session.own_id = 1;
     peer->tunnel_reader.peer = peer;
@@ -314,7 +315,7 @@ static void tear_down(void)
     error_set(&cause, STATUS_NODE_LOST, "the end");
     tls_peer_down(world->peer, &cause, false, endpoint->now_ns);
     fuzz_require(world->sent == world->sends && world->closed == world->begun);
-    fuzz_require(world->peer->under_way_bytes == 0);
+    fuzz_require(world->peer->under_way_bytes == 0 && endpoint->watched == 0);
     for (unsigned i = 0; i < STREAMS_MAX; i++) {
         if (world->streams[i] != NULL) {
             tls_sender_reset((struct tls_sender *)world->streams[i]);

@@ -181,6 +181,22 @@ static void either_node_may_ask(void **state)
     assert_true(quic_run_until(loop, b_is_linked, NULL, 5000));
 }
 
+/* Keys are changed while data flow. */
+static void keys_are_updated(void **state)
+{
+    (void)state;
+    struct quic_source *source = quic_source_new(a, 0, 1, 64u << 20, 1u << 20, true);
+    for (unsigned i = 0; i < 10 && !quic_source_done(source); i++) {
+        quic_run_for(loop, 2);
+        peer_of(a)->connection->key_bytes = TLS_KEY_BYTES;
+    }
+    assert_true(quic_run_until(loop, source_done, source, 10000));
+    assert_closed(b, 1);
+    assert_complete(b);
+    assert_int_equal(peer_of(a)->lost_count, 0);
+    quic_source_free(source);
+}
+
 static void a_revoked_certificate_ends_the_link(void **state)
 {
     struct quic_options options;
@@ -209,6 +225,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(without_a_listener_there_is_no_link, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(the_link_needs_both_nodes, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(either_node_may_ask, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(keys_are_updated, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_revoked_certificate_ends_the_link, setup_linked, teardown_nodes),
     };
     return cmocka_run_group_tests(tests, setup_files, teardown_files);

@@ -153,7 +153,7 @@ static const char *text_expectation(enum setting_type type, const char *text)
     case SETTING_GPU_TUNING:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 && text[0] != '/'
                    ? "auto, off or a file's path from /"
-                    : NULL;
+                   : NULL;
     case SETTING_BULK_LINKS:
         return strcmp(text, "auto") != 0 && strcmp(text, "quic") != 0 && strcmp(text, "tls") != 0
                    ? "auto, quic or tls"

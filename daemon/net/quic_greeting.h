@@ -23,6 +23,7 @@
 #define QUIC_GREETING_STOPPED UINT64_MAX /* bytes received: the receiver wants no more of the stream */
 #define QUIC_GREETING_STREAMS_MAX 65536u
 #define QUIC_GREETING_MAX_BYTES (2u << 20)
+#define QUIC_GREETING_IDS_END 32u /* behind the two sessions */
 
 struct quic_greeting_stream {
     uint64_t number;

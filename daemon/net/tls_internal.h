@@ -354,6 +354,11 @@ void tls_peer_down(struct tls_peer *peer, const struct error *cause, bool quiet,
 
 /* The encoded greeting behind its frame's header; null without memory. The caller frees it. */
 uint8_t *tls_greeting_make(struct tls_peer *peer, size_t *size);
+/*
+ * Whether the greeting is of the present session. On TCP it may be late, and of one that is over. It may also
+ * be early: before the peer's first greeting, which travels on the tunnel.
+ */
+bool tls_greeting_is_ours(const struct tls_peer *peer, const uint8_t *bytes, size_t size);
 /* The peer's greeting of this epoch has come. Returns false if the peer lies, or memory is short; then the
  * net's connection ends. */
 bool tls_greeting_take(struct tls_peer *peer, const uint8_t *bytes, size_t size);

@@ -101,9 +101,12 @@ static bool take_greeting(struct tls_reader *reader, const struct tls_frame *fra
         return connection == NULL; /* the tunnel has greetings of epochs that a connection has replaced */
     }
     if (frame->number - peer->epoch > TLS_EPOCH_STEPS_MAX ||
-        (frame->number == peer->epoch && connection != peer->connection) ||
-        (connection != NULL && peer->session.peer_id == 0)) {
+        (frame->number == peer->epoch && connection != peer->connection)) {
         tls_peer_offends(peer, "a greeting of a bulk link that is out of order");
+        return false;
+    }
+    if (connection != NULL && !tls_greeting_is_ours(peer, reader->body, frame->body_bytes)) {
+        tls_connection_fail(connection, "its greeting is of another session");
         return false;
     }
     if (frame->number > peer->epoch && !log_limit_pass(&peer->epochs, peer->endpoint->now_ns, NULL)) {

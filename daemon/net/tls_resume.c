@@ -5,6 +5,7 @@
 
 #include "daemon/net/quic_greeting.h"
 #include "daemon/net/tls_internal.h"
+#include "proto/little_endian.h"
 
 /*
  * Greetings, in the format of quic_greeting.h: what a node remembers of the link's streams when an epoch
@@ -139,6 +140,16 @@ static bool resume(struct tls_peer *peer, const struct quic_greeting *greeting)
         resume_receiver(greeting, receiver);
     }
     return true;
+}
+
+bool tls_greeting_is_ours(const struct tls_peer *peer, const uint8_t *bytes, size_t size)
+{
+    const struct tls_session *session = &peer->session;
+    if (size < QUIC_GREETING_IDS_END) {
+        return true; /* it is no greeting: decoding it says so */
+    }
+    return get_u64_le(bytes + QUIC_GREETING_IDS_END - 8) == session->own_id &&
+           (session->peer_id == 0 || get_u64_le(bytes + QUIC_GREETING_IDS_END - 16) == session->peer_id);
 }
 
 bool tls_greeting_take(struct tls_peer *peer, const uint8_t *bytes, size_t size)

@@ -5,6 +5,7 @@
 #include <openssl/ssl.h>
 #include <unistd.h>
 
+#include "daemon/net/quic_greeting.h"
 #include "daemon/net/quic_tls.h"
 #include "proto/little_endian.h"
 
@@ -242,6 +243,23 @@ static void a_greeting_that_lies_is_an_offence(void **state)
     assert_int_equal(b->down_cause.status, STATUS_PROTOCOL);
 }
 
+/* A connection of a session that is over may come late. It is closed, and is no offence. */
+static void a_greeting_of_another_session_is_none(void **state)
+{
+    struct quic_greeting greeting = {.own_id = 5, .peer_id = 7};
+    uint8_t bytes[TLS_FRAME_HEADER_BYTES + 64];
+    size_t size = quic_greeting_size(&greeting);
+    struct tls_frame frame = {
+        .type = TLS_FRAME_GREETING, .number = peer_of(b)->epoch + 1, .body_bytes = (uint32_t)size};
+    (void)state;
+    assert_true(size <= 64);
+    tls_frame_encode(&frame, bytes);
+    quic_greeting_encode(&greeting, bytes + TLS_FRAME_HEADER_BYTES);
+    send_first(bytes, (int)(TLS_FRAME_HEADER_BYTES + size));
+    works();
+    assert_int_equal(peer_of(b)->lost_count, 0);
+}
+
 /* An epoch far ahead would let the next one overflow. */
 static void an_epoch_far_ahead_is_an_offence(void **state)
 {
@@ -325,6 +343,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_frame_that_is_too_large_is_an_offence, setup_linked,
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(a_greeting_that_lies_is_an_offence, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_greeting_of_another_session_is_none, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(an_epoch_far_ahead_is_an_offence, setup_linked, teardown_nodes),
         cmocka_unit_test(frames_that_no_correct_node_sends_are_offences),
         cmocka_unit_test_setup_teardown(a_receipt_that_lies_is_an_offence, setup_linked, teardown_nodes),

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/budget.h"
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/gpu_nccl.h"
 

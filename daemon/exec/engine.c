@@ -1,3 +1,4 @@
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/gpu_nccl.h"
 #include "daemon/exec/gpu_slices.h"
 #include "daemon/exec/tuner.h"

@@ -3,6 +3,7 @@
 #include <utlist.h>
 
 #include "daemon/base/time.h"
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/tuner.h"
 

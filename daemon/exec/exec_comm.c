@@ -4,6 +4,7 @@
 #include <utlist.h>
 
 #include "daemon/base/budget.h"
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/rails_internal.h"
 

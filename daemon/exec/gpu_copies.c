@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 
 /* Copies of an operation among buffers on GPUs, collected for each GPU, because each kernel costs

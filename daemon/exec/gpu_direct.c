@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 
 /*

@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/gpu_nccl.h"
 #include "daemon/gpu/nccl.h"
 

@@ -1,4 +1,5 @@
 #include "daemon/exec/gpu_slices.h"
+#include "daemon/exec/exec_device.h"
 
 #include <stdlib.h>
 #include <string.h>

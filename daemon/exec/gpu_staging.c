@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/gpu_slices.h"
 #include "daemon/host/reduce.h"
 

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 
 struct exec_op *lane_op(const struct exec_lane *lane)

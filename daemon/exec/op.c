@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "daemon/base/checked.h"
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/host/copy.h"
 #include "daemon/host/guard.h"

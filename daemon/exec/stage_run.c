@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/host/copy.h"
 #include "daemon/host/reduce.h"

@@ -1,4 +1,5 @@
 #include "daemon/exec/tuner.h"
+#include "daemon/exec/exec_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

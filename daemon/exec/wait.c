@@ -1,5 +1,6 @@
 #include <stdio.h>
 
+#include "daemon/exec/exec_device.h"
 #include "daemon/exec/rails_internal.h"
 
 /* Describes for people what an operation waits for. A rail publishes its own part after each turn. */

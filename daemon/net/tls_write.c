@@ -149,9 +149,11 @@ static size_t write_part(struct tls_connection *connection)
             return write_part(connection);
         }
         done = give(connection, piece, size);
-        connection->frame_left -= done;
-        tls_sender_sent(connection->frame_sender, done);
-        frame_done(connection);
+        if (done > 0) { /* otherwise the connection may have failed, and has no frame then */
+            connection->frame_left -= done;
+            tls_sender_sent(connection->frame_sender, done);
+            frame_done(connection);
+        }
         return done;
     }
     return begin_next(connection) ? write_part(connection) : 0;

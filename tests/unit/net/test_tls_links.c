@@ -67,6 +67,22 @@ static void many_cuts_lose_no_byte(void **state)
 }
 
 /* Streams that wait for their receiver, that are given up, and that end while there is no connection. */
+/* The connection fails while TLS writes a stream's payload from its place, not while it reads. */
+static void a_write_that_fails_ends_the_connection_alone(void **state)
+{
+    (void)state;
+    uint64_t lost = peer_of(a)->lost_count;
+    cut(a);
+    loop_watch_set(peer_of(a)->connection->watch, 0); /* it writes before it reads that */
+    struct quic_source *source = quic_source_new(a, 0, 41, 16u << 20, 4u << 20, true);
+    assert_true(quic_run_until(loop, source_done, source, 20000));
+    assert_int_equal(source->failed, 0);
+    assert_int_equal(peer_of(a)->lost_count, lost + 1);
+    assert_closed(b, 1);
+    assert_complete(b);
+    quic_source_free(source);
+}
+
 static void streams_end_well_across_a_cut(void **state)
 {
     (void)state;
@@ -233,6 +249,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_cut_link_loses_no_byte, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(many_cuts_lose_no_byte, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_write_that_fails_ends_the_connection_alone, setup_linked,
+                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(streams_end_well_across_a_cut, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_link_that_stands_still_is_given_up, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(without_a_listener_there_is_no_link, setup_nodes, teardown_nodes),

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WEIGHTS = 64, BATCH = 512, GROW_STEPS = 10 };
+enum { WEIGHTS = 64, BATCH = 512, SCALE = BATCH / 16, GROW_STEPS = 10 };
 #define RATE 0.02
 #define NOISE 0.1
 #define WAIT_MS 60000u
@@ -107,7 +107,7 @@ static comm_result_t train(comm_t *comm, struct state *state)
         return result;
     }
     for (int i = 0; i < WEIGHTS; i++) {
-        state->weights[i] -= RATE * sums[i] / (double)(BATCH / 16);
+        state->weights[i] -= RATE * sums[i] / SCALE;
     }
     state->loss = sums[WEIGHTS] / BATCH;
     state->step++;

@@ -274,8 +274,11 @@ static enum status put_reduction(struct put *put)
     uint64_t element = put->op->element_bytes;
     enum status status = slot_has_room(put);
     for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
-        const struct coll_stage_place *first = &put->piece->sources[find_sources(put, g)];
-        places[g] = place_of(put, g, first);
+        uint32_t first = find_sources(put, g);
+        if (put->share.count == 0) {
+            return error_set(put->error, STATUS_INTERNAL, "a GPU of the slice has no rank's data");
+        }
+        places[g] = place_of(put, g, &put->piece->sources[first]);
         status = put_fold(put, g, places[g], &inputs[g]);
     }
     for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {

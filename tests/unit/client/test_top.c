@@ -85,7 +85,7 @@ static void equal_rows_keep_their_order(void **state)
     struct top_rows top = rows_of(TOP_COMMS);
     json_t *rows = json_array();
     for (int i = 0; i < 100; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "c%02d", i);
         json_array_append_new(rows, comm(name, i % 2, 0));
     }

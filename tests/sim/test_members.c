@@ -489,7 +489,7 @@ static void lie(struct world *world, const uint32_t *liars, uint32_t liar_count,
                         .id = member_rings_id(world->rings, i),
                         .incarnation = members_own_incarnation(victim->members),
                         .epoch = members_own_epoch(victim->members),
-                        .votes = own_vote ? (uint8_t)(1u << which) : 0xff};
+                        .votes = (uint8_t)(own_vote ? 1u << which : 0xffu)};
                     assert_true(member_message_add(&message, &wire));
                 }
             }

@@ -5,7 +5,6 @@
 
 #include "client/commctl/commctl.h"
 
-#define COLUMNS_MAX 16
 #define CELL_MAX_BYTES 256
 
 static void format_bytes(long long bytes, char *text, size_t size)
@@ -155,16 +154,16 @@ static void print_row(const json_t *row, const struct column *columns, size_t co
             table_cell(row, &columns[i], cell, sizeof cell);
         }
         bool last = i + 1 == count;
-        printf("%-*s%s", last ? 0 : (int)widths[i], cell, last ? "\n" : "  ");
+        printf("%-*s%s", last || widths == NULL ? 0 : (int)widths[i], cell, last ? "\n" : "  ");
     }
 }
 
 void table_print(const json_t *rows, const struct column *columns, size_t column_count)
 {
-    size_t widths[COLUMNS_MAX] = {0};
+    size_t *widths = calloc(column_count, sizeof *widths); /* without memory: columns are not aligned */
     size_t index;
     json_t *row;
-    for (size_t i = 0; i < column_count; i++) {
+    for (size_t i = 0; i < column_count && widths != NULL; i++) {
         widths[i] = strlen(columns[i].title);
         json_array_foreach(rows, index, row)
         {
@@ -178,4 +177,5 @@ void table_print(const json_t *rows, const struct column *columns, size_t column
     {
         print_row(row, columns, column_count, widths);
     }
+    free(widths);
 }

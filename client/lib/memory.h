@@ -115,6 +115,9 @@ enum memory_kind { MEMORY_STAGING, MEMORY_REGISTERED, MEMORY_ALLOCATED, MEMORY_P
  * added to the caller's memories. Failures are reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum memory_kind kind,
                           enum comm_huge_pages pages, struct client_memory **out);
+/* As pages_populate; releases the lock meanwhile. */
+comm_result_t memory_populate(struct comm_client *client, void *base, int fd, uint64_t offset_bytes,
+                              uint64_t size_bytes);
 /* Ends the memory of that kind that begins at the address. Waits for operations that use it; without `wait`,
  * fails with COMM_BUSY if there are any. Without the lock. Failures are reported. */
 comm_result_t memory_drop(struct comm_client *client, void *base, enum memory_kind kind, bool wait,

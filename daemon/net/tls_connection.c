@@ -121,6 +121,10 @@ static bool identify(struct tls_connection *connection)
         tls_connection_fail(connection, "node %s does not belong at the other end", name);
         return false;
     }
+    if (!connection->dialled && endpoint->now_ns < peer->held_ns) {
+        tls_connection_fail(connection, "the link to node %s was too slow a moment ago", name);
+        return false;
+    }
     if (!connection->dialled) {
         if (peer->attempt != NULL) {
             tls_connection_fail(peer->attempt, "another connection takes its place");

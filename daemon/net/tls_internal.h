@@ -54,9 +54,8 @@
 #define TLS_KEY_BYTES (64ull << 30)      /* sent under one key */
 #define TLS_DIAL_MIN_NS (500 * TIME_MS)
 #define TLS_DIAL_MAX_NS (300 * TIME_S)
-#define TLS_HELD_MIN_NS                                                                                      \
-    (2 * TIME_S) /* how long a link that was too slow is not dialled; doubles each time                      \
-                  */
+/* How long a link that was too slow gets no connection; doubles each time. */
+#define TLS_HELD_MIN_NS (2 * TIME_S)
 #define TLS_HELD_MAX_NS (600 * TIME_S)
 #define TLS_HELD_FORGET_BYTES (1ull << 30) /* after so many bytes, a link counts as good again */
 /* A connection is given up if less than the least arrives within a second, although more was sent, or if
@@ -248,7 +247,7 @@ struct tls_peer {
     uint32_t reset_count, reset_capacity;
 
     struct backoff dial;
-    uint64_t held_ns; /* no connection before, as the last one was too slow */
+    uint64_t held_ns; /* none is dialled or accepted before, as the last one was too slow */
     uint64_t hold_ns; /* the present length */
     uint64_t good_bytes;
     struct tls_choice choice;

@@ -16,7 +16,7 @@ static bool is_expected(const struct tls_endpoint *endpoint, const struct quic_a
         const struct tls_peer *peer = endpoint->peers[i];
         struct quic_address remote;
         if (peer == NULL || peer->leads || peer->epoch == 0 || !peer->is_up ||
-            !net_quic_remote(endpoint->base.net, peer->index, &remote)) {
+            endpoint->now_ns < peer->held_ns || !net_quic_remote(endpoint->base.net, peer->index, &remote)) {
             continue;
         }
         quic_address_key(&remote, &key);

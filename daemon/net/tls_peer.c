@@ -54,7 +54,10 @@ void tls_peer_switch(struct tls_peer *peer, struct tls_connection *connection, u
     peer->told_way = peer->asked_way = TLS_WAY_NONE;
     peer->way_due = false;
     if (old != NULL) {
+        struct tls_endpoint *endpoint = peer->endpoint;
         tls_connection_fail(old, "another carrier takes its place");
+        /* Whichever side gave it up: it is not dialled again at once. */
+        backoff_failed(&peer->dial, TLS_DIAL_MIN_NS, TLS_DIAL_MAX_NS, &endpoint->random, endpoint->now_ns);
         peer->lost_count++;
         tls_choice_forget(&peer->choice);
     }
@@ -85,7 +88,6 @@ void tls_peer_abandon(struct tls_peer *peer, const char *why)
     if (log_limit_pass(&endpoint->loss_limit, endpoint->now_ns, NULL)) {
         log_info("network: bulk link to node %s: %s; its streams go on over QUIC", peer->name, why);
     }
-    backoff_failed(&peer->dial, TLS_DIAL_MIN_NS, TLS_DIAL_MAX_NS, &endpoint->random, endpoint->now_ns);
     tls_peer_switch(peer, NULL, peer->epoch + 1);
 }
 
@@ -114,6 +116,9 @@ static bool take_greeting(struct tls_reader *reader, const struct tls_frame *fra
         return false;
     }
     if (frame->number > peer->epoch) {
+        if (connection == NULL && peer->connection != NULL) {
+            (void)snprintf(peer->why, sizeof peer->why, "node %s gave it up", peer->name);
+        }
         tls_peer_switch(peer, connection, frame->number);
     }
     if (peer->failed || !tls_greeting_take(peer, reader->body, frame->body_bytes)) {

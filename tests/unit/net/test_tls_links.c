@@ -66,7 +66,6 @@ static void many_cuts_lose_no_byte(void **state)
     assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
 }
 
-/* Streams that wait for their receiver, that are given up, and that end while there is no connection. */
 /* The connection fails while TLS writes a stream's payload from its place, not while it reads. */
 static void a_write_that_fails_ends_the_connection_alone(void **state)
 {
@@ -83,6 +82,7 @@ static void a_write_that_fails_ends_the_connection_alone(void **state)
     quic_source_free(source);
 }
 
+/* Streams that wait for their receiver, that are given up, and that end while there is no connection. */
 static void streams_end_well_across_a_cut(void **state)
 {
     (void)state;
@@ -138,6 +138,33 @@ static void a_link_that_stands_still_is_given_up(void **state)
     assert_true(peer_of(a)->held_ns > now_ns); /* for a while it is not dialled */
     quic_run_for(loop, 100);
     assert_false(net_bulk_choose(a->net, 0, now_ns));
+}
+
+static bool a_lost_a_link(const void *context)
+{
+    return peer_of(a)->lost_count > *(const uint64_t *)context;
+}
+
+/* The node that gives a link up may be the one that does not dial. Then the other one may not have it back.
+ */
+static void a_link_that_either_node_gave_up_is_not_made_again_at_once(void **state)
+{
+    (void)state;
+    uint64_t lost = peer_of(a)->lost_count, connected = peer_of(a)->connected_count;
+    peer_of(b)->held_ns = time_after(loop_now_ns(), 300 * TIME_MS);
+    tls_peer_abandon(peer_of(b), "it carries too little");
+    assert_true(quic_run_until(loop, a_lost_a_link, &lost, 5000));
+    assert_true(peer_of(a)->dial.next_ns > loop_now_ns());
+    peer_of(a)->dial = (struct backoff){0}; /* an a that does not wait is refused */
+    for (unsigned i = 0; i < 50; i++) {
+        assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
+        peer_of(a)->dial = (struct backoff){0};
+        quic_run_for(loop, 1);
+    }
+    assert_int_equal(peer_of(a)->connected_count, connected);
+    quic_run_for(loop, 300);
+    peer_of(a)->dial = (struct backoff){0};
+    link_both();
 }
 
 static void without_a_listener_there_is_no_link(void **state)
@@ -253,6 +280,8 @@ int main(void)
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(streams_end_well_across_a_cut, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_link_that_stands_still_is_given_up, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_link_that_either_node_gave_up_is_not_made_again_at_once,
+                                        setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(without_a_listener_there_is_no_link, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(the_link_needs_both_nodes, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(either_node_may_ask, setup_nodes, teardown_nodes),

@@ -108,7 +108,7 @@ class BulkLinks(FailureCase):
                 self.assertEqual((row["bulk_link"], row["bulk_connected"], row["bulk_tls_bytes"]), ("", False, 0))
 
     def test_auto_measures_both(self):
-        with Cluster("ab", 'bulk_links = "auto";') as cluster:
+        with Cluster("ab") as cluster:
             ranks = self.at_work(cluster, "work")
             cluster.wait(lambda: min(node_row(cluster, "a", "b")[f"bulk_{way}_rate"] for way in ("quic", "tls")) > 0, "both rates", timeout_s=60)
             self.assertIn(node_row(cluster, "a", "b")["bulk_link"], ("quic", "tls"))

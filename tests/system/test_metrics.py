@@ -93,7 +93,7 @@ class Pair(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(["a", "b"], settings='bulk_links = "auto";', start=False, gpus=1)
+        cls.cluster = Cluster(["a", "b"], start=False, gpus=1)
         cls.addClassCleanup(cls.cluster.close)
         for name in "ab":
             cls.cluster.start(name, "--set", f"metrics={cls.place(name)}")

@@ -50,7 +50,7 @@ class Prometheus(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         # On loopback, so that one Prometheus reaches both.
-        cls.cluster = Cluster(["a", "b"], settings='bulk_links = "auto";', namespaces=False, start=False)
+        cls.cluster = Cluster(["a", "b"], namespaces=False, start=False)
         cls.addClassCleanup(cls.cluster.close)
         cls.port, *ports = free_ports(3)
         cls.instances = dict(zip("ab", (f"127.0.0.1:{port}" for port in ports)))

@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -64,15 +65,20 @@ void tls_connection_watch(struct tls_connection *connection)
     }
 }
 
-/* Why OpenSSL failed, in words. */
+/* Why OpenSSL failed, in words. errno was 0 before. */
 static const char *tls_text(const struct tls_connection *connection, char out[160])
 {
+    int system_error = errno;
     unsigned long code = ERR_peek_last_error();
     const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
     if (connection->refusal.status != STATUS_OK) {
         (void)snprintf(out, 160, "%.150s", connection->refusal.text);
+    } else if (reason != NULL) {
+        (void)snprintf(out, 160, "%.150s", reason);
+    } else if (system_error != 0) {
+        (void)snprintf(out, 160, "TCP: %.150s", strerror(system_error));
     } else {
-        (void)snprintf(out, 160, "%.150s", reason != NULL ? reason : "the connection ended");
+        (void)snprintf(out, 160, "the connection ended");
     }
     ERR_clear_error();
     return out;
@@ -181,6 +187,7 @@ static void shake_hands(struct tls_connection *connection)
 {
     char text[160];
     ERR_clear_error();
+    errno = 0;
     int result = SSL_do_handshake(connection->tls);
     if (result == 1) {
         connection->blocked = false;
@@ -214,6 +221,7 @@ void tls_connection_read(struct tls_connection *connection)
             return;
         }
         ERR_clear_error();
+        errno = 0;
         int result = SSL_read_ex(connection->tls, endpoint->read_buffer, TLS_RECORD_BYTES, &size);
         if (result != 1) {
             int why = SSL_get_error(connection->tls, 0);

@@ -13,7 +13,7 @@
 /* The kernel's own limits and growth of socket buffers are kept: they follow the path's rate and delay. */
 static void set(int fd, int level, int name, int value)
 {
-    (void)setsockopt(fd, level, name, &value, sizeof value); /* all are for speed alone */
+    (void)setsockopt(fd, level, name, &value, sizeof value);
 }
 
 static void set_options(int fd)
@@ -24,6 +24,9 @@ static void set_options(int fd)
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE_S);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_EVERY_S);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEP_COUNT);
+    /* Whatever is sent must arrive in time. What tls_event.c watches are data alone: lost credit would leave
+     * both sides waiting. */
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(TLS_STUCK_NS / TIME_MS));
 }
 
 /* Closes the descriptor and keeps errno. Returns -1. */

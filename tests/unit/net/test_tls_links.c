@@ -1,5 +1,6 @@
 #include "tests/unit/net/tls_nodes.h"
 
+#include <linux/filter.h>
 #include <sys/socket.h>
 
 /* The life of bulk links: they are made, cut, refused, and made again. Streams go on, and nothing is lost. */
@@ -138,6 +139,31 @@ static void a_link_that_stands_still_is_given_up(void **state)
     assert_true(peer_of(a)->held_ns > now_ns); /* for a while it is not dialled */
     quic_run_for(loop, 100);
     assert_false(net_bulk_choose(a->net, 0, now_ns));
+}
+
+/*
+ * The connection carries nothing more, and nobody says so. All that a sent is receipted; it waits for credit,
+ * which is lost. So no data are under way whose receipts could be missed.
+ */
+static void a_link_that_carries_nothing_is_noticed_without_data(void **state)
+{
+    (void)state;
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog program = {1, &drop};
+    b->hold = true;
+    struct quic_source *source = quic_source_new(a, 0, 1, 5u << 20, 1u << 20, true);
+    assert_true(quic_run_until_count(loop, &b->sink_count, 1, 5000));
+    quic_run_for(loop, 50);
+    assert_int_equal(peer_of(a)->under_way_bytes, 0);
+    assert_int_equal(
+        setsockopt(peer_of(a)->connection->fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+    b->hold = false;
+    quic_sink_release(b->sinks);
+    assert_true(quic_run_until(loop, source_done, source, 5000));
+    assert_closed(b, 1);
+    assert_complete(b);
+    assert_int_equal(peer_of(b)->lost_count, 1);
+    quic_source_free(source);
 }
 
 static bool a_lost_a_link(const void *context)
@@ -280,6 +306,8 @@ int main(void)
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(streams_end_well_across_a_cut, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_link_that_stands_still_is_given_up, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_link_that_carries_nothing_is_noticed_without_data, setup_linked,
+                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(a_link_that_either_node_gave_up_is_not_made_again_at_once,
                                         setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(without_a_listener_there_is_no_link, setup_nodes, teardown_nodes),

@@ -189,6 +189,7 @@ struct net_stream {
     struct net *net;
     uint32_t peer;
     enum net_stream_kind kind;
+    bool incoming;                  /* the peer opened it */
     bool on_bulk;                   /* a bulk link carries it, not a connection of the net */
     uint32_t users_line;            /* line of the user it was opened for, plus 1; 0: nobody */
     struct budget_account *account; /* see net_stream_charge */

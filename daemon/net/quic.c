@@ -91,6 +91,7 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     }
     endpoint->base.operations = &quic_operations;
     endpoint->loop = loop;
+    endpoint->done = (struct stream_done){.wake = quic_wake, .context = endpoint};
     endpoint->socket.fd = -1;
     endpoint->now_ns = loop_now_ns();
     quic_inbox_init(&endpoint->inbox, quic_datagram_received, endpoint);
@@ -221,7 +222,7 @@ static void quic_free(struct net *net)
         }
         quic_connection_free(connection);
     }
-    quic_done_dispatch(endpoint, endpoint->now_ns);
+    stream_done_dispatch(&endpoint->done, endpoint->now_ns);
     while (endpoint->lost_senders != NULL) {
         quic_sender_free(endpoint->lost_senders);
     }
@@ -473,11 +474,10 @@ static void quic_remove_peer(struct net *net, uint32_t index, const struct error
 
 static void quic_stream_reset(struct net_stream *stream)
 {
-    struct quic_stream *head = (struct quic_stream *)stream;
-    if (head->incoming) {
-        quic_receiver_stop((struct quic_receiver *)head);
+    if (stream->incoming) {
+        quic_receiver_stop((struct quic_receiver *)stream);
     } else {
-        quic_sender_reset((struct quic_sender *)head);
+        quic_sender_reset((struct quic_sender *)stream);
     }
 }
 

@@ -37,10 +37,10 @@ static bool begin_new(struct quic_receiver *receiver, unsigned kind)
         return false;
     }
     receiver->kind_known = true;
-    receiver->stream.base.kind = (enum net_stream_kind)kind;
-    receiver->stream.base.peer = connection->peer->index;
+    receiver->stream.kind = (enum net_stream_kind)kind;
+    receiver->stream.peer = connection->peer->index;
     quic_receiver_consumed(receiver, QUIC_BEGINNING_BYTES);
-    if (receiver->stream.base.net->stream_handlers[kind].receive == NULL) {
+    if (receiver->stream.net->stream_handlers[kind].receive == NULL) {
         quic_receiver_stop(receiver); /* no handler takes streams of this kind */
     }
     return true;
@@ -54,15 +54,16 @@ static void replace_receiver(struct quic_receiver *by, struct quic_receiver *old
     struct quic_connection *connection = old->connection;
     by->id = old->id;
     by->transport_over = old->transport_over;
-    by->granted_end = quic_receiver_received(by) + NET_STREAM_FIRST_WINDOW_BYTES - QUIC_RESUMPTION_BYTES;
+    by->intake.granted_end =
+        stream_intake_received(&by->intake) + NET_STREAM_FIRST_WINDOW_BYTES - QUIC_RESUMPTION_BYTES;
     ngtcp2_conn_set_stream_user_data(connection->transport, by->id, by);
-    if (old->reset && !by->stopped && !by->reset) {
-        by->reset = true;
+    if (old->intake.reset && !by->intake.stopped && !by->intake.reset) {
+        by->intake.reset = true;
         quic_work_receiver(by);
     }
     quic_work_forget_receiver(old);
     DL_DELETE(connection->receivers, old);
-    free(old->buffer);
+    free(old->intake.buffer);
     free(old);
 }
 
@@ -88,12 +89,13 @@ static bool begin_resumed(struct quic_receiver **receiver, unsigned kind)
     if (known == NULL) {
         return begin_unwanted(*receiver);
     }
-    if (known->stream.base.kind != (enum net_stream_kind)kind || offset != quic_receiver_received(known)) {
+    if (known->stream.kind != (enum net_stream_kind)kind ||
+        offset != stream_intake_received(&known->intake)) {
         offend(connection, "the rest of a stream from the wrong place");
         return false;
     }
     replace_receiver(known, *receiver);
-    if (known->stopped) {
+    if (known->intake.stopped) {
         (void)ngtcp2_conn_shutdown_stream_read(connection->transport, 0, known->id, STATUS_ABORTED);
     }
     *receiver = known;
@@ -124,7 +126,7 @@ static bool begin_greeting(struct quic_receiver *receiver)
     }
     receiver->kind_known = true;
     receiver->greeting = true;
-    receiver->stream.base.kind = NET_STREAM_CONTROL;
+    receiver->stream.kind = NET_STREAM_CONTROL;
     quic_receiver_consumed(receiver, 1);
     return true;
 }
@@ -191,15 +193,15 @@ static bool read_greeting(struct quic_receiver *receiver, const uint8_t *bytes, 
 bool quic_begin_greeting(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
 {
     struct quic_connection *connection = receiver->connection;
-    size_t before = receiver->buffer_bytes, total = before + size;
+    size_t before = receiver->intake.buffer_bytes, total = before + size;
     if (total > QUIC_GREETING_MAX_BYTES) {
         offend(connection, "a greeting that is too large");
         return false;
     }
-    if (before == 0 && receiver->ended) {
+    if (before == 0 && receiver->intake.ended) {
         return read_greeting(receiver, bytes, size);
     }
-    uint8_t *grown = realloc(receiver->buffer, total + 1);
+    uint8_t *grown = realloc(receiver->intake.buffer, total + 1);
     if (grown == NULL) {
         quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for a greeting");
         return false;
@@ -207,8 +209,8 @@ bool quic_begin_greeting(struct quic_receiver *receiver, const uint8_t *bytes, s
     if (size > 0) {
         memcpy(grown + before, bytes, size);
     }
-    receiver->buffer = grown;
-    receiver->buffer_bytes = total;
+    receiver->intake.buffer = grown;
+    receiver->intake.buffer_bytes = total;
     quic_receiver_consumed(receiver, size);
-    return !receiver->ended || read_greeting(receiver, grown, total);
+    return !receiver->intake.ended || read_greeting(receiver, grown, total);
 }

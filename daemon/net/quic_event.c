@@ -6,26 +6,13 @@
 
 /* --- Noting work --- */
 
-/* Makes quic_settle run soon. */
-static void quic_wake(struct quic_endpoint *endpoint)
+void quic_wake(void *context)
 {
+    struct quic_endpoint *endpoint = context;
     if (!endpoint->wake_set && !endpoint->in_event && !endpoint->freeing) {
         endpoint->wake_set = true;
         loop_timer_set(endpoint->wake, 0);
     }
-}
-
-void quic_done_append(struct quic_endpoint *endpoint, struct quic_message *message, enum status result)
-{
-    message->next = NULL;
-    message->result = result;
-    if (endpoint->done == NULL) {
-        endpoint->done = message;
-    } else {
-        endpoint->done_last->next = message;
-    }
-    endpoint->done_last = message;
-    quic_wake(endpoint);
 }
 
 void quic_work_sender(struct quic_sender *sender)
@@ -111,18 +98,6 @@ void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *pee
 
 /* --- Doing the work --- */
 
-void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
-{
-    while (endpoint->done != NULL) {
-        struct quic_message *message = endpoint->done;
-        endpoint->done = message->next;
-        if (message->sent != NULL) {
-            message->sent(message->context, message->result, now_ns);
-        }
-        free(message);
-    }
-}
-
 static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, uint64_t now_ns)
 {
     struct error error;
@@ -171,7 +146,7 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     bool outer = endpoint->in_event;
     endpoint->in_event = true;
     endpoint->now_ns = now_ns;
-    quic_done_dispatch(endpoint, now_ns);
+    stream_done_dispatch(&endpoint->done, now_ns);
     quic_settle_streams(endpoint, now_ns);
     unsigned count = 0;
     struct quic_connection *connection;
@@ -193,7 +168,7 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     spending_shares_end(&endpoint->base.spending);
     endpoint->in_event = outer;
     bool blocked = endpoint->blocked.size > 0;
-    if (endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
+    if (endpoint->done.first != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
         endpoint->connection_work != NULL || endpoint->dials != NULL || quic_inbox_waits(&endpoint->inbox) ||
         (endpoint->flushes != NULL && !blocked)) {
         quic_wake(endpoint);

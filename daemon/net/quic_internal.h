@@ -23,6 +23,8 @@
 #include "daemon/net/quic_session.h"
 #include "daemon/net/quic_socket.h"
 #include "daemon/net/quic_tls.h"
+#include "daemon/net/stream_intake.h"
+#include "daemon/net/stream_queue.h"
 #include "proto/types.h"
 
 #if NGTCP2_VERSION_NUM < 0x011800
@@ -44,7 +46,7 @@
  * - quic_watch.c: notices that a connection is lost.
  * - quic_greeting.c, quic_numbers.c: what two nodes tell each other about that; they do not use the files
  * above.
- * - quic_send.c, quic_receive.c: outgoing and incoming streams.
+ * - quic_send.c, quic_receive.c: outgoing and incoming streams (stream_queue.h, stream_intake.h).
  * - quic_begin.c: the beginning of an incoming stream, which says which one it is.
  * - quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c: as named; they do not use the files above.
  *
@@ -95,32 +97,10 @@ struct quic_peer;
 
 /* --- Streams --- */
 
-/* The first member of senders and receivers: what a net_stream pointer points to. */
-struct quic_stream {
-    struct net_stream base;
-    bool incoming;
-};
-
-/*
- * One net_stream_send, until `sent` was called. It is in its stream's list until acknowledged or dropped,
- * then in the endpoint's list of done messages. `bytes` holds the header and, if copied, the payload.
- */
-struct quic_message {
-    struct quic_message *next;
-    net_sent_function *sent; /* null: no caller to notify */
-    void *context;
-    enum status result;
-    const uint8_t *payload;
-    size_t payload_bytes;
-    uint64_t end_offset; /* of the stream */
-    uint32_t header_bytes;
-    uint32_t copied_bytes;
-    uint8_t bytes[];
-};
-
 /* Outgoing. */
 struct quic_sender {
-    struct quic_stream stream;
+    struct net_stream stream; /* first: what a net_stream pointer points to */
+    struct stream_queue queue;
     struct quic_endpoint *endpoint;
     struct quic_connection *connection; /* null: lost, or stopped by the receiver */
     struct quic_sender *prev, *next;    /* in the connection's list, or the endpoint's lost_senders */
@@ -131,28 +111,20 @@ struct quic_sender {
     uint8_t resumption[QUIC_RESUMPTION_BYTES]; /* sent first, if the stream goes on on a new connection */
     uint8_t resumption_bytes;                  /* 0: it began on this connection */
     uint8_t resumption_sent;
-    uint64_t base;                 /* offset from which it goes on */
-    uint64_t waits_since_ns;       /* for an acknowledgement of stream data */
-    struct quic_message *messages; /* not acknowledged yet, in order */
-    struct quic_message *messages_last;
-    struct quic_message *unsent; /* the first message not sent completely; null: none */
-    uint64_t queued_end;
-    uint64_t sent_end;
-    uint64_t acknowledged_end;
+    uint64_t base;       /* offset from which it goes on */
     uint64_t turn_bytes; /* sent since it became the first ready one */
-    size_t copied_bytes;
-    uint32_t message_count;
-    bool ready;   /* in a ready list of the connection */
-    bool working; /* in the endpoint's sender_work */
-    bool blocked; /* waits for the receiver's window */
-    bool shut;    /* the receiver wants no more; the stream will end */
+    bool ready;          /* in a ready list of the connection */
+    bool working;        /* in the endpoint's sender_work */
+    bool blocked;        /* waits for the receiver's window */
+    bool shut;           /* the receiver wants no more; the stream will end */
     bool finishing;
     bool fin_sent;
 };
 
 /* Incoming. */
 struct quic_receiver {
-    struct quic_stream stream;
+    struct net_stream stream; /* first, as above */
+    struct stream_intake intake;
     struct quic_endpoint *endpoint;
     struct quic_connection *connection;
     struct quic_receiver *prev, *next; /* of the connection's */
@@ -162,27 +134,12 @@ struct quic_receiver {
     uint64_t reset_code; /* with which the sender reset it */
     uint8_t beginning[QUIC_RESUMPTION_BYTES];
     uint8_t beginning_bytes;
-    uint8_t *buffer; /* bytes not consumed */
-    size_t buffer_first;
-    size_t buffer_bytes;
-    size_t buffer_capacity;
-    uint64_t consumed_end; /* end offset of what was consumed, or is not wanted */
-    uint64_t expected_end; /* end offset of what it will consume: see net_stream_expect */
-    uint64_t granted_end;  /* end offset of what the sender may send */
-    bool kind_known;       /* its beginning has come */
-    bool early;            /* `buffer` has what came before the connection was in use */
-    bool early_end;        /* likewise, and that is all */
-    bool greeting;         /* it has the peer's greeting */
-    bool over;             /* stopped by our side, and the handler knows; it stays until the sender knows */
-    bool announced;        /* receive was called */
-    bool held;             /* bytes wait for resume, or for peer_up */
-    bool resumed;
-    bool calling;
-    bool stopped;        /* cancelled by our side */
-    bool reset;          /* reset by the sender */
-    bool ended;          /* the last byte has come */
+    bool kind_known;     /* its beginning has come */
+    bool early;          /* `buffer` has what came before the connection was in use */
+    bool early_end;      /* likewise, and that is all */
+    bool greeting;       /* it has the peer's greeting */
+    bool over;           /* stopped by our side, and the handler knows; it stays until the sender knows */
     bool transport_over; /* ngtcp2 has forgotten the stream */
-    bool closing;        /* being freed: calls made by handlers have no effect */
     bool working;        /* in the endpoint's receiver_work */
 };
 
@@ -341,8 +298,7 @@ struct quic_endpoint {
     struct quic_admission admission;
 
     /* What the next quic_settle does. */
-    struct quic_message *done;
-    struct quic_message *done_last;
+    struct stream_done done;
     struct quic_sender *sender_work;
     struct quic_receiver *receiver_work;
     struct quic_connection *connection_work;
@@ -377,10 +333,8 @@ struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *nam
 
 /* Does the work that the event has left. */
 void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns);
-/* Calls `sent` for every done message. */
-void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns);
-/* Takes a message that is on no list. */
-void quic_done_append(struct quic_endpoint *endpoint, struct quic_message *message, enum status result);
+/* Makes quic_settle run soon. The context is the endpoint. */
+void quic_wake(void *context);
 void quic_work_sender(struct quic_sender *sender);
 void quic_work_receiver(struct quic_receiver *receiver);
 void quic_work_connection(struct quic_connection *connection);
@@ -543,8 +497,6 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
 struct quic_receiver *quic_receiver_new(struct quic_connection *connection, int64_t id);
 /* Takes what came before the connection was in use. */
 void quic_receiver_take_early(struct quic_receiver *receiver);
-/* Returns the offset to which the stream has been received, in order. */
-uint64_t quic_receiver_received(const struct quic_receiver *receiver);
 /* The bytes were consumed by this room itself. */
 void quic_receiver_consumed(struct quic_receiver *receiver, size_t size);
 void quic_receiver_reset_received(struct quic_receiver *receiver, uint64_t code);

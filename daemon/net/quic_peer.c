@@ -57,7 +57,7 @@ void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     peer->closed_by_peer = connection->closed_by_peer;
     peer->up = NULL; /* a handler below that connects starts a new attempt */
     quic_peer_lose_streams(connection, &cause, false, now_ns);
-    quic_done_dispatch(endpoint, now_ns);
+    stream_done_dispatch(&endpoint->done, now_ns);
     if (connection->state == QUIC_STATE_SUSPENDED) {
         quic_connection_free(connection);
     } else {

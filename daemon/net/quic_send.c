@@ -1,95 +1,23 @@
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <utlist.h>
 
-#include "daemon/base/checked.h"
 #include "daemon/net/quic_internal.h"
 #include "proto/little_endian.h"
-
-/* --- Messages --- */
-
-/* Makes a message with a copy of the header, and of the payload when `copied`. Returns null when out of
- * memory. */
-static struct quic_message *quic_message_new(const void *header, size_t header_bytes, const void *payload,
-                                             size_t payload_bytes, bool copied)
-{
-    size_t copied_bytes = copied ? payload_bytes : 0;
-    struct quic_message *message = malloc(sizeof *message + header_bytes + copied_bytes);
-    if (message == NULL) {
-        return NULL;
-    }
-    *message = (struct quic_message){
-        .payload = payload,
-        .payload_bytes = payload_bytes,
-        .header_bytes = (uint32_t)header_bytes,
-        .copied_bytes = (uint32_t)copied_bytes,
-    };
-    if (header_bytes > 0) {
-        memcpy(message->bytes, header, header_bytes);
-    }
-    if (copied_bytes > 0) {
-        memcpy(message->bytes + header_bytes, payload, copied_bytes);
-        message->payload = message->bytes + header_bytes;
-    }
-    return message;
-}
-
-static void quic_message_append(struct quic_sender *sender, struct quic_message *message)
-{
-    sender->queued_end += message->header_bytes + message->payload_bytes;
-    message->end_offset = sender->queued_end;
-    if (sender->messages == NULL) {
-        sender->messages = message;
-    } else {
-        sender->messages_last->next = message;
-    }
-    sender->messages_last = message;
-    if (sender->unsent == NULL) {
-        sender->unsent = message;
-    }
-    sender->message_count++;
-    sender->copied_bytes += message->header_bytes + message->copied_bytes;
-}
-
-/* Removes the first message from the stream. Its `sent` is called when the event ends. */
-static void quic_message_end(struct quic_sender *sender, enum status result)
-{
-    struct quic_message *message = sender->messages;
-    sender->messages = message->next;
-    if (sender->unsent == message) {
-        sender->unsent = message->next;
-    }
-    sender->message_count--;
-    sender->copied_bytes -= message->header_bytes + message->copied_bytes;
-    if (message->sent == NULL) {
-        free(message);
-    } else {
-        quic_done_append(sender->endpoint, message, result);
-    }
-}
-
-static void quic_messages_end(struct quic_sender *sender, enum status result)
-{
-    while (sender->messages != NULL) {
-        quic_message_end(sender, result);
-    }
-}
 
 /* --- Ready streams --- */
 
 static struct quic_sender **quic_ready_list(struct quic_sender *sender)
 {
     struct quic_connection *connection = sender->connection;
-    return sender->stream.base.kind == NET_STREAM_CONTROL ? &connection->ready_control
-                                                          : &connection->ready_data;
+    return sender->stream.kind == NET_STREAM_CONTROL ? &connection->ready_control : &connection->ready_data;
 }
 
 static bool quic_sender_has_more(const struct quic_sender *sender)
 {
-    return sender->resumption_sent < sender->resumption_bytes || sender->sent_end < sender->queued_end ||
-           (sender->finishing && !sender->fin_sent);
+    return sender->resumption_sent < sender->resumption_bytes ||
+           sender->queue.sent_end < sender->queue.queued_end || (sender->finishing && !sender->fin_sent);
 }
 
 static void quic_sender_line_up(struct quic_sender *sender)
@@ -125,7 +53,7 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
                          ngtcp2_vec vectors[QUIC_VECTORS_MAX], size_t *total, bool *fin)
 {
     size_t count = 0;
-    uint64_t offset = sender->sent_end;
+    uint64_t offset = sender->queue.sent_end;
     size_t resumption = (size_t)(sender->resumption_bytes - sender->resumption_sent);
     resumption = resumption < max_bytes ? resumption : (size_t)max_bytes;
     if (resumption > 0) {
@@ -133,8 +61,9 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
         vectors[count++] = (ngtcp2_vec){.base = bytes + sender->resumption_sent, .len = resumption};
         max_bytes -= resumption;
     }
-    uint64_t limit = max_bytes < sender->queued_end - offset ? offset + max_bytes : sender->queued_end;
-    for (struct quic_message *message = sender->unsent; message != NULL && offset < limit;
+    uint64_t limit =
+        max_bytes < sender->queue.queued_end - offset ? offset + max_bytes : sender->queue.queued_end;
+    for (struct stream_message *message = sender->queue.unsent; message != NULL && offset < limit;
          message = message->next) {
         uint64_t payload_offset = message->end_offset - message->payload_bytes;
         if (offset < payload_offset && count < QUIC_VECTORS_MAX) {
@@ -156,8 +85,8 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
             break;
         }
     }
-    *total = resumption + (size_t)(offset - sender->sent_end);
-    *fin = sender->finishing && offset == sender->queued_end;
+    *total = resumption + (size_t)(offset - sender->queue.sent_end);
+    *fin = sender->finishing && offset == sender->queue.queued_end;
     return count;
 }
 
@@ -166,15 +95,9 @@ void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin)
     size_t resumption = (size_t)(sender->resumption_bytes - sender->resumption_sent);
     resumption = resumption < size ? resumption : size;
     sender->resumption_sent = (uint8_t)(sender->resumption_sent + resumption);
-    if (sender->sent_end == sender->acknowledged_end) {
-        sender->waits_since_ns = sender->endpoint->now_ns;
-    }
-    sender->sent_end += size - resumption;
+    stream_queue_sent(&sender->queue, size - resumption, sender->endpoint->now_ns);
     sender->turn_bytes += size;
-    net_stream_carried(&sender->stream.base, size, sender->endpoint->now_ns);
-    while (sender->unsent != NULL && sender->unsent->end_offset <= sender->sent_end) {
-        sender->unsent = sender->unsent->next;
-    }
+    net_stream_carried(&sender->stream, size, sender->endpoint->now_ns);
     sender->fin_sent = sender->fin_sent || fin;
     if (!quic_sender_has_more(sender)) {
         quic_sender_unready(sender);
@@ -184,20 +107,11 @@ void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin)
     }
 }
 
-/* The peer has the stream to that offset. */
-static void quic_sender_received(struct quic_sender *sender, uint64_t offset)
-{
-    sender->acknowledged_end = offset;
-    sender->waits_since_ns = sender->endpoint->now_ns;
-    while (sender->messages != NULL && sender->messages->end_offset <= offset) {
-        quic_message_end(sender, STATUS_OK);
-    }
-}
-
 void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
 {
     if (offset >= sender->resumption_bytes) {
-        quic_sender_received(sender, sender->base + (offset - sender->resumption_bytes));
+        stream_queue_received(&sender->queue, sender->base + (offset - sender->resumption_bytes),
+                              sender->endpoint->now_ns);
     }
 }
 
@@ -215,14 +129,14 @@ static void quic_sender_leave(struct quic_sender *sender)
 
 void quic_sender_free(struct quic_sender *sender)
 {
-    quic_messages_end(sender, STATUS_ABORTED);
+    stream_queue_end(&sender->queue, STATUS_ABORTED);
     quic_work_forget_sender(sender);
     if (sender->connection != NULL) {
         quic_sender_leave(sender);
     } else {
         DL_DELETE(sender->endpoint->lost_senders, sender);
     }
-    net_stream_charge(&sender->stream.base, NULL);
+    net_stream_charge(&sender->stream, NULL);
     free(sender);
 }
 
@@ -235,7 +149,7 @@ void quic_sender_lose(struct quic_sender *sender, enum status status)
     }
     sender->connection = NULL;
     DL_APPEND(sender->endpoint->lost_senders, sender);
-    quic_messages_end(sender, status == STATUS_OK ? STATUS_NODE_LOST : status);
+    stream_queue_end(&sender->queue, status == STATUS_OK ? STATUS_NODE_LOST : status);
     if (sender->finishing) {
         quic_sender_free(sender);
     }
@@ -243,7 +157,7 @@ void quic_sender_lose(struct quic_sender *sender, enum status status)
 
 void quic_sender_closed(struct quic_sender *sender)
 {
-    if (sender->fin_sent && sender->messages == NULL) {
+    if (sender->fin_sent && sender->queue.messages == NULL) {
         quic_sender_free(sender);
     } else {
         quic_sender_lose(sender, STATUS_ABORTED); /* stopped by the receiver */
@@ -252,7 +166,8 @@ void quic_sender_closed(struct quic_sender *sender)
 
 void quic_sender_work(struct quic_sender *sender)
 {
-    quic_sender_received(sender, sender->acknowledged_end); /* ends messages without bytes */
+    /* Ends messages without bytes. */
+    stream_queue_received(&sender->queue, sender->queue.received_end, sender->endpoint->now_ns);
 }
 
 void quic_sender_reset(struct quic_sender *sender)
@@ -285,7 +200,7 @@ void quic_sender_suspend(struct quic_sender *sender)
 
 void quic_sender_complete(struct quic_sender *sender)
 {
-    quic_messages_end(sender, STATUS_OK);
+    stream_queue_end(&sender->queue, STATUS_OK);
     quic_sender_free(sender);
 }
 
@@ -300,44 +215,46 @@ bool quic_sender_resume(struct quic_sender *sender, struct quic_connection *conn
     sender->shut = sender->fin_sent = false;
     sender->resumption_bytes = sender->resumption_sent = 0;
     if (offset > 0) {
-        sender->resumption[0] = (uint8_t)(sender->stream.base.kind | QUIC_KIND_RESUMED);
+        sender->resumption[0] = (uint8_t)(sender->stream.kind | QUIC_KIND_RESUMED);
         put_u64_le(sender->resumption + 1, sender->number);
         put_u64_le(sender->resumption + QUIC_BEGINNING_BYTES, offset);
         sender->resumption_bytes = QUIC_RESUMPTION_BYTES;
     }
-    sender->base = sender->sent_end = offset;
-    quic_sender_received(sender, offset);
-    sender->unsent = sender->messages;
+    sender->base = offset;
+    stream_queue_rewind(&sender->queue, offset, sender->endpoint->now_ns);
     quic_sender_ready(sender);
     return true;
 }
 
 /* --- Opening --- */
 
-/* Makes a stream with its beginning. Returns null when out of memory. */
+/* Makes a stream with its beginning, and with bytes behind that. Returns null when out of memory. */
 static struct quic_sender *quic_sender_new(struct quic_connection *connection, const struct net_stream *base,
-                                           uint64_t number, struct quic_message *first)
+                                           uint64_t number, const void *beginning, size_t beginning_bytes,
+                                           const void *bytes, size_t size)
 {
     struct quic_sender *sender = calloc(1, sizeof *sender);
-    if (sender != NULL && first != NULL) {
-        sender->stream.base = *base;
-        sender->endpoint = connection->endpoint;
-        sender->connection = connection;
-        sender->number = number;
-        sender->id = -1;
-        quic_message_append(sender, first);
-        return sender;
+    if (sender == NULL) {
+        return NULL;
     }
-    free(sender);
-    free(first);
-    return NULL;
+    sender->stream = *base;
+    sender->endpoint = connection->endpoint;
+    sender->connection = connection;
+    sender->number = number;
+    sender->id = -1;
+    sender->queue.done = &connection->endpoint->done;
+    if (stream_queue_add(&sender->queue, beginning, beginning_bytes, bytes, size, NULL, NULL) != STATUS_OK) {
+        free(sender);
+        return NULL;
+    }
+    return sender;
 }
 
 /* Frees a sender that is in no list. */
 static void quic_sender_discard(struct quic_sender *sender)
 {
     if (sender != NULL) {
-        free(sender->messages);
+        stream_queue_end(&sender->queue, STATUS_ABORTED);
         free(sender);
     }
 }
@@ -347,8 +264,7 @@ bool quic_sender_greet(struct quic_connection *connection, const uint8_t *bytes,
     struct net_stream base = {
         .net = &connection->endpoint->base, .peer = connection->peer->index, .kind = NET_STREAM_CONTROL};
     uint8_t kind = QUIC_KIND_GREETING;
-    struct quic_sender *sender =
-        quic_sender_new(connection, &base, QUIC_NO_NUMBER, quic_message_new(&kind, 1, bytes, size, true));
+    struct quic_sender *sender = quic_sender_new(connection, &base, QUIC_NO_NUMBER, &kind, 1, bytes, size);
     if (sender == NULL || ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender) != 0) {
         quic_sender_discard(sender);
         return false;
@@ -379,8 +295,7 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     uint8_t beginning[QUIC_BEGINNING_BYTES] = {(uint8_t)kind};
     put_u64_le(beginning + 1, session->next_number);
     struct quic_sender *sender =
-        quic_sender_new(connection, &base, session->next_number,
-                        quic_message_new(beginning, sizeof beginning, NULL, 0, false));
+        quic_sender_new(connection, &base, session->next_number, beginning, sizeof beginning, NULL, 0);
     int failure = sender == NULL ? NGTCP2_ERR_NOMEM : 0;
     if (failure == 0 && connection->transport != NULL) {
         failure = ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender);
@@ -395,13 +310,13 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     session->sender_count++;
     DL_APPEND(connection->senders, sender);
     quic_sender_ready(sender);
-    *out = &sender->stream.base;
+    *out = &sender->stream;
     return STATUS_OK;
 }
 
 uint32_t quic_stream_queued(const struct net_stream *stream)
 {
-    return ((const struct quic_sender *)stream)->message_count;
+    return ((const struct quic_sender *)stream)->queue.message_count;
 }
 
 enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
@@ -410,28 +325,15 @@ enum status quic_stream_send(struct net_stream *stream, const void *header, size
 {
     struct quic_sender *sender = (struct quic_sender *)stream;
     assert(!sender->stream.incoming && !sender->finishing);
-    assert(header_bytes <= NET_STREAM_HEADER_MAX_BYTES);
     if (sender->connection == NULL || sender->connection->failed) {
         return STATUS_UNREACHABLE;
     }
-    size_t copied_bytes = sent == NULL ? payload_bytes : 0;
-    size_t kept_bytes;
-    size_t total_bytes;
-    if (sender->message_count >= NET_STREAM_QUEUE_MAX || copied_bytes > NET_STREAM_COPY_MAX_BYTES ||
-        !checked_add_size(sender->copied_bytes, header_bytes + copied_bytes, &kept_bytes) ||
-        kept_bytes > NET_STREAM_COPY_MAX_BYTES ||
-        !checked_add_size(header_bytes, payload_bytes, &total_bytes)) {
-        return STATUS_LIMIT;
+    enum status status =
+        stream_queue_add(&sender->queue, header, header_bytes, payload, payload_bytes, sent, context);
+    if (status != STATUS_OK) {
+        return status;
     }
-    struct quic_message *message =
-        quic_message_new(header, header_bytes, payload, payload_bytes, sent == NULL);
-    if (message == NULL) {
-        return STATUS_NO_MEMORY;
-    }
-    message->sent = sent;
-    message->context = context;
-    quic_message_append(sender, message);
-    if (total_bytes == 0) {
+    if (header_bytes + payload_bytes == 0) {
         quic_work_sender(sender); /* all earlier bytes may be acknowledged already */
     } else {
         quic_sender_ready(sender);

@@ -60,8 +60,9 @@ static bool describe(const struct quic_connection *suspended, struct quic_greeti
     }
     for (uint32_t i = 0; i < greeting->incoming_count; i++) {
         greeting->incoming[i].number = receivers[i]->number;
-        greeting->incoming[i].received =
-            receivers[i]->stopped ? QUIC_GREETING_STOPPED : quic_receiver_received(receivers[i]);
+        greeting->incoming[i].received = receivers[i]->intake.stopped
+                                             ? QUIC_GREETING_STOPPED
+                                             : stream_intake_received(&receivers[i]->intake);
     }
     free(receivers);
     DL_FOREACH(suspended->senders, sender)
@@ -93,8 +94,8 @@ static void take_early_greeting(struct quic_connection *connection)
     struct quic_receiver *receiver, *next;
     DL_FOREACH_SAFE(connection->receivers, receiver, next)
     {
-        if (receiver->early && receiver->buffer_bytes > 0 &&
-            receiver->buffer[receiver->buffer_first] == QUIC_KIND_GREETING) {
+        if (receiver->early && receiver->intake.buffer_bytes > 0 &&
+            receiver->intake.buffer[receiver->intake.buffer_first] == QUIC_KIND_GREETING) {
             quic_receiver_take_early(receiver);
         }
     }
@@ -144,7 +145,7 @@ static void lie(struct quic_connection *connection, uint64_t number)
 static bool unlisted_goes_on(struct quic_connection *connection, struct quic_sender *sender)
 {
     if (!quic_numbers_have(&connection->greeting.seen, sender->number)) {
-        if (sender->acknowledged_end > 0) {
+        if (sender->queue.received_end > 0) {
             lie(connection, sender->number);
         }
         return true;
@@ -169,7 +170,8 @@ static void resume_sender(struct quic_connection *connection, struct quic_sender
     }
     if (listed != NULL) {
         offset = listed->received;
-        if (offset < sender->acknowledged_end || offset > sender->sent_end || offset < QUIC_BEGINNING_BYTES) {
+        if (offset < sender->queue.received_end || offset > sender->queue.sent_end ||
+            offset < QUIC_BEGINNING_BYTES) {
             lie(connection, sender->number);
             return;
         }
@@ -203,8 +205,8 @@ static void resume_receiver(struct quic_connection *connection, struct quic_rece
     }
     if (receiver->over) {
         quic_receiver_close(receiver, NULL, true, connection->endpoint->now_ns);
-    } else if (!receiver->ended && !receiver->stopped) {
-        receiver->reset = true;
+    } else if (!receiver->intake.ended && !receiver->intake.stopped) {
+        receiver->intake.reset = true;
         quic_work_receiver(receiver);
     }
 }

@@ -35,8 +35,8 @@ static void watch_streams(struct quic_connection *connection, uint64_t now_ns)
     }
     DL_FOREACH(connection->senders, sender)
     {
-        if (sender->sent_end > sender->acknowledged_end) {
-            since_ns = time_min(since_ns, later(sender->waits_since_ns, connection->excused_ns));
+        if (sender->queue.sent_end > sender->queue.received_end) {
+            since_ns = time_min(since_ns, later(sender->queue.waits_since_ns, connection->excused_ns));
         }
     }
     connection->looked_ns = now_ns;

@@ -180,11 +180,10 @@ static void tls_certificates_changed(struct net_bulk *bulk)
 
 static void tls_stream_reset(struct net_stream *stream)
 {
-    struct tls_stream *head = (struct tls_stream *)stream;
-    if (head->incoming) {
-        tls_receiver_stop((struct tls_receiver *)head);
+    if (stream->incoming) {
+        tls_receiver_stop((struct tls_receiver *)stream);
     } else {
-        tls_sender_reset((struct tls_sender *)head);
+        tls_sender_reset((struct tls_sender *)stream);
     }
 }
 
@@ -256,6 +255,7 @@ enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_
     endpoint->base.operations = &tls_operations;
     endpoint->base.net = net;
     endpoint->loop = loop;
+    endpoint->done = (struct stream_done){.wake = tls_wake, .context = endpoint};
     endpoint->mode = options->mode;
     endpoint->processors = options->processors;
     endpoint->node_name = net_quic_node_name(net);

@@ -33,13 +33,13 @@ static size_t compose_due(struct tls_receiver *receiver, uint8_t *out)
     struct tls_frame frame = {.number = receiver->number};
     if (receiver->owes_receipt) {
         frame.type = TLS_FRAME_RECEIPT;
-        frame.offset = tls_receiver_received(receiver);
-        frame.end = receiver->ended;
+        frame.offset = stream_intake_received(&receiver->intake);
+        frame.end = receiver->intake.ended;
         used = put(out, used, &frame);
     }
-    if (receiver->owes_credit && !receiver->stopped) {
+    if (receiver->owes_credit && !receiver->intake.stopped) {
         frame.type = TLS_FRAME_CREDIT;
-        frame.offset = receiver->granted_end;
+        frame.offset = receiver->intake.granted_end;
         frame.end = false;
         used = put(out, used, &frame);
     }
@@ -51,7 +51,7 @@ static size_t compose_due(struct tls_receiver *receiver, uint8_t *out)
     }
     receiver->owes_receipt = receiver->owes_credit = receiver->owes_stop = false;
     tls_receiver_not_due(receiver);
-    if (receiver->ended) {
+    if (receiver->intake.ended) {
         tls_work_receiver(receiver);
     }
     return used;
@@ -88,7 +88,7 @@ size_t tls_compose(struct tls_peer *peer, uint8_t *out, size_t room)
         used = put(out, used, &frame);
         for (size_t left = frame.body_bytes; left > 0;) {
             size_t size;
-            const uint8_t *piece = tls_sender_piece(sender, &size);
+            const uint8_t *piece = stream_queue_piece(&sender->queue, &size);
             size = size < left ? size : left;
             memcpy(out + used, piece, size);
             tls_sender_sent(sender, size);

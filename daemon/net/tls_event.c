@@ -7,25 +7,13 @@
 
 /* --- Noting work --- */
 
-void tls_wake(struct tls_endpoint *endpoint)
+void tls_wake(void *context)
 {
+    struct tls_endpoint *endpoint = context;
     if (!endpoint->wake_set && !endpoint->in_event && !endpoint->freeing) {
         endpoint->wake_set = true;
         loop_timer_set(endpoint->wake, 0);
     }
-}
-
-void tls_done_append(struct tls_endpoint *endpoint, struct tls_message *message, enum status result)
-{
-    message->next = NULL;
-    message->result = result;
-    if (endpoint->done == NULL) {
-        endpoint->done = message;
-    } else {
-        endpoint->done_last->next = message;
-    }
-    endpoint->done_last = message;
-    tls_wake(endpoint);
 }
 
 void tls_work_sender(struct tls_sender *sender)
@@ -98,18 +86,6 @@ void tls_forget_peer(struct tls_peer *peer)
 
 /* --- Doing the work --- */
 
-void tls_done_dispatch(struct tls_endpoint *endpoint, uint64_t now_ns)
-{
-    while (endpoint->done != NULL) {
-        struct tls_message *message = endpoint->done;
-        endpoint->done = message->next;
-        if (message->sent != NULL) {
-            message->sent(message->context, message->result, now_ns);
-        }
-        free(message);
-    }
-}
-
 static void tls_flush(struct tls_endpoint *endpoint)
 {
     struct tls_peer *last = endpoint->flushes != NULL ? endpoint->flushes->flush_prev : NULL;
@@ -168,7 +144,7 @@ static void connections_work(struct tls_endpoint *endpoint)
 
 static bool has_work(const struct tls_endpoint *endpoint)
 {
-    return endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
+    return endpoint->done.first != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
            endpoint->connection_work != NULL || endpoint->flushes != NULL;
 }
 
@@ -187,7 +163,7 @@ void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns)
         tls_forget_sender(sender);
         tls_sender_work(sender);
     }
-    tls_done_dispatch(endpoint, now_ns);
+    stream_done_dispatch(&endpoint->done, now_ns);
     connections_work(endpoint);
     tls_flush(endpoint);
     spending_shares_end(&endpoint->base.net->spending);
@@ -210,8 +186,8 @@ void tls_woken(void *context, uint64_t now_ns)
 static bool is_stuck(const struct tls_peer *peer, uint64_t now_ns)
 {
     for (const struct tls_sender *sender = peer->senders; sender != NULL; sender = sender->hh.next) {
-        if (sender->sent_end > sender->receipted_end &&
-            now_ns >= time_after(sender->waits_since_ns, TLS_STUCK_NS)) {
+        if (sender->queue.sent_end > sender->queue.received_end &&
+            now_ns >= time_after(sender->queue.waits_since_ns, TLS_STUCK_NS)) {
             return true;
         }
     }

@@ -13,6 +13,8 @@
 #include "daemon/net/bulk.h"
 #include "daemon/net/quic_address.h"
 #include "daemon/net/quic_numbers.h"
+#include "daemon/net/stream_intake.h"
+#include "daemon/net/stream_queue.h"
 #include "daemon/net/tls.h"
 #include "daemon/net/tls_choice.h"
 #include "daemon/net/tls_frame.h"
@@ -79,29 +81,10 @@ typedef struct ssl_st SSL;
 
 /* --- Streams --- */
 
-/* The first member of senders and receivers: what a net_stream pointer points to. */
-struct tls_stream {
-    struct net_stream base;
-    bool incoming;
-};
-
-/* As struct quic_message. */
-struct tls_message {
-    struct tls_message *next;
-    net_sent_function *sent;
-    void *context;
-    enum status result;
-    const uint8_t *payload;
-    size_t payload_bytes;
-    uint64_t end_offset;
-    uint32_t header_bytes;
-    uint32_t copied_bytes;
-    uint8_t bytes[];
-};
-
 /* Outgoing. */
 struct tls_sender {
-    struct tls_stream stream;
+    struct net_stream stream; /* first: what a net_stream pointer points to */
+    struct stream_queue queue;
     UT_hash_handle hh; /* of the peer's, by number */
     struct tls_endpoint *endpoint;
     struct tls_peer *peer;          /* null: lost, or stopped by the receiver */
@@ -109,16 +92,7 @@ struct tls_sender {
     struct tls_sender *ready_prev, *ready_next;
     struct tls_sender *work_prev, *work_next;
     uint64_t number;
-    struct tls_message *messages; /* not receipted yet, in order */
-    struct tls_message *messages_last;
-    struct tls_message *unsent; /* the first message not sent completely; null: none */
-    uint64_t queued_end;
-    uint64_t sent_end;
-    uint64_t receipted_end;
-    uint64_t granted_end;    /* what the receiver allows */
-    uint64_t waits_since_ns; /* for a receipt */
-    size_t copied_bytes;
-    uint32_t message_count;
+    uint64_t granted_end; /* what the receiver allows */
     bool ready;
     bool working;
     bool finishing;
@@ -127,32 +101,18 @@ struct tls_sender {
 
 /* Incoming. */
 struct tls_receiver {
-    struct tls_stream stream;
+    struct net_stream stream; /* first, as above */
+    struct stream_intake intake;
     UT_hash_handle hh; /* of the peer's, by number */
     struct tls_endpoint *endpoint;
     struct tls_peer *peer;
     struct tls_receiver *due_prev, *due_next; /* in the peer's list: it owes frames */
     struct tls_receiver *work_prev, *work_next;
     uint64_t number;
-    uint8_t *buffer; /* bytes not consumed */
-    size_t buffer_first;
-    size_t buffer_bytes;
-    size_t buffer_capacity;
-    uint64_t consumed_end;
-    uint64_t expected_end;
-    uint64_t granted_end;
     bool is_due; /* in the due list, for any of these: */
     bool owes_receipt, owes_credit, owes_stop;
-    bool announced; /* receive was called */
-    bool held;      /* bytes wait for resume */
-    bool resumed;
-    bool calling;
-    bool stopped; /* cancelled by our side */
-    bool reset;   /* by the sender */
-    bool ended;   /* the last byte has come */
-    bool gone;    /* the sender has nothing more to say of it */
-    bool over;    /* stopped, and the handler knows; it stays until the sender knows */
-    bool closing;
+    bool gone; /* the sender has nothing more to say of it */
+    bool over; /* stopped, and the handler knows; it stays until the sender knows */
     bool working;
 };
 
@@ -284,7 +244,7 @@ struct tls_endpoint {
     uint32_t handshakes; /* incoming, not authenticated yet */
     struct tls_sender *lost_senders;
     struct tls_chunk *chunks;
-    struct tls_message *done, *done_last;
+    struct stream_done done;
     struct tls_sender *sender_work;
     struct tls_receiver *receiver_work;
     struct tls_connection *connection_work;
@@ -309,12 +269,11 @@ struct tls_peer *tls_peer_at(const struct tls_endpoint *endpoint, uint32_t index
 
 /* --- tls_event.c --- */
 
-void tls_wake(struct tls_endpoint *endpoint);
+/* The context is the endpoint. */
+void tls_wake(void *context);
 void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns);
 void tls_woken(void *context, uint64_t now_ns);
 void tls_ticked(void *context, uint64_t now_ns);
-void tls_done_append(struct tls_endpoint *endpoint, struct tls_message *message, enum status result);
-void tls_done_dispatch(struct tls_endpoint *endpoint, uint64_t now_ns);
 void tls_work_sender(struct tls_sender *sender);
 void tls_work_receiver(struct tls_receiver *receiver);
 void tls_work_connection(struct tls_connection *connection);
@@ -375,8 +334,6 @@ void tls_sender_reset(struct tls_sender *sender);
 void tls_sender_work(struct tls_sender *sender);
 /* The next frame of data, whose body has at most max_bytes. Returns false if there is none. */
 bool tls_sender_frame(const struct tls_sender *sender, size_t max_bytes, struct tls_frame *out);
-/* The next bytes to send; *size gets how many are contiguous, at least one if any are queued. */
-const uint8_t *tls_sender_piece(const struct tls_sender *sender, size_t *size);
 void tls_sender_sent(struct tls_sender *sender, size_t size);
 /* A whole frame was sent: another stream has its turn. */
 void tls_sender_turn_over(struct tls_sender *sender, bool end);
@@ -400,7 +357,6 @@ const char *tls_receiver_bytes(struct tls_peer *peer, const struct tls_frame *fr
 /* The stream ends at that offset. Returns null, or what is wrong. */
 const char *tls_receiver_end(struct tls_peer *peer, const struct tls_frame *frame, uint64_t offset);
 const char *tls_receiver_reset(struct tls_peer *peer, uint64_t number);
-uint64_t tls_receiver_received(const struct tls_receiver *receiver);
 /* It owes the sender frames. */
 void tls_receiver_due(struct tls_receiver *receiver);
 void tls_receiver_not_due(struct tls_receiver *receiver);

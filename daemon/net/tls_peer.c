@@ -295,5 +295,5 @@ void tls_peer_down(struct tls_peer *peer, const struct error *cause, bool quiet,
     peer->epoch = 0;
     peer->greeted = peer->failed = false;
     tls_choice_forget(&peer->choice);
-    tls_done_dispatch(peer->endpoint, now_ns);
+    stream_done_dispatch(&peer->endpoint->done, now_ns);
 }

@@ -1,31 +1,11 @@
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <utlist.h>
 
 #include "daemon/net/tls_internal.h"
 
 /* Incoming streams. What a receiver does with its handler is as in quic_receive.c. */
-
-#define BUFFER_MIN_BYTES 512u
-
-static const struct net_stream_handler *handler_of(const struct tls_receiver *receiver)
-{
-    return &receiver->stream.base.net->stream_handlers[receiver->stream.base.kind];
-}
-
-static void buffer_drop(struct tls_receiver *receiver)
-{
-    free(receiver->buffer);
-    receiver->buffer = NULL;
-    receiver->buffer_first = receiver->buffer_bytes = receiver->buffer_capacity = 0;
-}
-
-uint64_t tls_receiver_received(const struct tls_receiver *receiver)
-{
-    return receiver->consumed_end + receiver->buffer_bytes;
-}
 
 void tls_receiver_due(struct tls_receiver *receiver)
 {
@@ -47,101 +27,26 @@ void tls_receiver_not_due(struct tls_receiver *receiver)
 /* Grants the sender more bytes, as far as consumed and expected bytes allow; not byte by byte. */
 static void grant(struct tls_receiver *receiver)
 {
-    uint64_t limit = net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
-    uint64_t step = (limit - receiver->consumed_end) / 4;
-    if (receiver->stopped || receiver->reset || receiver->ended || limit < receiver->granted_end + step ||
-        limit <= receiver->granted_end) {
+    uint64_t limit = stream_intake_grant(&receiver->intake, &receiver->stream);
+    if (limit == 0) {
         return;
     }
-    receiver->granted_end = limit;
+    receiver->intake.granted_end = limit;
     receiver->owes_credit = true;
     tls_receiver_due(receiver);
 }
 
-static void consumed(struct tls_receiver *receiver, size_t size)
-{
-    receiver->consumed_end += size;
-    grant(receiver);
-}
-
-/* Calls made by the handler have no effect any more. */
-static void tell_closed(struct tls_receiver *receiver, const struct error *cause, bool quiet, uint64_t now_ns)
-{
-    const struct net_stream_handler *handler = handler_of(receiver);
-    bool tell = !quiet && receiver->announced && handler->closed != NULL;
-    receiver->closing = true;
-    receiver->announced = false;
-    if (tell) {
-        handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
-    }
-    buffer_drop(receiver);
-}
-
 void tls_receiver_close(struct tls_receiver *receiver, const struct error *cause, bool quiet, uint64_t now_ns)
 {
-    tell_closed(receiver, cause, quiet, now_ns);
+    stream_intake_close(&receiver->intake, &receiver->stream, cause, quiet, now_ns);
     tls_receiver_not_due(receiver);
     tls_forget_receiver(receiver);
     HASH_DEL(receiver->peer->receivers, receiver);
-    net_stream_charge(&receiver->stream.base, NULL);
+    net_stream_charge(&receiver->stream, NULL);
     free(receiver);
 }
 
 /* --- Bytes --- */
-
-/* Keeps bytes that were not consumed: at most a window of them, as no more is granted. Returns false when out
- * of memory. */
-static bool keep(struct tls_receiver *receiver, const uint8_t *bytes, size_t size)
-{
-    if (receiver->buffer_first + receiver->buffer_bytes + size > receiver->buffer_capacity) {
-        size_t needed = receiver->buffer_bytes + size;
-        size_t most = (size_t)(receiver->granted_end - receiver->consumed_end);
-        size_t capacity = needed < BUFFER_MIN_BYTES ? BUFFER_MIN_BYTES : needed + needed / 2;
-        capacity = capacity < most || needed > most ? capacity : most;
-        uint8_t *buffer = malloc(capacity);
-        if (buffer == NULL) {
-            return false;
-        }
-        if (receiver->buffer_bytes > 0) {
-            memcpy(buffer, receiver->buffer + receiver->buffer_first, receiver->buffer_bytes);
-        }
-        free(receiver->buffer);
-        receiver->buffer = buffer;
-        receiver->buffer_first = 0;
-        receiver->buffer_capacity = capacity;
-    }
-    memcpy(receiver->buffer + receiver->buffer_first + receiver->buffer_bytes, bytes, size);
-    receiver->buffer_bytes += size;
-    return true;
-}
-
-/* Returns how many bytes the handler consumed. */
-static size_t call(struct tls_receiver *receiver, const uint8_t *bytes, size_t size, uint64_t now_ns)
-{
-    const struct net_stream_handler *handler = handler_of(receiver);
-    receiver->announced = true;
-    receiver->calling = true;
-    receiver->resumed = false;
-    size_t used =
-        handler->receive(handler->context, &receiver->stream.base, bytes, size, receiver->ended, now_ns);
-    receiver->calling = false;
-    assert(used <= size);
-    receiver->held = used < size;
-    if (!receiver->held) {
-        receiver->resumed = false; /* nothing is left to hand out again */
-    }
-    consumed(receiver, used);
-    return used;
-}
-
-static void tell_kept(const struct tls_receiver *receiver, size_t size)
-{
-    const struct net_stream_handler *handler = handler_of(receiver);
-    if (handler->kept != NULL) {
-        struct net_stream *stream = (struct net_stream *)(uintptr_t)&receiver->stream.base;
-        handler->kept(handler->context, stream, size, receiver->endpoint->now_ns);
-    }
-}
 
 /* Finds the receiver of that stream, or makes it. Null: the stream is over, or *wrong is set. */
 static struct tls_receiver *receiver_for(struct tls_peer *peer, const struct tls_frame *frame,
@@ -173,15 +78,15 @@ static struct tls_receiver *receiver_for(struct tls_peer *peer, const struct tls
         tls_peer_fail(peer, STATUS_NO_MEMORY, "no memory for another stream");
         return NULL;
     }
-    receiver->stream.incoming = true;
-    receiver->stream.base = (struct net_stream){.net = peer->endpoint->base.net,
-                                                .peer = peer->index,
-                                                .kind = (enum net_stream_kind)frame->kind,
-                                                .on_bulk = true};
+    receiver->stream = (struct net_stream){.net = peer->endpoint->base.net,
+                                           .peer = peer->index,
+                                           .kind = (enum net_stream_kind)frame->kind,
+                                           .incoming = true,
+                                           .on_bulk = true};
     receiver->endpoint = peer->endpoint;
     receiver->peer = peer;
-    receiver->granted_end = NET_STREAM_FIRST_WINDOW_BYTES;
-    if (handler_of(receiver)->receive == NULL) {
+    receiver->intake.granted_end = NET_STREAM_FIRST_WINDOW_BYTES;
+    if (stream_handler(&receiver->stream)->receive == NULL) {
         tls_receiver_stop(receiver); /* no handler takes streams of this kind */
     }
     return receiver;
@@ -190,18 +95,13 @@ static struct tls_receiver *receiver_for(struct tls_peer *peer, const struct tls
 /* Takes bytes that may be taken, or the stream's end. */
 static void take(struct tls_receiver *receiver, const uint8_t *bytes, size_t size)
 {
-    struct tls_endpoint *endpoint = receiver->endpoint;
-    bool behind = receiver->held;
-    size_t used = behind ? 0 : call(receiver, bytes, size, endpoint->now_ns);
-    net_stream_carried(&receiver->stream.base, size, endpoint->now_ns);
-    if (receiver->stopped) {
-        receiver->consumed_end += size - used; /* its receiver wants no more */
-    } else if (used < size && !keep(receiver, bytes + used, size - used)) {
+    struct stream_intake *intake = &receiver->intake;
+    if (!stream_intake_take(intake, &receiver->stream, bytes, size, receiver->endpoint->now_ns)) {
         tls_peer_fail(receiver->peer, STATUS_NO_MEMORY, "no memory for what a stream holds back");
-    } else if (behind && receiver->announced && size > 0) {
-        tell_kept(receiver, size);
+        return;
     }
-    if (receiver->ended && !receiver->held) {
+    grant(receiver);
+    if (intake->ended && !intake->held) {
         tls_work_receiver(receiver);
     }
 }
@@ -213,13 +113,14 @@ const char *tls_receiver_check(struct tls_peer *peer, const struct tls_frame *fr
     if (receiver == NULL) {
         return wrong;
     }
-    if (receiver->stream.base.kind != (enum net_stream_kind)frame->kind) {
+    if (receiver->stream.kind != (enum net_stream_kind)frame->kind) {
         return "a stream of two kinds";
     }
-    if (frame->offset != tls_receiver_received(receiver) || (receiver->ended && frame->body_bytes > 0)) {
+    if (frame->offset != stream_intake_received(&receiver->intake) ||
+        (receiver->intake.ended && frame->body_bytes > 0)) {
         return "bytes of a stream from the wrong place";
     }
-    if (frame->body_bytes > receiver->granted_end - frame->offset) {
+    if (frame->body_bytes > receiver->intake.granted_end - frame->offset) {
         return "more of a stream than it may";
     }
     return NULL;
@@ -233,13 +134,13 @@ const char *tls_receiver_bytes(struct tls_peer *peer, const struct tls_frame *fr
     if (receiver == NULL) {
         return wrong;
     }
-    if (offset != tls_receiver_received(receiver)) {
+    if (offset != stream_intake_received(&receiver->intake)) {
         return "bytes of a stream from the wrong place";
     }
     receiver->owes_receipt = true;
     tls_receiver_due(receiver);
-    if (receiver->stopped || receiver->reset) {
-        receiver->consumed_end += size;
+    if (receiver->intake.stopped || receiver->intake.reset) {
+        receiver->intake.consumed_end += size;
     } else {
         take(receiver, bytes, size);
     }
@@ -254,14 +155,14 @@ const char *tls_receiver_end(struct tls_peer *peer, const struct tls_frame *fram
     if (receiver == NULL) {
         return wrong;
     }
-    if (offset != tls_receiver_received(receiver)) {
+    if (offset != stream_intake_received(&receiver->intake)) {
         return "the end of a stream from the wrong place";
     }
-    bool first = !receiver->ended;
-    receiver->ended = receiver->gone = true;
+    bool first = !receiver->intake.ended;
+    receiver->intake.ended = receiver->gone = true;
     receiver->owes_receipt = true;
     tls_receiver_due(receiver);
-    if (first && !receiver->stopped && !receiver->reset) {
+    if (first && !receiver->intake.stopped && !receiver->intake.reset) {
         take(receiver, nothing, 0);
     } else if (receiver->over) {
         tls_work_receiver(receiver);
@@ -280,7 +181,7 @@ const char *tls_receiver_reset(struct tls_peer *peer, uint64_t number)
         return status == STATUS_OK || status == STATUS_NO_MEMORY ? NULL : "a reset that is out of order";
     }
     receiver->gone = true;
-    receiver->reset = receiver->reset || !receiver->ended;
+    receiver->intake.reset = receiver->intake.reset || !receiver->intake.ended;
     receiver->owes_receipt = receiver->owes_credit = receiver->owes_stop = false;
     tls_work_receiver(receiver);
     return NULL;
@@ -290,10 +191,10 @@ const char *tls_receiver_reset(struct tls_peer *peer, uint64_t number)
 
 void tls_receiver_stop(struct tls_receiver *receiver)
 {
-    if (receiver->stopped || receiver->closing) {
+    if (receiver->intake.stopped || receiver->intake.closing) {
         return;
     }
-    receiver->stopped = true;
+    receiver->intake.stopped = true;
     if (!receiver->gone) {
         receiver->owes_stop = true;
         tls_receiver_due(receiver);
@@ -305,9 +206,7 @@ void tls_stream_expect(struct net_stream *stream, uint64_t size)
 {
     struct tls_receiver *receiver = (struct tls_receiver *)stream;
     assert(receiver->stream.incoming);
-    uint64_t end = receiver->consumed_end + size;
-    if (!receiver->closing && end > receiver->expected_end) {
-        receiver->expected_end = end;
+    if (stream_intake_expect(&receiver->intake, size)) {
         grant(receiver);
     }
 }
@@ -316,24 +215,8 @@ void tls_stream_resume(struct net_stream *stream)
 {
     struct tls_receiver *receiver = (struct tls_receiver *)stream;
     assert(receiver->stream.incoming);
-    if ((receiver->held || receiver->calling) && !receiver->stopped && !receiver->closing) {
-        receiver->resumed = true;
+    if (stream_intake_resume(&receiver->intake)) {
         tls_work_receiver(receiver);
-    }
-}
-
-/* Hands out again what was left, directly from the buffer: nothing arrives during the call. */
-static void again(struct tls_receiver *receiver, uint64_t now_ns)
-{
-    static const uint8_t nothing[1];
-    const uint8_t *bytes = receiver->buffer == NULL ? nothing : receiver->buffer + receiver->buffer_first;
-    /* While the handler runs, the bytes still count as kept. */
-    size_t used = call(receiver, bytes, receiver->buffer_bytes, now_ns);
-    net_stream_carried(&receiver->stream.base, used, now_ns);
-    receiver->buffer_first += used;
-    receiver->buffer_bytes -= used;
-    if (receiver->buffer_bytes == 0) {
-        buffer_drop(receiver);
     }
 }
 
@@ -347,23 +230,24 @@ static void given_up(struct tls_receiver *receiver, uint64_t now_ns)
         tls_receiver_close(receiver, &cause, receiver->over, now_ns);
     } else if (!receiver->over) {
         receiver->over = true;
-        receiver->consumed_end += receiver->buffer_bytes;
-        tell_closed(receiver, &cause, false, now_ns);
+        stream_intake_close(&receiver->intake, &receiver->stream, &cause, false, now_ns);
     }
 }
 
 void tls_receiver_work(struct tls_receiver *receiver, uint64_t now_ns)
 {
     struct error cause;
-    if (receiver->resumed && receiver->held && !receiver->stopped && !receiver->reset) {
-        again(receiver, now_ns);
+    if (receiver->intake.resumed && receiver->intake.held && !receiver->intake.stopped &&
+        !receiver->intake.reset) {
+        stream_intake_again(&receiver->intake, &receiver->stream, now_ns);
+        grant(receiver);
     }
-    if (receiver->stopped) {
+    if (receiver->intake.stopped) {
         given_up(receiver, now_ns);
-    } else if (receiver->reset) {
+    } else if (receiver->intake.reset) {
         error_set(&cause, STATUS_ABORTED, "node %s gave the stream up", receiver->peer->name);
         tls_receiver_close(receiver, &cause, false, now_ns);
-    } else if (receiver->ended && !receiver->held && !receiver->owes_receipt) {
+    } else if (receiver->intake.ended && !receiver->intake.held && !receiver->owes_receipt) {
         tls_receiver_close(receiver, NULL, false, now_ns); /* the receipt is on its way */
     }
 }

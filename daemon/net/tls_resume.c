@@ -38,7 +38,8 @@ static bool describe(const struct tls_peer *peer, struct quic_greeting *greeting
     for (receiver = peer->receivers; receiver != NULL; receiver = receiver->hh.next) {
         struct quic_greeting_stream *stream = &greeting->incoming[greeting->incoming_count++];
         stream->number = receiver->number;
-        stream->received = receiver->stopped ? QUIC_GREETING_STOPPED : tls_receiver_received(receiver);
+        stream->received =
+            receiver->intake.stopped ? QUIC_GREETING_STOPPED : stream_intake_received(&receiver->intake);
     }
     for (sender = peer->senders; sender != NULL; sender = sender->hh.next) {
         greeting->outgoing[greeting->outgoing_count++] = sender->number;
@@ -82,10 +83,10 @@ uint8_t *tls_greeting_make(struct tls_peer *peer, size_t *size)
 static bool resume_unlisted(const struct quic_greeting *greeting, struct tls_sender *sender)
 {
     if (!quic_numbers_have(&greeting->seen, sender->number)) {
-        if (sender->receipted_end == 0) {
+        if (sender->queue.received_end == 0) {
             tls_sender_resume(sender, 0);
         }
-        return sender->receipted_end == 0;
+        return sender->queue.received_end == 0;
     }
     if (!sender->finishing) {
         return false;
@@ -106,7 +107,7 @@ static bool resume_sender(const struct quic_greeting *greeting, struct tls_sende
         tls_sender_lose(sender, STATUS_ABORTED);
         return tls_compose_reset(peer, number);
     }
-    if (listed->received < sender->receipted_end || listed->received > sender->sent_end) {
+    if (listed->received < sender->queue.received_end || listed->received > sender->queue.sent_end) {
         return false;
     }
     tls_sender_resume(sender, listed->received);
@@ -118,12 +119,12 @@ static void resume_receiver(const struct quic_greeting *greeting, struct tls_rec
 {
     if (!quic_greeting_sends(greeting, receiver->number)) {
         receiver->gone = true;
-        receiver->reset = receiver->reset || !receiver->ended;
+        receiver->intake.reset = receiver->intake.reset || !receiver->intake.ended;
         receiver->owes_receipt = receiver->owes_credit = receiver->owes_stop = false;
         tls_work_receiver(receiver);
         return;
     }
-    receiver->owes_credit = !receiver->stopped && !receiver->ended;
+    receiver->owes_credit = !receiver->intake.stopped && !receiver->intake.ended;
     tls_receiver_due(receiver);
 }
 

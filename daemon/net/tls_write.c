@@ -57,7 +57,7 @@ void tls_connection_forget(struct tls_connection *connection, const struct tls_s
     connection->blob_done = 0;
     for (size_t at = 0; connection->frame_left > 0;) {
         size_t size;
-        const uint8_t *piece = tls_sender_piece(from, &size);
+        const uint8_t *piece = stream_queue_piece(&from->queue, &size);
         size = size < connection->frame_left ? size : connection->frame_left;
         memcpy(blob + at, piece, size);
         tls_sender_sent(from, size);
@@ -71,7 +71,7 @@ static void stage_piece(struct tls_connection *connection)
 {
     while (connection->frame_left > 0 && connection->stage_bytes < TLS_RECORD_BYTES) {
         size_t room = TLS_RECORD_BYTES - connection->stage_bytes, size;
-        const uint8_t *piece = tls_sender_piece(connection->frame_sender, &size);
+        const uint8_t *piece = stream_queue_piece(&connection->frame_sender->queue, &size);
         size = size < connection->frame_left ? size : connection->frame_left;
         size = size < room ? size : room;
         memcpy(connection->stage + connection->stage_bytes, piece, size);
@@ -140,7 +140,7 @@ static size_t write_part(struct tls_connection *connection)
     }
     if (connection->frame_sender != NULL) {
         size_t size;
-        const uint8_t *piece = tls_sender_piece(connection->frame_sender, &size);
+        const uint8_t *piece = stream_queue_piece(&connection->frame_sender->queue, &size);
         size = size < connection->frame_left ? size : connection->frame_left;
         if (size < TLS_RECORD_BYTES) {
             connection->stage_done = connection->stage_bytes = 0;

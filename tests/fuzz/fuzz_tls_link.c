@@ -291,6 +291,7 @@ static void build(struct loop *loop)
     net_set_stream_handler(&world->net, NET_STREAM_DATA, &handler);
     endpoint->base.net = &world->net;
     endpoint->loop = loop;
+    endpoint->done = (struct stream_done){.wake = tls_wake, .context = endpoint};
     endpoint->node_name = "b";
     endpoint->listener = -1;
     endpoint->tick_ns = endpoint->redial_ns = TIME_NEVER;
@@ -322,7 +323,7 @@ static void tear_down(void)
         }
     }
     acknowledge(STATUS_ABORTED);
-    fuzz_require(endpoint->lost_senders == NULL && endpoint->chunks == NULL && endpoint->done == NULL);
+    fuzz_require(endpoint->lost_senders == NULL && endpoint->chunks == NULL && endpoint->done.first == NULL);
     loop_timer_free(endpoint->wake);
     loop_timer_free(endpoint->tick);
     free(world->peer);

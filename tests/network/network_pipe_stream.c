@@ -9,11 +9,6 @@
 #define PIPE_PIECES_MAX 128u /* most pieces of one stream that are under way */
 #define PIPE_PIECE_BYTES_DEFAULT 1200u
 
-struct pipe_stream {
-    struct net_stream base;
-    bool incoming;
-};
-
 struct pipe_message {
     struct pipe_message *next;
     uint64_t end_offset; /* offset in the stream, behind its last byte */
@@ -27,7 +22,7 @@ struct pipe_message {
 };
 
 struct pipe_sender {
-    struct pipe_stream stream;
+    struct net_stream stream;
     struct pipe_net *net;
     struct pipe_end *end;            /* reference; null once lost */
     struct pipe_sender *prev, *next; /* in the list of the end, or of the net's lost senders */
@@ -51,7 +46,7 @@ struct pipe_sender {
 };
 
 struct pipe_receiver {
-    struct pipe_stream stream;
+    struct net_stream stream;
     struct pipe_end *end; /* no reference, because the end closes its receivers */
     struct pipe_receiver *prev, *next;
     struct pipe_channel *channel;
@@ -119,7 +114,7 @@ static void pipe_sender_push(struct pipe_sender *sender)
         packet->fin = sender->finishing && sender->sent_end == sender->queued_end;
         sender->fin_sent = packet->fin;
         pipe_end_asks(sender->end);
-        pipe_carried(&sender->stream.base, packet->size, sender->net->network->now_ns);
+        pipe_carried(&sender->stream, packet->size, sender->net->network->now_ns);
         pipe_packet_send(packet);
     }
 }
@@ -182,7 +177,7 @@ static void pipe_sender_settle(struct pipe_sender *sender)
     pipe_event_cancel(sender->net->network, &sender->deferred);
     sender->channel->sender = NULL;
     pipe_channel_unref(sender->channel);
-    net_stream_charge(&sender->stream.base, NULL);
+    net_stream_charge(&sender->stream, NULL);
     free(sender);
 }
 
@@ -256,7 +251,7 @@ void pipe_lost_free(struct pipe_net *net, uint64_t now_ns)
 
 static const struct net_stream_handler *pipe_receiver_handler(const struct pipe_receiver *receiver)
 {
-    return &receiver->stream.base.net->stream_handlers[receiver->stream.base.kind];
+    return &receiver->stream.net->stream_handlers[receiver->stream.kind];
 }
 
 static void pipe_receiver_close(struct pipe_receiver *receiver, const struct error *cause, bool quiet,
@@ -269,10 +264,10 @@ static void pipe_receiver_close(struct pipe_receiver *receiver, const struct err
     receiver->stopped = true; /* later requests of the handler for this stream have no effect */
     const struct net_stream_handler *handler = pipe_receiver_handler(receiver);
     if (!quiet && receiver->announced && handler->closed != NULL) {
-        handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
+        handler->closed(handler->context, &receiver->stream, cause, now_ns);
     }
     pipe_channel_unref(receiver->channel);
-    net_stream_charge(&receiver->stream.base, NULL);
+    net_stream_charge(&receiver->stream, NULL);
     free(receiver->buffer);
     free(receiver);
 }
@@ -288,7 +283,7 @@ static void pipe_receiver_settle(struct pipe_receiver *receiver, uint64_t now_ns
 /* Tells the sender when the window has grown by a quarter, not for each byte. */
 static void pipe_receiver_announce(struct pipe_receiver *receiver)
 {
-    uint64_t limit = net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
+    uint64_t limit = net_stream_limit(&receiver->stream, receiver->consumed_end, receiver->expected_end);
     uint64_t step = (limit - receiver->consumed_end) / 4;
     if (!receiver->ended && receiver->end->state == PIPE_END_UP && limit > receiver->announced_limit &&
         limit - receiver->announced_limit >= step) {
@@ -304,8 +299,7 @@ static size_t pipe_receiver_call(struct pipe_receiver *receiver, const uint8_t *
     const struct net_stream_handler *handler = pipe_receiver_handler(receiver);
     receiver->announced = true;
     receiver->calling = true;
-    size_t used =
-        handler->receive(handler->context, &receiver->stream.base, bytes, size, receiver->ended, now_ns);
+    size_t used = handler->receive(handler->context, &receiver->stream, bytes, size, receiver->ended, now_ns);
     receiver->calling = false;
     assert(used <= size);
     receiver->held = used < size;
@@ -314,7 +308,7 @@ static size_t pipe_receiver_call(struct pipe_receiver *receiver, const uint8_t *
         pipe_event_cancel(receiver->end->host->network, &receiver->deferred);
     }
     receiver->consumed_end += used;
-    pipe_carried(&receiver->stream.base, (uint32_t)used, now_ns);
+    pipe_carried(&receiver->stream, (uint32_t)used, now_ns);
     pipe_receiver_announce(receiver);
     return used;
 }
@@ -362,12 +356,11 @@ static void pipe_receiver_deferred(struct pipe_event *event, uint64_t now_ns)
 static struct pipe_receiver *pipe_receiver_new(struct pipe_end *end, struct pipe_channel *channel)
 {
     struct pipe_receiver *receiver = pipe_alloc(1, sizeof *receiver);
-    receiver->stream.base =
-        (struct net_stream){.net = &end->net->base, .peer = end->peer, .kind = channel->kind};
+    receiver->stream = (struct net_stream){.net = &end->net->base, .peer = end->peer, .kind = channel->kind};
     receiver->stream.incoming = true;
     receiver->end = end;
     receiver->channel = channel;
-    receiver->announced_limit = net_stream_limit(&receiver->stream.base, 0, 0);
+    receiver->announced_limit = net_stream_limit(&receiver->stream, 0, 0);
     receiver->deferred =
         (struct pipe_event){.node.index = TIMER_NODE_DISARMED, .fire = pipe_receiver_deferred};
     channel->references++;
@@ -400,7 +393,7 @@ static void pipe_receive_bytes(struct pipe_end *end, const struct pipe_packet *p
         const struct net_stream_handler *handler = pipe_receiver_handler(receiver);
         pipe_receiver_keep(receiver, bytes, packet->size);
         if (packet->size > 0 && handler->kept != NULL) {
-            handler->kept(handler->context, &receiver->stream.base, packet->size, now_ns);
+            handler->kept(handler->context, &receiver->stream, packet->size, now_ns);
         }
     } else {
         size_t used = pipe_receiver_call(receiver, bytes, packet->size, now_ns);
@@ -470,17 +463,17 @@ enum status pipe_stream_open(struct net *base, uint32_t index, enum net_stream_k
                          end->remote->name, PIPE_STREAMS_MAX);
     }
     struct pipe_sender *sender = pipe_alloc(1, sizeof *sender);
-    sender->stream.base = (struct net_stream){.net = base, .peer = index, .kind = kind};
+    sender->stream = (struct net_stream){.net = base, .peer = index, .kind = kind};
     sender->net = net;
     sender->channel = pipe_alloc(1, sizeof *sender->channel);
     *sender->channel = (struct pipe_channel){.references = 1, .kind = kind, .sender = sender};
     sender->deferred = (struct pipe_event){.node.index = TIMER_NODE_DISARMED, .fire = pipe_sender_deferred};
     sender->messages_end = &sender->messages;
-    sender->limit = net_stream_limit(&sender->stream.base, 0, 0);
+    sender->limit = net_stream_limit(&sender->stream, 0, 0);
     sender->end = pipe_end_ref(end);
     DL_APPEND(end->senders, sender);
     end->sender_count++;
-    *out = &sender->stream.base;
+    *out = &sender->stream;
     return STATUS_OK;
 }
 
@@ -571,7 +564,7 @@ static void pipe_receiver_reset(struct pipe_receiver *receiver)
 
 void pipe_stream_reset(struct net_stream *stream)
 {
-    if (((const struct pipe_stream *)stream)->incoming) {
+    if (stream->incoming) {
         pipe_receiver_reset((struct pipe_receiver *)stream);
     } else {
         pipe_sender_reset((struct pipe_sender *)stream);

@@ -11,12 +11,12 @@ static struct quic_connection *connection_of(const struct quic_node *node)
 
 static void claim_bytes_that_were_not_sent(struct quic_connection *connection)
 {
-    connection->receivers->consumed_end += 1u << 20;
+    connection->receivers->intake.consumed_end += 1u << 20;
 }
 
 static void take_back_bytes(struct quic_connection *connection)
 {
-    connection->receivers->consumed_end = 100; /* less than was acknowledged */
+    connection->receivers->intake.consumed_end = 100; /* less than was acknowledged */
 }
 
 static void claim_a_stream_that_never_was(struct quic_connection *connection)
@@ -34,7 +34,7 @@ static void claim_that_an_open_stream_is_over(struct quic_connection *connection
 /* Makes node a resume its stream from another place than node b asked for. */
 static void expect_elsewhere(struct quic_connection *connection)
 {
-    connection->receivers->consumed_end += 4;
+    connection->receivers->intake.consumed_end += 4;
 }
 
 static void forget_the_stream(struct quic_connection *connection)

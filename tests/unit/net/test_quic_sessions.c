@@ -239,6 +239,38 @@ static void held_bytes_come_once(void **state)
     quic_source_free(longer);
 }
 
+/* b's greeting has said how much it has of the stream, which a has not resumed yet. */
+static bool b_awaits_its_stream(const void *context)
+{
+    const struct quic_connection *connection = ((struct quic_endpoint *)b->net)->peers[0]->up;
+    (void)context;
+    return connection != NULL && connection->state == QUIC_STATE_UP && connection->unresumed_count == 1 &&
+           connection->unresumed[0].receiver != NULL;
+}
+
+/* The stream is given up in the moment before its sender goes on behind what is held. */
+static void held_bytes_are_given_up_between_greeting_and_resumption(void **state)
+{
+    (void)state;
+    start_nodes(81, &narrow);
+    b->hold = true;
+    struct quic_source *source = quic_source_new(a, 0, 3, 600000, 1000, false);
+    quic_run_for(loop, 60);
+    assert_int_equal(b->sink_count, 1);
+    cut_network(true);
+    quic_run_for(loop, 1200);
+    cut_network(false);
+    assert_true(quic_run_until(loop, b_awaits_its_stream, NULL, 3000));
+    assert_true(stream_intake_received(&((struct quic_receiver *)b->sinks->stream)->intake) > 1000);
+    net_stream_reset(b->sinks->stream);
+    assert_true(quic_run_until_count(loop, &source->done, source->sends, 5000));
+    assert_true(b->sinks->closed);
+    assert_int_equal(source->result, STATUS_ABORTED);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+    net_stream_finish(source->stream);
+    quic_source_free(source);
+}
+
 /* --- At random --- */
 
 enum { CALLS = 120, SOURCES_MAX = CALLS };
@@ -448,6 +480,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(an_idle_connection_is_kept_alive, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(a_narrower_path_ends_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(streams_change_in_an_outage, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(held_bytes_are_given_up_between_greeting_and_resumption, setup_loop,
+                                        teardown),
         cmocka_unit_test_setup_teardown(held_bytes_come_once, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(calls_at_random, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(patience_ends, setup_loop, teardown),

@@ -66,9 +66,10 @@ void tls_connection_watch(struct tls_connection *connection)
 }
 
 /* Why OpenSSL failed, in words. errno was 0 before. */
-static const char *tls_text(const struct tls_connection *connection, char out[160])
+static const char *tls_text(struct tls_connection *connection, char out[160])
 {
     int system_error = errno;
+    connection->timed_out = system_error == ETIMEDOUT;
     unsigned long code = ERR_peek_last_error();
     const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
     if (connection->refusal.status != STATUS_OK) {
@@ -144,21 +145,28 @@ static bool identify(struct tls_connection *connection)
     return true;
 }
 
-/* Records are written in batches, except by the kernel's own TLS. */
+/*
+ * Records are read and written in batches, except by the kernel's own TLS. A filter does that, not TLS's own
+ * read-ahead: OpenSSL loses bytes that were read ahead when the peer changes its key (seen with 3.5).
+ */
 static bool use_batches(struct tls_connection *connection)
 {
     SSL *tls = connection->tls;
     BIO *socket = SSL_get_wbio(tls);
-    if (BIO_get_ktls_send(socket)) {
+    if (BIO_get_ktls_send(socket) || BIO_get_ktls_recv(socket)) {
         return true;
     }
     BIO *buffer = BIO_new(BIO_f_buffer());
-    if (buffer == NULL || BIO_set_write_buffer_size(buffer, (long)TLS_BATCH_BYTES) != 1) {
+    if (buffer == NULL || BIO_set_write_buffer_size(buffer, (long)TLS_BATCH_BYTES) != 1 ||
+        BIO_set_read_buffer_size(buffer, (long)TLS_READ_AHEAD_BYTES) != 1) {
         BIO_free(buffer);
         return false;
     }
     (void)BIO_up_ref(socket);
-    SSL_set0_wbio(tls, BIO_push(buffer, socket));
+    (void)BIO_push(buffer, socket);
+    (void)BIO_up_ref(buffer); /* for reading, and for writing */
+    SSL_set0_rbio(tls, buffer);
+    SSL_set0_wbio(tls, buffer);
     return true;
 }
 
@@ -280,8 +288,6 @@ static SSL *tls_new(struct tls_connection *connection)
     SSL_set_options(tls, SSL_OP_ENABLE_KTLS | SSL_OP_NO_RENEGOTIATION);
     SSL_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                           SSL_MODE_RELEASE_BUFFERS);
-    SSL_set_read_ahead(tls, 1);
-    SSL_set_default_read_buffer_len(tls, TLS_READ_AHEAD_BYTES);
     return tls;
 }
 

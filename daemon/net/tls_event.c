@@ -104,12 +104,24 @@ static void tls_flush(struct tls_endpoint *endpoint)
     }
 }
 
+/* The link was too slow: it gets no connection for a while. */
+static void hold(struct tls_peer *peer, uint64_t now_ns)
+{
+    peer->hold_ns = peer->hold_ns == 0 ? TLS_HELD_MIN_NS : time_min(2 * peer->hold_ns, TLS_HELD_MAX_NS);
+    peer->held_ns = time_after(now_ns, peer->hold_ns);
+    peer->good_bytes = 0;
+    peer->slow_since_ns = 0;
+}
+
 /* A connection is over: the link goes on without it. */
 static void connection_over(struct tls_connection *connection)
 {
     struct tls_peer *peer = connection->peer;
     struct tls_endpoint *endpoint = connection->endpoint;
     if (peer != NULL && peer->connection == connection) {
+        if (connection->timed_out) {
+            hold(peer, endpoint->now_ns);
+        }
         if (peer->is_up && !peer->failed) {
             tls_peer_abandon(peer, connection->cause.text);
         } else {
@@ -196,10 +208,7 @@ static bool is_stuck(const struct tls_peer *peer, uint64_t now_ns)
 
 static void hold_off(struct tls_peer *peer, uint64_t now_ns)
 {
-    peer->hold_ns = peer->hold_ns == 0 ? TLS_HELD_MIN_NS : time_min(2 * peer->hold_ns, TLS_HELD_MAX_NS);
-    peer->held_ns = time_after(now_ns, peer->hold_ns);
-    peer->good_bytes = 0;
-    peer->slow_since_ns = 0;
+    hold(peer, now_ns);
     tls_peer_abandon(peer, "it carries too little");
 }
 

@@ -139,6 +139,7 @@ struct tls_connection {
     bool dialled;
     bool greeted;         /* the peer's greeting has come */
     bool blocked;         /* the socket takes no more now */
+    bool timed_out;       /* the kernel gave up, because what was sent was not acknowledged */
     bool more;            /* bytes wait within TLS: the descriptor does not say so */
     uint64_t deadline_ns; /* of connecting, handshake and greeting; TIME_NEVER afterwards */
     uint64_t key_bytes;   /* sent under the present key */

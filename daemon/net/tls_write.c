@@ -165,9 +165,10 @@ void tls_connection_write(struct tls_connection *connection)
     if (connection->state != TLS_STATE_OPEN || connection->blocked) {
         return;
     }
-    if (connection->key_bytes >= TLS_KEY_BYTES) {
+    /* It is refused while a record is half written, and asked for again then. */
+    if (connection->key_bytes >= TLS_KEY_BYTES &&
+        SSL_key_update(connection->tls, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) {
         connection->key_bytes = 0;
-        (void)SSL_key_update(connection->tls, SSL_KEY_UPDATE_NOT_REQUESTED);
     }
     while (part > 0 && written < TLS_WRITE_BYTES && connection->state == TLS_STATE_OPEN) {
         part = write_part(connection);

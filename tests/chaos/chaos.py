@@ -64,6 +64,7 @@ class Chaos:
     # --- Waiting, and what is looked at meanwhile
 
     def tick(self):
+        self.world.keep_cut()
         for job in [*self.jobs, self.extra]:
             for rank in job.ranks:
                 for event in rank.take_events():

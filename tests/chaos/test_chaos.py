@@ -15,6 +15,7 @@ from cluster import namespaces_work
 from job import Event
 
 SECONDS = 15
+ALONE = True  # it has limits of time
 
 
 class Schedules(unittest.TestCase):

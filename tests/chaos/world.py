@@ -7,11 +7,13 @@ import threading
 import time
 
 import filters
+import process_sockets
 from cluster import Cluster, run
 
 SPARE = "spare"
 SETTINGS = 'listen = "0.0.0.0:7400"; rails = 2;'
 MTU = 9000
+FILTER_AGAIN_S = 0.1
 
 
 class Lateness:
@@ -48,6 +50,7 @@ class World(Cluster):
         super().__init__([*nodes, SPARE], SETTINGS, namespaces=True, start=False, **options)
         self.order = [*nodes, SPARE]
         self.members = list(nodes)
+        self.filtered = 0.0
         self.cuts = {name: set() for name in self.order}      # whose datagrams this node does not get
         self.percent = {name: 0 for name in self.order}
         self.draining = set()
@@ -153,6 +156,14 @@ class World(Cluster):
         if self.alive(name):
             filters.drop(self.pid(name), [self.address(each) for each in self.cuts[name]], self.percent[name])
 
+    def keep_cut(self):
+        """New sockets, of TCP connections that are made meanwhile, drop the same."""
+        if time.monotonic() >= self.filtered + FILTER_AGAIN_S:
+            self.filtered = time.monotonic()
+            for name in self.order:
+                if self.cuts[name] or self.percent[name]:
+                    self._filter(name)
+
     def cut(self, *pairs):
         """Nothing that the first node of a pair sends reaches the second."""
         for sender, receiver in pairs:
@@ -225,7 +236,10 @@ class World(Cluster):
         return found
 
     def descriptors(self, name):
-        return len(os.listdir(f"/proc/{self.pid(name)}/fd"))
+        """Returns how many the daemon has, but for connections of bulk links, which come and go."""
+        pid = self.pid(name)
+        connections = process_sockets.descriptors(pid, process_sockets.inodes(pid, ("tcp",)))
+        return len(os.listdir(f"/proc/{pid}/fd")) - len(connections)
 
     def private_kib(self, name):
         text = pathlib.Path(f"/proc/{self.pid(name)}/smaps_rollup").read_text()

@@ -7,7 +7,7 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --pytest test_*.py            one pytest file, likewise
 
 Programs run two at a time. Beside them run the unittest files that mostly wait: they have WAITS = True at their top. Then the other unittest
-files run one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
+files run, two at a time as well. Those with ALONE = True at their top come last, one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
@@ -32,7 +32,7 @@ import time
 import unittest
 
 TIMEOUT_S = int(os.environ.get("COMMD_TEST_TIMEOUT_S", "300"))
-PROGRAMS_AT_ONCE = 2
+AT_ONCE = 2
 CLEAN_UP_S = 10  # time for a stopped test to end its daemons and remove its network namespaces
 TAIL_LINES = 80
 NO_REASON = "no reason given"
@@ -132,23 +132,34 @@ class Runner:
         sys.stdout.flush()
 
     def run_all(self, paths):
-        files = [path for path in paths if path.endswith(".py")]
-        waiting = [path for path in files if waits(path)]
-        with concurrent.futures.ThreadPoolExecutor(PROGRAMS_AT_ONCE) as pool, concurrent.futures.ThreadPoolExecutor(1) as beside:
-            jobs = [pool.submit(self.run, path) for path in paths if path not in files] + [beside.submit(self.run, path) for path in waiting]
+        programs = [path for path in paths if not path.endswith(".py")]
+        kinds = {"WAITS": [], "ALONE": [], None: []}
+        for path in paths:
+            if path.endswith(".py"):
+                kinds[kind_of(path)].append(path)
+        self.run_some((programs, AT_ONCE), (kinds["WAITS"], 1))
+        self.run_some((kinds[None], AT_ONCE))
+        self.run_some((kinds["ALONE"], 1))
+
+    def run_some(self, *groups):
+        """Runs groups beside each other: (paths, how many of them at once)."""
+        with contextlib.ExitStack() as stack:
+            jobs = []
+            for paths, at_once in groups:
+                pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(at_once))
+                jobs += [pool.submit(self.run, path) for path in paths]
             try:
                 for done in concurrent.futures.as_completed(jobs):
                     self.report(*done.result())
             except KeyboardInterrupt:
                 self.stop_all()  # otherwise the pools would first run all the others
                 raise
-        for path in files:
-            if path not in waiting:
-                self.report(*self.run(path))
 
 
-def waits(path):
-    return re.search(r"^WAITS\s*=\s*True$", pathlib.Path(path).read_text(), re.MULTILINE) is not None
+def kind_of(path):
+    """Returns what a unittest file says of itself at its top: "WAITS", "ALONE" or None."""
+    found = re.search(r"^(WAITS|ALONE)\s*=\s*True\b", pathlib.Path(path).read_text(), re.MULTILINE)
+    return found.group(1) if found else None
 
 
 def is_for_pytest(path):

@@ -224,7 +224,10 @@ class Cluster:
         return run(self.build / "commctl", "--socket", self.socket(name), *arguments, check=False)
 
     def json(self, name, *arguments):
-        return json.loads(self.commctl(name, "-f", "json", *arguments).stdout)
+        ended = self.commctl(name, "-f", "json", *arguments)
+        if not ended.stdout:
+            raise AssertionError(f"commctl {' '.join(arguments)} at {name}: exit code {ended.returncode}: {ended.stderr}\n{self.log(name)[-3000:]}")
+        return json.loads(ended.stdout)
 
     def wait(self, condition, what, timeout_s=READY_TIMEOUT_S):
         deadline = time.monotonic() + timeout_s

@@ -163,6 +163,8 @@ static void a_link_that_carries_nothing_is_noticed_without_data(void **state)
     assert_closed(b, 1);
     assert_complete(b);
     assert_int_equal(peer_of(b)->lost_count, 1);
+    assert_text(peer_of(b)->why, "timed out");
+    assert_true(peer_of(b)->held_ns > loop_now_ns());
     quic_source_free(source);
 }
 
@@ -263,20 +265,32 @@ static void tcp_may_overtake_the_first_greeting(void **state)
     assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
 }
 
-/* Keys are changed while data flow. */
+/* Keys are changed again and again while data flow both ways. */
 static void keys_are_updated(void **state)
 {
     (void)state;
-    struct quic_source *source = quic_source_new(a, 0, 1, 64u << 20, 1u << 20, true);
-    for (unsigned i = 0; i < 10 && !quic_source_done(source); i++) {
-        quic_run_for(loop, 2);
-        peer_of(a)->connection->key_bytes = TLS_KEY_BYTES;
+    struct quic_source *list[] = {quic_source_new(a, 0, 1, 64u << 20, 1u << 20, true),
+                                  quic_source_new(b, 0, 2, 64u << 20, 1u << 20, true)};
+    struct sources sources = {list, 2};
+    unsigned updates = 0;
+    while (!sources_done(&sources) && peer_of(a)->connection != NULL && peer_of(b)->connection != NULL) {
+        quic_run_for(loop, 1);
+        updates += peer_of(a)->connection != NULL && peer_of(a)->connection->key_bytes < TLS_KEY_BYTES;
+        for (unsigned i = 0; i < 2; i++) {
+            struct tls_connection *connection = peer_of(i == 0 ? a : b)->connection;
+            if (connection != NULL) {
+                connection->key_bytes = TLS_KEY_BYTES;
+            }
+        }
     }
-    assert_true(quic_run_until(loop, source_done, source, 10000));
+    assert_true(updates > 3);
+    assert_int_equal(peer_of(a)->lost_count + peer_of(b)->lost_count, 0);
+    assert_true(quic_run_until(loop, sources_done, &sources, 10000));
+    assert_closed(a, 1);
     assert_closed(b, 1);
+    assert_complete(a);
     assert_complete(b);
-    assert_int_equal(peer_of(a)->lost_count, 0);
-    quic_source_free(source);
+    free_sources(list, 2);
 }
 
 static void a_revoked_certificate_ends_the_link(void **state)

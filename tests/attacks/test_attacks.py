@@ -11,6 +11,7 @@ import registry
 from arena import Arena
 from cluster import namespaces_work
 
+ALONE = True  # it compares rates
 WHY_NOT = None if os.geteuid() == 0 and namespaces_work() else "needs root, for users and network namespaces"
 
 

@@ -44,7 +44,7 @@ class GpuConnections(unittest.TestCase):
             said = [re.search(f'TIMED_OUT op 1 all_reduce on "orders-{communicator}": not done within 1500 ms; node a: (.*)', output)[1] for communicator in (0, 1)]
             waits = [f"waiting for the stream of rank {other}" for other in (1, 0)]
             # The operation whose deadline passes last may have begun meanwhile.
-            self.assertTrue(set(waits) & set(said) and set(said) <= {*waits, "running on GPUs"}, output)
+            self.assertTrue(set(waits) & set(said) and set(said) <= {*waits, "about to begin", "running on GPUs"}, output)
         for connections in (2, 8):
             codes, outputs = self.run_ranks(connections, "aa", command)
             self.assertEqual(codes, [0, 0], outputs)

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "tests/system/gpu_rank.h"
 
@@ -94,6 +95,7 @@ static void run(const struct side *sides, uint32_t round)
         check(driver->stream_synchronize(sides[i].stream), "stream_synchronize");
     }
     if (timed_out) {
+        sleep(2); /* the other rank may still wait, and would lose this one */
         exit(TIMED_OUT);
     }
     for (int i = 0; i < 2; i++) {

@@ -65,6 +65,7 @@ typedef struct cuda_function_handle *cuda_function; /* CUfunction */
 typedef struct cuda_graph_handle *cuda_graph;       /* CUgraph */
 typedef struct cuda_graph_node_handle *cuda_node;   /* CUgraphNode */
 typedef struct cuda_user_object_handle *cuda_user_object; /* CUuserObject */
+typedef struct cuda_pool_handle *cuda_pool;               /* CUmemoryPool, cudaMemPool_t too */
 
 #define CUDA_UUID_BYTES 16
 struct cuda_uuid {
@@ -76,6 +77,11 @@ struct cuda_ipc_handle { /* CUipcMemHandle */
     unsigned char bytes[CUDA_IPC_HANDLE_BYTES];
 };
 #define CUDA_IPC_LAZY_PEER_ACCESS 1u
+
+#define CUDA_POOL_POINTER_BYTES 64
+struct cuda_pool_pointer { /* CUmemPoolPtrExportData: memory of a pool, for who has imported the pool */
+    unsigned char bytes[CUDA_POOL_POINTER_BYTES];
+};
 
 struct cuda_location { /* CUmemLocation */
     int type;
@@ -142,6 +148,7 @@ struct cuda_memop { /* CUstreamBatchMemOpParams: the longest of its members */
 #define CUDA_POINTER_MAPPED 13        /* int */
 #define CUDA_POINTER_HANDLE_TYPES 14  /* unsigned long long: mask of CUDA_HANDLE_* */
 #define CUDA_POINTER_ACCESS 16        /* unsigned long long: CUDA_ACCESS_*, of the current context */
+#define CUDA_POINTER_POOL 17          /* cuda_pool: null if the memory is of no pool */
 #define CUDA_POINTER_MAPPING_BYTES 18 /* size_t */
 #define CUDA_POINTER_MAPPING_BASE 19  /* cuda_pointer */
 #define CUDA_POINTER_BLOCK_ID 20      /* unsigned long long: of the physical allocation */
@@ -224,6 +231,16 @@ struct cuda_memop { /* CUstreamBatchMemOpParams: the longest of its members */
     X(address_unmap, cuMemUnmap, (cuda_pointer pointer, size_t bytes))                                       \
     X(address_set_access, cuMemSetAccess,                                                                    \
       (cuda_pointer pointer, size_t bytes, const struct cuda_access *access, size_t count))                  \
+    X(memory_free_async, cuMemFreeAsync, (cuda_pointer pointer, cuda_stream stream))                         \
+    X(pool_destroy, cuMemPoolDestroy, (cuda_pool pool))                                                      \
+    X(pool_set_access, cuMemPoolSetAccess, (cuda_pool pool, const struct cuda_access *access, size_t count)) \
+    X(pool_export, cuMemPoolExportToShareableHandle,                                                         \
+      (void *fd, cuda_pool pool, int handle_type, unsigned long long flags))                                 \
+    X(pool_import, cuMemPoolImportFromShareableHandle,                                                       \
+      (cuda_pool * pool, void *fd_as_pointer, int handle_type, unsigned long long flags))                    \
+    X(pool_export_pointer, cuMemPoolExportPointer, (struct cuda_pool_pointer * out, cuda_pointer pointer))   \
+    X(pool_import_pointer, cuMemPoolImportPointer,                                                           \
+      (cuda_pointer * pointer, cuda_pool pool, struct cuda_pool_pointer * data))                             \
     X(stream_create, cuStreamCreateWithPriority, (cuda_stream * stream, unsigned flags, int priority))       \
     X(stream_destroy, cuStreamDestroy_v2, (cuda_stream stream))                                              \
     X(stream_query, cuStreamQuery, (cuda_stream stream))                                                     \

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/cuda_double/memory.h"
+#include "tests/cuda_double/pool.h"
 
 static struct allocation **sorted; /* in the order of their addresses */
 static size_t count;
@@ -151,8 +151,10 @@ bool memory_may_touch(cuda_context context, const struct allocation *allocation,
             return false;
         }
         break;
-    case ALLOCATION_DEVICE:
     case ALLOCATION_POOL:
+    case ALLOCATION_POOL_IMPORTED:
+        return pool_allows(allocation->pool, context->ordinal); /* for copies, too */
+    case ALLOCATION_DEVICE:
         break;
     }
     return touch == TOUCH_COPY || allocation->context == context ||
@@ -175,9 +177,10 @@ cuda_result memory_resolve(cuda_context context, uint64_t address, uint64_t byte
         return CUDA_RESULT_OK;
     }
     for (uint64_t at = address; at - address < bytes;) {
-        const struct allocation *allocation = allocation_find(at);
+        struct allocation *allocation = allocation_find(at);
         bool first = at == address;
         if (allocation == NULL || !memory_may_touch(context, allocation, touch) ||
+            (allocation->pool != NULL && !pool_is_ready(allocation)) ||
             (!first && allocation->kind != ALLOCATION_MAPPED)) {
             return CUDA_RESULT_ILLEGAL_ADDRESS;
         }

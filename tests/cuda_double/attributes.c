@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "tests/cuda_double/memory.h"
+#include "tests/cuda_double/pool.h"
 
 /* Values of CUpointer_attribute that proto/cuda_driver.h lacks. */
 #define POINTER_CONTEXT 1
@@ -32,9 +32,9 @@ static cuda_result give_u64(void *value, uint64_t found)
  * block that is mapped there. */
 static cuda_result give_mapping(void *value, int attribute, const struct allocation *allocation)
 {
-    bool small = allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_POOL;
+    bool small = allocation->kind == ALLOCATION_DEVICE || allocation->pool != NULL;
     if (attribute == CUDA_POINTER_MAPPING_BASE) {
-        return give_u64(value, small ? allocation->block->address : allocation->address);
+        return give_u64(value, small ? allocation->address - allocation->block_offset : allocation->address);
     }
     return give_u64(value, small ? allocation->block->of.bytes : allocation->bytes);
 }
@@ -80,8 +80,14 @@ static cuda_result give_attribute(void *value, int attribute, const struct alloc
     case CUDA_POINTER_MAPPED:
         return give_int(value, allocation->kind != ALLOCATION_MAPPED || allocation->access != 0);
     case CUDA_POINTER_HANDLE_TYPES:
-        return give_u64(
-            value, allocation->kind == ALLOCATION_MAPPED ? (uint64_t)allocation->block->of.handle_types : 0);
+        return give_u64(value, allocation->kind == ALLOCATION_MAPPED
+                                   ? (uint64_t)allocation->block->of.handle_types
+                               : allocation->pool != NULL ? (uint64_t)allocation->pool->handle_types
+                                                          : 0);
+    case CUDA_POINTER_POOL: {
+        cuda_pool pool = allocation->pool != NULL ? pool_handle(allocation->pool) : NULL;
+        return give(value, &pool, sizeof pool);
+    }
     case CUDA_POINTER_RANGE_START:
     case CUDA_POINTER_RANGE_BYTES:
         return give_range(value, attribute, allocation);
@@ -110,8 +116,9 @@ cuda_result cuPointerGetAttribute(void *value, int attribute, cuda_pointer point
     }
     double_lock();
     const struct allocation *allocation = allocation_find(pointer);
-    result = allocation != NULL ? give_attribute(value, attribute, allocation, pointer)
-                                : CUDA_RESULT_INVALID_VALUE;
+    result = allocation != NULL && !allocation->freeing
+                 ? give_attribute(value, attribute, allocation, pointer)
+                 : CUDA_RESULT_INVALID_VALUE;
     double_unlock();
     return result;
 }

@@ -71,6 +71,16 @@
  *     allocates at the same addresses is ALREADY_MAPPED.
  *   - An IPC handle that is stale, or whose exporter has ended, is INVALID_VALUE. A device that this process
  *     does not see is INVALID_DEVICE. Opened memory cannot be exported again.
+ *   - Memory of a pool is there when its stream has come to the allocation. Before, whatever touches it, in
+ *     any process, is an ILLEGAL_ADDRESS. Once cuMemFreeAsync has returned, nothing can be asked about it.
+ *   - Devices touch memory of a pool only if the pool lets them, also with copies. Peer access of contexts
+ *     does not matter. An imported pool lets only its own device, whatever the exporter has set.
+ *   - A pool without handle types, the default pool and an imported pool cannot be exported: INVALID_VALUE.
+ *     Nor can pointers of a pool that was never exported. The handle of a pool comes back when the pool is
+ *     destroyed and its last allocation is freed.
+ *   - cuMemPoolImportPointer is INVALID_VALUE if the pointer is of another pool, or freed. It is
+ *     ALREADY_MAPPED if this process still has open what the exporter had at these addresses before.
+ *   - Memory of a pool that is freed while another process has it open is poisoned. stderr tells it.
  *   - cuMemCreate accepts the handle type fabric, as drivers do even where there is no fabric. Nothing
  *     exports or imports such a handle.
  *   - cuMemGetAddressRange of virtual memory gives the mapping, not the reservation.
@@ -98,12 +108,23 @@
  *     supported.
  *
  * Symbols that proto/cuda_driver.h lacks, with CUDA's own signatures: cuMemAllocManaged, cuMemAllocAsync,
- * cuMemFreeAsync, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuEventSynchronize, and the graphs below.
+ * cuMemAllocFromPoolAsync, cuMemPoolCreate, cuDeviceGetDefaultMemPool, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2,
+ * cuEventSynchronize, and the graphs below.
  */
 
 typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
 
 #define CUDA_ATTACH_GLOBAL 1u
+
+struct cuda_pool_properties { /* CUmemPoolProps */
+    int type;
+    int handle_types;
+    struct cuda_location location;
+    void *windows;
+    size_t max_bytes; /* ignored here */
+    unsigned short usage;
+    unsigned char reserved[54];
+};
 
 #define CUDA_RESULT_NOT_INITIALIZED 3
 #define CUDA_RESULT_PEER_ACCESS_UNSUPPORTED 217
@@ -120,7 +141,10 @@ typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
 #define CUDA_DOUBLE_FUNCTIONS(X)                                                                             \
     X(alloc_managed, cuMemAllocManaged, (cuda_pointer * pointer, size_t bytes, unsigned flags))              \
     X(alloc_pool, cuMemAllocAsync, (cuda_pointer * pointer, size_t bytes, cuda_stream stream))               \
-    X(free_pool, cuMemFreeAsync, (cuda_pointer pointer, cuda_stream stream))                                 \
+    X(alloc_from_pool, cuMemAllocFromPoolAsync,                                                              \
+      (cuda_pointer * pointer, size_t bytes, cuda_pool pool, cuda_stream stream))                            \
+    X(pool_create, cuMemPoolCreate, (cuda_pool * pool, const struct cuda_pool_properties *properties))       \
+    X(pool_default, cuDeviceGetDefaultMemPool, (cuda_pool * pool, cuda_device device))                       \
     X(copy_from_host_now, cuMemcpyHtoD_v2, (cuda_pointer target, const void *source, size_t bytes))          \
     X(copy_to_host_now, cuMemcpyDtoH_v2, (void *target, cuda_pointer source, size_t bytes))                  \
     X(event_synchronize, cuEventSynchronize, (cuda_event event))                                             \

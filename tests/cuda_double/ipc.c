@@ -101,14 +101,15 @@ static cuda_result map_block(struct block *block, const struct machine_export *e
 static struct block *find_block(uint64_t id)
 {
     for (struct allocation *one = allocation_first(); one != NULL; one = allocation_next(one)) {
-        if (one->kind == ALLOCATION_IMPORTED && one->block->of.id == id) {
+        bool imported = one->kind == ALLOCATION_IMPORTED || one->kind == ALLOCATION_POOL_IMPORTED;
+        if (imported && one->block->of.id == id) {
             return one->block;
         }
     }
     return NULL;
 }
 
-static cuda_result open_block(uint64_t id, struct block **out)
+cuda_result block_open(uint64_t id, struct block **out)
 {
     struct machine_block of = {.fd = -1};
     cuda_result result = machine_open_id(id, &of);
@@ -134,7 +135,7 @@ static cuda_result open_block(uint64_t id, struct block **out)
 static cuda_result open_handle(cuda_pointer *base, const struct content *content)
 {
     struct machine_export exported;
-    if (!machine_find(content->process, content->address, &exported)) {
+    if (!machine_find(content->process, content->address, &exported) || exported.serial != 0) {
         return CUDA_RESULT_INVALID_VALUE;
     }
     struct allocation *opened = find_opened(exported.block_id, exported.offset);
@@ -146,7 +147,7 @@ static cuda_result open_handle(cuda_pointer *base, const struct content *content
         return CUDA_RESULT_OK;
     }
     struct block *block = NULL;
-    cuda_result result = open_block(exported.block_id, &block);
+    cuda_result result = block_open(exported.block_id, &block);
     if (result != CUDA_RESULT_OK) {
         return result;
     }

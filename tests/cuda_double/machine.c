@@ -9,11 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PROCESSES_MAX 256
+#define PROCESSES_MAX MACHINE_PROCESSES_MAX
 #define BLOCKS_MAX 16384
 #define EXPORTS_MAX 65536
-#define TABLE_MAGIC 0x636f6d6d64646232u
+#define TABLE_MAGIC 0x636f6d6d64646233u
 #define LABEL_MAGIC 0x636f6d6d646c626cu
+#define POOL_MAGIC 0x636f6d6d64706c62u
 #define LABEL_BYTES 4096
 #define WORDS (PROCESSES_MAX / 64)
 
@@ -48,6 +49,16 @@ struct label {
     uint64_t id;
     int32_t physical;
     int32_t handle_types;
+};
+
+/* What a descriptor of a pool refers to. */
+struct pool_label {
+    uint64_t magic;
+    uint64_t machine;
+    uint64_t id;
+    uint64_t process;
+    int32_t physical;
+    int32_t unused;
 };
 
 static int folder_fd = -1;
@@ -115,6 +126,7 @@ static void forget(unsigned row)
         if (table->exports[i].process == id) {
             table->exports[i].process = 0;
         }
+        table->exports[i].importers[row / 64] &= ~(1ull << (row % 64));
     }
     for (uint32_t i = 0; i < table->blocks_high; i++) {
         struct block_row *block = &table->blocks[i];
@@ -408,7 +420,7 @@ void machine_leave(uint64_t id)
     table_unlock();
 }
 
-bool machine_publish(uint64_t address, uint64_t bytes, uint64_t block_id, uint64_t offset)
+bool machine_publish(const struct machine_export *row)
 {
     uint32_t index = 0;
     table_lock();
@@ -416,8 +428,7 @@ bool machine_publish(uint64_t address, uint64_t bytes, uint64_t block_id, uint64
         index++;
     }
     if (index < EXPORTS_MAX) {
-        table->exports[index] = (struct machine_export){
-            .address = address, .bytes = bytes, .block_id = block_id, .offset = offset};
+        table->exports[index] = *row;
         table->exports[index].process = my_id;
         table->exports_high = index >= table->exports_high ? index + 1 : table->exports_high;
     }
@@ -435,12 +446,55 @@ static struct machine_export *export_of(uint64_t process, uint64_t address)
     return NULL;
 }
 
-void machine_retract(uint64_t address)
+bool machine_retract(uint64_t address)
+{
+    bool is_open = false;
+    table_lock();
+    forget_the_dead();
+    struct machine_export *row = export_of(my_id, address);
+    if (row != NULL) {
+        for (unsigned i = 0; i < WORDS; i++) {
+            is_open = is_open || row->importers[i] != 0;
+        }
+        row->process = 0;
+    }
+    table_unlock();
+    return is_open;
+}
+
+void machine_set_ready(uint64_t address)
 {
     table_lock();
     struct machine_export *row = export_of(my_id, address);
     if (row != NULL) {
-        row->process = 0;
+        row->ready = true;
+    }
+    table_unlock();
+}
+
+static struct machine_export *pool_row(uint64_t process, uint64_t address, uint64_t serial)
+{
+    struct machine_export *row = process != 0 ? export_of(process, address) : NULL;
+    return row != NULL && row->serial == serial ? row : NULL;
+}
+
+bool machine_is_ready(uint64_t process, uint64_t address, uint64_t serial)
+{
+    table_lock();
+    const struct machine_export *row = pool_row(process, address, serial);
+    bool ready = row == NULL || row->ready;
+    table_unlock();
+    return ready;
+}
+
+void machine_set_imported(uint64_t process, uint64_t address, uint64_t serial, bool imported)
+{
+    uint64_t bit = 1ull << (my_row % 64);
+    table_lock();
+    struct machine_export *row = pool_row(process, address, serial);
+    if (row != NULL) {
+        uint64_t *word = &row->importers[my_row / 64];
+        *word = imported ? *word | bit : *word & ~bit;
     }
     table_unlock();
 }
@@ -455,4 +509,38 @@ bool machine_find(uint64_t process, uint64_t address, struct machine_export *out
     }
     table_unlock();
     return row != NULL;
+}
+
+int machine_export_pool(struct machine_pool *pool)
+{
+    int fd = memfd_create("cuda_double-pool", MFD_CLOEXEC);
+    if (fd < 0) {
+        return -1;
+    }
+    table_lock();
+    pool->id = pool->id != 0 ? pool->id : table->next_block++;
+    table_unlock();
+    struct pool_label label = {.magic = POOL_MAGIC,
+                               .machine = table->machine,
+                               .id = pool->id,
+                               .process = my_id,
+                               .physical = pool->physical};
+    if (pwrite(fd, &label, sizeof label, 0) != sizeof label) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+bool machine_open_pool(int fd, struct machine_pool *out)
+{
+    struct pool_label label;
+    struct stat file;
+    if (fstat(fd, &file) < 0 || file.st_size != sizeof label ||
+        pread(fd, &label, sizeof label, 0) != sizeof label || label.magic != POOL_MAGIC ||
+        label.machine != table->machine) {
+        return false;
+    }
+    *out = (struct machine_pool){.id = label.id, .process = label.process, .physical = label.physical};
+    return true;
 }

@@ -11,6 +11,8 @@
  * threads yet.
  */
 
+#define MACHINE_PROCESSES_MAX 256
+
 /* Attaches this process. Returns false if the folder cannot be used. */
 bool machine_attach(void);
 /* Removes all that this process has in the folder. */
@@ -44,11 +46,31 @@ struct machine_export {
     uint64_t address;
     uint64_t bytes;
     uint64_t block_id;
-    uint64_t offset; /* offset in the block */
+    uint64_t offset;                                /* offset in the block */
+    uint64_t serial;                                /* of an allocation of a pool; 0: it is of cuMemAlloc */
+    bool ready;                                     /* of a pool: its stream has come to it */
+    uint64_t importers[MACHINE_PROCESSES_MAX / 64]; /* of a pool: a bit for each process that has it open */
 };
-bool machine_publish(uint64_t address, uint64_t bytes, uint64_t block_id, uint64_t offset);
-void machine_retract(uint64_t address);
+/* `process` of the row is filled in. */
+bool machine_publish(const struct machine_export *row);
+/* Returns whether other processes have it open, if it is of a pool. */
+bool machine_retract(uint64_t address);
+void machine_set_ready(uint64_t address);
+/* Whether it is ready. What is freed already counts as ready. */
+bool machine_is_ready(uint64_t process, uint64_t address, uint64_t serial);
+/* Says whether this process has that allocation of a pool open. */
+void machine_set_imported(uint64_t process, uint64_t address, uint64_t serial, bool imported);
 /* Returns false if there is no such allocation, or its process has ended. */
 bool machine_find(uint64_t process, uint64_t address, struct machine_export *out);
+
+/* A pool, as a descriptor names it. */
+struct machine_pool {
+    uint64_t id; /* 0: it gets one */
+    uint64_t process;
+    int physical;
+};
+/* Makes a descriptor for a pool of this process. Returns -1 if it fails. */
+int machine_export_pool(struct machine_pool *pool);
+bool machine_open_pool(int fd, struct machine_pool *out);
 
 #endif

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/cuda_double/pool.h"
 #include "tests/cuda_double/stream.h"
 
 #define SMALL_BYTES (1ull << 20)
@@ -76,11 +77,12 @@ static bool units_find(const struct block *block, uint64_t count, uint64_t *firs
     return false;
 }
 
-static cuda_result place_small(cuda_context context, uint64_t units, struct block **out, uint64_t *offset)
+static cuda_result place_small(cuda_context context, const struct pool *pool, uint64_t units,
+                               struct block **out, uint64_t *offset)
 {
     uint64_t first = 0;
     for (struct block *block = shared_blocks; block != NULL; block = block->next) {
-        if (block->context == context && units_find(block, units, &first)) {
+        if (block->context == context && block->pool == pool && units_find(block, units, &first)) {
             block->references++;
             memset(block->units + first, 1, units);
             *offset = first * SMALL_UNIT_BYTES;
@@ -100,6 +102,7 @@ static cuda_result place_small(cuda_context context, uint64_t units, struct bloc
         block_leave(*out);
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
+    (*out)->pool = pool;
     (*out)->next = shared_blocks;
     shared_blocks = *out;
     memset((*out)->units, 1, units);
@@ -116,38 +119,55 @@ static void unplace(struct block *block, uint64_t offset, uint64_t bytes)
     block_leave(block);
 }
 
-static cuda_result alloc(cuda_pointer *pointer, uint64_t bytes, enum allocation_kind kind)
+cuda_result memory_alloc(uint64_t bytes, enum allocation_kind kind, struct pool *pool,
+                         struct allocation **out)
 {
     cuda_context context = context_now();
     struct block *block = NULL;
     uint64_t offset = 0;
     cuda_result result =
         bytes <= SMALL_BYTES
-            ? place_small(context, (bytes + SMALL_UNIT_BYTES - 1) / SMALL_UNIT_BYTES, &block, &offset)
+            ? place_small(context, pool, (bytes + SMALL_UNIT_BYTES - 1) / SMALL_UNIT_BYTES, &block, &offset)
             : block_make(context, up_to_blocks(bytes), &block);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     uint64_t address = block->address + offset;
-    struct allocation *allocation = allocation_add(&(struct allocation){.address = address,
-                                                                        .bytes = bytes,
-                                                                        .kind = kind,
-                                                                        .ordinal = context->ordinal,
-                                                                        .context = context,
-                                                                        .memory = arena_memory(address),
-                                                                        .block = block,
-                                                                        .block_offset = offset,
-                                                                        .base = address,
-                                                                        .base_bytes = bytes});
-    if (allocation == NULL ||
-        (kind == ALLOCATION_DEVICE && !machine_publish(address, bytes, block->of.id, offset))) {
-        if (allocation != NULL) {
-            allocation_remove(allocation);
-        }
+    *out = allocation_add(&(struct allocation){.address = address,
+                                               .bytes = bytes,
+                                               .kind = kind,
+                                               .ordinal = context->ordinal,
+                                               .context = context,
+                                               .memory = arena_memory(address),
+                                               .block = block,
+                                               .block_offset = offset,
+                                               .pool = pool,
+                                               .base = address,
+                                               .base_bytes = bytes});
+    if (*out == NULL) {
         unplace(block, offset, bytes);
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
-    *pointer = address;
+    return CUDA_RESULT_OK;
+}
+
+/* Others may open it by its handle from now on. */
+static cuda_result alloc_shared(cuda_pointer *pointer, uint64_t bytes)
+{
+    struct allocation *allocation;
+    cuda_result result = memory_alloc(bytes, ALLOCATION_DEVICE, NULL, &allocation);
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
+    struct machine_export row = {.address = allocation->address,
+                                 .bytes = bytes,
+                                 .block_id = allocation->block->of.id,
+                                 .offset = allocation->block_offset};
+    if (!machine_publish(&row)) {
+        allocation_forget(allocation);
+        return CUDA_RESULT_OUT_OF_MEMORY;
+    }
+    *pointer = allocation->address;
     return CUDA_RESULT_OK;
 }
 
@@ -157,16 +177,20 @@ void allocation_forget(struct allocation *allocation)
     allocation_remove(allocation);
     switch (was.kind) {
     case ALLOCATION_DEVICE:
-        machine_retract(was.address);
+        (void)machine_retract(was.address);
         unplace(was.block, was.block_offset, was.bytes);
         break;
     case ALLOCATION_POOL:
+        pool_end(&was);
         unplace(was.block, was.block_offset, was.bytes);
         break;
     case ALLOCATION_IMPORTED:
         arena_unmap(was.address, was.bytes);
         arena_free(was.address, was.bytes);
         block_release(was.block);
+        break;
+    case ALLOCATION_POOL_IMPORTED:
+        pool_end_import(&was);
         break;
     case ALLOCATION_HOST:
     case ALLOCATION_MANAGED:
@@ -211,85 +235,7 @@ cuda_result cuMemAlloc_v2(cuda_pointer *pointer, size_t bytes)
     double_lock();
     result = wait_as_driver_may();
     if (result == CUDA_RESULT_OK) {
-        result = alloc(pointer, bytes, ALLOCATION_DEVICE);
-    }
-    double_unlock();
-    return result;
-}
-
-/* The memory is there at once. A free that is submitted but has not run gives no memory back yet. */
-cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream handle)
-{
-    cuda_result result = enter_alloc(__func__, pointer, bytes);
-    if (result != CUDA_RESULT_OK) {
-        return result;
-    }
-    struct stream *stream;
-    double_lock();
-    result = stream_find_here(handle, &stream);
-    if (result == CUDA_RESULT_OK) {
-        result = alloc(pointer, bytes, ALLOCATION_POOL);
-    }
-    double_unlock();
-    return result;
-}
-
-struct free_work {
-    struct work work;
-    uint64_t buffer_id;
-    cuda_pointer pointer;
-};
-
-static struct allocation *find_pool(cuda_pointer pointer)
-{
-    struct allocation *allocation = allocation_find(pointer);
-    bool found = allocation != NULL && allocation->kind == ALLOCATION_POOL && allocation->address == pointer;
-    return found ? allocation : NULL;
-}
-
-static cuda_result free_run(struct work *work, struct stream *stream)
-{
-    const struct free_work *wanted = (const struct free_work *)work;
-    (void)stream;
-    double_lock();
-    struct allocation *allocation = find_pool(wanted->pointer);
-    bool found = allocation != NULL && allocation->buffer_id == wanted->buffer_id;
-    if (found) {
-        allocation_forget(allocation);
-    }
-    double_unlock();
-    return found ? CUDA_RESULT_OK : CUDA_RESULT_ILLEGAL_ADDRESS;
-}
-
-static void free_destroy(struct work *work)
-{
-    free(work);
-}
-
-static cuda_result submit_free(struct stream *stream, const struct allocation *allocation)
-{
-    struct free_work *work = malloc(sizeof *work);
-    if (work == NULL) {
-        return CUDA_RESULT_OUT_OF_MEMORY;
-    }
-    *work = (struct free_work){.work = {.references = 1, .run = free_run, .destroy = free_destroy},
-                               .buffer_id = allocation->buffer_id,
-                               .pointer = allocation->address};
-    return stream_submit(stream, &work->work, NULL);
-}
-
-cuda_result cuMemFreeAsync(cuda_pointer pointer, cuda_stream handle)
-{
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
-    if (result != CUDA_RESULT_OK) {
-        return result;
-    }
-    struct stream *stream;
-    double_lock();
-    const struct allocation *allocation = find_pool(pointer);
-    result = allocation != NULL ? stream_find_here(handle, &stream) : CUDA_RESULT_INVALID_VALUE;
-    if (result == CUDA_RESULT_OK) {
-        result = submit_free(stream, allocation);
+        result = alloc_shared(pointer, bytes);
     }
     double_unlock();
     return result;
@@ -298,8 +244,8 @@ cuda_result cuMemFreeAsync(cuda_pointer pointer, cuda_stream handle)
 static bool is_freeable(const struct allocation *allocation, cuda_pointer pointer)
 {
     return allocation != NULL && allocation->address == pointer &&
-           (allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_POOL ||
-            allocation->kind == ALLOCATION_MANAGED);
+           (allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_MANAGED ||
+            (allocation->pool != NULL && !allocation->freeing));
 }
 
 cuda_result cuMemFree_v2(cuda_pointer pointer)

@@ -20,10 +20,11 @@ bool arena_map(uint64_t address, uint64_t bytes, int fd, uint64_t offset);
 void arena_unmap(uint64_t address, uint64_t bytes);
 
 enum allocation_kind {
-    ALLOCATION_DEVICE,   /* cuMemAlloc */
-    ALLOCATION_POOL,     /* cuMemAllocAsync */
-    ALLOCATION_IMPORTED, /* cuIpcOpenMemHandle; covers the whole block */
-    ALLOCATION_MAPPED,   /* cuMemMap */
+    ALLOCATION_DEVICE,        /* cuMemAlloc */
+    ALLOCATION_POOL,          /* cuMemAllocAsync, cuMemAllocFromPoolAsync */
+    ALLOCATION_IMPORTED,      /* cuIpcOpenMemHandle; covers the whole block */
+    ALLOCATION_POOL_IMPORTED, /* cuMemPoolImportPointer */
+    ALLOCATION_MAPPED,        /* cuMemMap */
     ALLOCATION_MANAGED,
     ALLOCATION_HOST,      /* cuMemHostAlloc */
     ALLOCATION_REGISTERED /* cuMemHostRegister */
@@ -35,13 +36,16 @@ struct block {
     uint64_t number; /* a number in this process, for BLOCK_ID */
     uint64_t address;
     unsigned references;
-    struct block *next;     /* in the list of blocks for small allocations, or of virtual memory */
-    cuda_context context;   /* whose small allocations it holds; null: not shared */
-    unsigned char *units;   /* one for each SMALL_UNIT_BYTES: 1 if taken */
-    int fd;                 /* -1 if no longer needed */
-    cuda_allocation handle; /* virtual memory: its handle, and how often it was given */
+    struct block *next;      /* in the list of blocks for small allocations, or of virtual memory */
+    cuda_context context;    /* whose small allocations it holds; null: not shared */
+    const struct pool *pool; /* of these allocations, or null */
+    unsigned char *units;    /* one for each SMALL_UNIT_BYTES: 1 if taken */
+    int fd;                  /* -1 if no longer needed */
+    cuda_allocation handle;  /* virtual memory: its handle, and how often it was given */
     unsigned handle_references;
 };
+
+struct pool;
 
 struct allocation {
     uint64_t address; /* the range that may be touched: [address, address + bytes) */
@@ -58,6 +62,10 @@ struct allocation {
     uint64_t base; /* what cuMemGetAddressRange returns */
     uint64_t base_bytes;
     unsigned references; /* imports: how often it was opened */
+    struct pool *pool;   /* or null */
+    bool ready;          /* in a pool: the stream has come to the allocation */
+    bool freeing;        /* in a pool: cuMemFreeAsync has returned */
+    uint64_t serial;     /* in a pool: a number that its process never gave before */
     uint64_t exporter;   /* imports: the process that exports it, and the block's address there */
     uint64_t exporter_address;
     unsigned pins; /* how many pieces of work touch it now */
@@ -89,6 +97,11 @@ void allocation_forget(struct allocation *allocation);
 /* Returns null if there is no memory. The block has one reference, and owns the descriptor. */
 struct block *block_new(const struct machine_block *of);
 void block_release(struct block *block);
+/* ipc.c: opens another process's block. The caller closes its descriptor. */
+cuda_result block_open(uint64_t id, struct block **out);
+/* memory.c: device memory in the current context, which nobody can open yet. */
+cuda_result memory_alloc(uint64_t bytes, enum allocation_kind kind, struct pool *pool,
+                         struct allocation **out);
 
 /* Frees all that a context has, when it ends. */
 void memory_forget_context(cuda_context context);

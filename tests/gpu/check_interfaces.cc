@@ -110,6 +110,7 @@ SAME(CUDA_POINTER_RANGE_BYTES, CU_POINTER_ATTRIBUTE_RANGE_SIZE);
 SAME(CUDA_POINTER_MAPPED, CU_POINTER_ATTRIBUTE_MAPPED);
 SAME(CUDA_POINTER_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES);
 SAME(CUDA_POINTER_ACCESS, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS);
+SAME(CUDA_POINTER_POOL, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE);
 SAME(CUDA_POINTER_MAPPING_BYTES, CU_POINTER_ATTRIBUTE_MAPPING_SIZE);
 SAME(CUDA_POINTER_MAPPING_BASE, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR);
 SAME(CUDA_POINTER_BLOCK_ID, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID);
@@ -132,6 +133,7 @@ SAME(CUDA_ATTACH_GLOBAL, CU_MEM_ATTACH_GLOBAL);
 
 static_assert(sizeof(cuda_uuid) == sizeof(CUuuid), "cuda_uuid");
 static_assert(sizeof(cuda_ipc_handle) == sizeof(CUipcMemHandle), "cuda_ipc_handle");
+static_assert(sizeof(cuda_pool_pointer) == sizeof(CUmemPoolPtrExportData), "cuda_pool_pointer");
 static_assert(sizeof(cuda_location) == sizeof(CUmemLocation), "cuda_location");
 SAME_MEMBER(cuda_location, type, CUmemLocation, type);
 SAME_MEMBER(cuda_location, id, CUmemLocation, id);

@@ -280,7 +280,7 @@ static void test_refusals_name_the_memory(void **state)
     assert_int_equal(reduce_now(host, gpu_address(late), gpu_address(late), 10), COMM_INVALID_ARGUMENT);
     expect_ok(comm_sync(comm, 0));
     assert_int_equal(fake_daemon_counts(pair.daemon).registered, 1);
-    GPU_OK(beyond.free_pool(pool, stream));
+    GPU_OK(cuda->memory_free_async(pool, stream));
     GPU_OK(cuda->stream_synchronize(stream));
     GPU_OK(cuda->memory_free(managed));
     GPU_OK(cuda->memory_free(plain));

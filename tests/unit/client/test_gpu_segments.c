@@ -257,7 +257,7 @@ static void test_without_a_descriptor(void **state)
     GPU_OK(beyond.alloc_pool(&at, 4096, stream));
     assert_int_equal(reduce_now(comm, gpu_address(at), gpu_address(at), 10), COMM_UNSUPPORTED);
     assert_error_says("CUDA memory pool (cudaMallocAsync)");
-    GPU_OK(beyond.free_pool(at, stream));
+    GPU_OK(cuda->memory_free_async(at, stream));
     GPU_OK(cuda->stream_synchronize(stream));
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);

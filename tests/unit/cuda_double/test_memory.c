@@ -230,7 +230,7 @@ static void attributes(int unused)
     struct cuda_ipc_handle handle;
     CHECK_RESULT(cuda->ipc_get(&handle, pool), CUDA_RESULT_INVALID_VALUE);
     CHECK_RESULT(cuda->ipc_get(&handle, managed), CUDA_RESULT_INVALID_VALUE);
-    OK(beyond.free_pool(pool, NULL));
+    OK(cuda->memory_free_async(pool, NULL));
     OK(cuda->memory_free(managed));
 }
 CASE(attributes)

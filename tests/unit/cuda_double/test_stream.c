@@ -332,10 +332,10 @@ static void free_in_order(int unused)
     OK(beyond.alloc_pool(&pool, 64, stream));
     OK(cuda->stream_wait_value(stream, slot(0), 1, 0));
     OK(cuda->set_bytes(pool, 1, 64, stream));
-    OK(beyond.free_pool(pool, stream));
+    OK(cuda->memory_free_async(pool, stream));
     set(0, 1);
     OK(cuda->stream_synchronize(stream));
-    CHECK_RESULT(beyond.free_pool(pool, stream), CUDA_RESULT_INVALID_VALUE);
+    CHECK_RESULT(cuda->memory_free_async(pool, stream), CUDA_RESULT_INVALID_VALUE);
     OK(cuda->set_bytes(pool, 1, 64, stream));
     CHECK_RESULT(cuda->stream_synchronize(stream), CUDA_RESULT_ILLEGAL_ADDRESS);
 }

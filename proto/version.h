@@ -38,9 +38,10 @@
 #define CLIENT_FEATURE_WINDOWS "windows"   /* proto/window.h */
 #define CLIENT_FEATURE_GATHER "gather"     /* CommJoin, CommGrow */
 #define CLIENT_FEATURE_DRAINING "draining" /* Draining */
-#define MESH_FEATURE_STORE "store"         /* StoreAsk */
-#define MESH_FEATURE_GATHER "gather"       /* Gather */
-#define MESH_FEATURE_BULK "tls_links"      /* bulk links: daemon/net/tls.h */
+#define CLIENT_FEATURE_MEMORY_POOLS "memory_pools" /* MemRegister.pool_pointer */
+#define MESH_FEATURE_STORE "store"                 /* StoreAsk */
+#define MESH_FEATURE_GATHER "gather"               /* Gather */
+#define MESH_FEATURE_BULK "tls_links"              /* bulk links: daemon/net/tls.h */
 /* all_gathers and reduce_scatters may be in buckets, too. */
 #define CLIENT_FEATURE_BUCKETS_OF_BLOCKS "buckets_of_blocks"
 /* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */

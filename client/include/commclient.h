@@ -318,8 +318,9 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
  *     whose handles are POSIX descriptors (PyTorch's expandable segments). This takes about 100 us, once.
  *   - If memory was freed and other memory was allocated at its address, the library notices that, and commd
  *     closes the old memory. Until then, the old memory stays occupied on the GPU.
- *   - Managed memory, memory from CUDA's pools (cudaMallocAsync) and memory of another GPU fail with
- *     COMM_UNSUPPORTED.
+ *   - Memory from a CUDA memory pool (cudaMallocAsync) must be registered with comm_mem_register, and the
+ * pool must have POSIX descriptors as handles. Otherwise it fails with COMM_UNSUPPORTED.
+ *   - Managed memory and memory of another GPU fail with COMM_UNSUPPORTED.
  *   - Memory from cudaMalloc fails with COMM_PERMISSION if commd accepts only descriptors (cuda_ipc_handles
  *     in commd.conf(5)).
  *   - Buffers on a GPU must be aligned to the size of their elements (complex: to half of it). Others fail

@@ -121,6 +121,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
     client->shrinks = has_feature(reply, CLIENT_FEATURE_SHRINK);
     client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
+    client->takes_pools = has_feature(reply, CLIENT_FEATURE_MEMORY_POOLS);
     client->gathers = has_feature(reply, CLIENT_FEATURE_GATHER);
     if (reply->draining != NULL) {
         draining_handle(client, reply->draining);
@@ -228,6 +229,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_GATHER,
                         (char *)CLIENT_FEATURE_DRAINING,
                         (char *)CLIENT_FEATURE_BUCKETS_OF_BLOCKS,
+                        (char *)CLIENT_FEATURE_MEMORY_POOLS,
                         (char *)CLIENT_FEATURE_CELLS};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;

@@ -265,6 +265,7 @@ struct comm_client {
     bool offers_stores;         /* commd keeps stores of keys and values */
     bool gathers;               /* commd takes comm_join, and tells the numbers of collectives */
     bool offers_windows;        /* commd takes operations with windows */
+    bool takes_pools;           /* commd takes memory of CUDA memory pools */
     bool joins_blocks;          /* commd runs all_gathers and reduce_scatters of a group as one, too */
     bool records_by_ticket;     /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];

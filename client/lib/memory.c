@@ -161,17 +161,17 @@ static uint64_t answer_ns(const Commd__Client__Request *request, uint64_t deadli
 }
 
 comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
-                               uint64_t deadline_ns)
+                               int fd, uint64_t deadline_ns)
 {
     uint64_t pause_ns = BUSY_POLL_MIN_NS;
-    comm_result_t result = ask(client, request, id, -1, answer_ns(request, deadline_ns));
+    comm_result_t result = ask(client, request, id, fd, answer_ns(request, deadline_ns));
     while (result == COMM_BUSY && clock_ns() < deadline_ns) {
         uint64_t until_ns = clock_ns() + pause_ns;
         while (clock_ns() < until_ns && client->lost == COMM_OK) {
             client_progress(client, until_ns);
         }
         pause_ns = pause_ns < BUSY_POLL_MAX_NS ? pause_ns * 2 : pause_ns;
-        result = ask(client, request, id, -1, answer_ns(request, deadline_ns));
+        result = ask(client, request, id, fd, answer_ns(request, deadline_ns));
     }
     return result;
 }
@@ -189,7 +189,7 @@ static void withdraw_closed(struct comm_client *client, uint32_t id, uint64_t de
     request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
     request.mem_deregister = &body;
     client_await_daemon_end(client, deadline_ns);
-    if (client->lost == COMM_OK && memory_ask_until(client, &request, id, deadline_ns) == COMM_BUSY) {
+    if (client->lost == COMM_OK && memory_ask_until(client, &request, id, -1, deadline_ns) == COMM_BUSY) {
         memory_withdraw(client, id);
     }
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "proto/client.pb-c.h"
+#include "proto/cuda_driver.h"
 
 /*
  * Memory that commd has mapped: memory that the caller registered or allocated (memory.c), and staging blocks
@@ -58,6 +59,7 @@ struct client_memory {
     struct client_gpu *gpu;    /* the GPU that holds it; null: on the host */
     size_t guard_bytes;        /* owned, on a GPU: as in struct gpu_allocation */
     bool is_virtual;           /* on a GPU: virtual memory */
+    cuda_pool pool;            /* on a GPU: the CUDA memory pool that it is from, or null */
     bool growing;              /* virtual: a thread is adding chunks, so no other thread may remove it */
     size_t room_bytes;         /* virtual: size of the addresses that commd has reserved, from base on */
     uint32_t chunk_count;      /* on a GPU */
@@ -127,9 +129,9 @@ comm_result_t memory_announce(struct comm_client *client, struct client_memory *
 /* Sends a request whose reply is Done, and waits. Without a reply, withdraws the memory. Failures are
  * reported. */
 comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd);
-/* As memory_ask without a descriptor. Repeats the request while the reply is COMM_BUSY. */
+/* As memory_ask. Repeats the request while the reply is COMM_BUSY. */
 comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
-                               uint64_t deadline_ns);
+                               int fd, uint64_t deadline_ns);
 /* Finds the caller's memory that holds the whole range, or returns null. */
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes);
 /* Finds the caller's first memory that holds a byte of the range, or returns null. */
@@ -145,6 +147,9 @@ uint64_t memory_offset_bytes(const struct client_memory *memory, const void *add
 void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may release the lock */
 /* When a client is closed: withdraws GPU memory and waits until commd has closed it. May release the lock. */
 void memory_withdraw_all(struct comm_client *client, uint64_t deadline_ns);
+/* Gives up one of its uses; memory may be null. clean: commd has finished with it. After the last use, a
+ * staging block is given back, and memory that is `gone` is freed. */
+void memory_unuse(struct comm_client *client, struct client_memory *memory, bool clean);
 void memory_free(struct client_memory *memory);
 void memory_free_all(struct comm_client *client);
 

@@ -9,7 +9,7 @@
 
 #define NS_PER_MS 1000000u
 
-static void memory_unuse(struct comm_client *client, struct client_memory *memory, bool clean)
+void memory_unuse(struct comm_client *client, struct client_memory *memory, bool clean)
 {
     if (memory == NULL || --memory->uses > 0) {
         return;

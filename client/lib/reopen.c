@@ -106,10 +106,10 @@ static comm_result_t take_memory(struct comm_client *client, struct client_memor
     return result;
 }
 
-/* Memory on GPUs that the caller made is registered at its next use. */
+/* Most memory on GPUs that the caller made is registered at its next use. */
 static bool is_left_behind(const struct client_memory *memory)
 {
-    return memory->gpu != NULL && !memory->owned;
+    return memory->gpu != NULL && !memory->owned && !gpu_memory_is_kept(memory);
 }
 
 static comm_result_t take_memories(struct comm_client *client, struct comm_client *lost)

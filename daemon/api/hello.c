@@ -87,6 +87,7 @@ static const struct feature {
     {CLIENT_FEATURE_GATHER, begin_gather},
     {CLIENT_FEATURE_DRAINING, begin_draining},
     {CLIENT_FEATURE_BUCKETS_OF_BLOCKS, NULL},
+    {CLIENT_FEATURE_MEMORY_POOLS, NULL},
 };
 #define FEATURES (sizeof features / sizeof features[0])
 

@@ -5,6 +5,7 @@
 
 #include "daemon/api/session.h"
 #include "daemon/gpu/cuda_memory.h"
+#include "daemon/gpu/cuda_pool.h"
 
 /* Memory that clients register: on the host, and on GPUs. */
 
@@ -178,6 +179,46 @@ static enum status memory_check_handles(const struct api_session *session, struc
     return STATUS_OK;
 }
 
+/* The pool is that of another memory of the client, or comes along. The caller gets a reference. */
+static enum status memory_take_pool(struct api_session *session, const Commd__Client__MemRegister *request,
+                                    uint32_t gpu, int fd, struct gpu_pool **out, struct error *error)
+{
+    if (request->pool_of == 0 && fd >= 0) {
+        return gpu_pool_import(session->api->gpus, gpu, fd, out, error);
+    }
+    if (request->pool_of == 0) {
+        return error_set(error, STATUS_PROTOCOL, "memory %u: no file descriptor came with the request",
+                         request->memory);
+    }
+    const struct api_memory *other = api_session_memory(session, request->pool_of);
+    struct gpu_pool *pool = other != NULL ? gpu_pool_of(other->memory) : NULL;
+    if (pool == NULL || memory_gpu(other->memory) != (int)gpu) {
+        return error_set(error, STATUS_NOT_FOUND, "memory %u is not of a memory pool on GPU %u",
+                         request->pool_of, gpu);
+    }
+    *out = gpu_pool_ref(pool);
+    return STATUS_OK;
+}
+
+/* Whoever has a pool's descriptor got it from its owner, so no user needs to be checked. */
+static enum status memory_open_pooled(struct api_session *session, const Commd__Client__MemRegister *request,
+                                      uint32_t gpu, int fd, struct memory **out, struct error *error)
+{
+    struct cuda_pool_pointer data;
+    struct gpu_pool *pool = NULL;
+    if (request->pool_pointer.len != sizeof data.bytes) {
+        return error_set(error, STATUS_PROTOCOL, "memory %u: a pointer of a pool cannot have %zu bytes",
+                         request->memory, request->pool_pointer.len);
+    }
+    memcpy(data.bytes, request->pool_pointer.data, sizeof data.bytes);
+    enum status status = memory_take_pool(session, request, gpu, fd, &pool, error);
+    if (status == STATUS_OK) {
+        status = gpu_pool_open(pool, &data, request->size_bytes, out, error);
+    }
+    gpu_pool_unref(pool);
+    return status;
+}
+
 /* Opens what the client offers: a memfd, an allocation on a GPU, or addresses there that are filled later. */
 static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
                                  int fd, struct memory **out, struct error *error)
@@ -198,6 +239,9 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
         status = memory_check_reserved(session, gpu, request->size_bytes, error);
         return status != STATUS_OK ? status
                                    : gpu_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
+    }
+    if (request->pool_pointer.len > 0) {
+        return memory_open_pooled(session, request, (uint32_t)gpu, fd, out, error);
     }
     if (request->ipc_handle.len != sizeof handle.bytes) {
         return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle cannot have %zu bytes",

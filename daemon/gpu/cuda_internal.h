@@ -71,6 +71,13 @@ CUDA_DRIVER_FUNCTIONS(CUDA_SYMBOL)
 #define CUDA_CALL(gpus, gpu, error, name, ...)                                                               \
     cuda_result_status(gpus, gpu, cuda_symbol_of_##name(), (gpus)->driver->name(__VA_ARGS__), error)
 
+/* cuda_memory.c: LIMIT or INVALID_ARGUMENT if a client's memory cannot have so many bytes. */
+enum status cuda_check_size(uint64_t size_bytes, struct error *error) COMM_MUST_USE;
+/* cuda_memory.c: INVALID_ARGUMENT in place of DEVICE, unless the GPU itself failed: the client gave something
+ * wrong. */
+enum status cuda_blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
+                              struct error *error) COMM_MUST_USE;
+
 void cuda_pinned_close(struct gpu_devices *gpus);
 
 #endif

@@ -9,7 +9,7 @@
 
 /* GPU memory of clients. */
 
-static enum status check_size(uint64_t size_bytes, struct error *error)
+enum status cuda_check_size(uint64_t size_bytes, struct error *error)
 {
     if (size_bytes == 0 || size_bytes > MEMORY_MAX_BYTES) {
         return error_set(error, size_bytes == 0 ? STATUS_INVALID_ARGUMENT : STATUS_LIMIT,
@@ -19,9 +19,8 @@ static enum status check_size(uint64_t size_bytes, struct error *error)
     return STATUS_OK;
 }
 
-/* The client gave something wrong, unless the GPU itself failed. */
-static enum status blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
-                                struct error *error)
+enum status cuda_blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
+                              struct error *error)
 {
     if (status != STATUS_DEVICE || gpu_devices_check(gpus, gpu, NULL) != STATUS_OK) {
         return status;
@@ -95,7 +94,7 @@ static enum status open_handle(struct gpu_devices *gpus, uint32_t gpu, const str
                          "GPU %u (%s): freed memory that was at the same address is still in use", gpu,
                          gpus->gpus[gpu].info.name);
     }
-    return blame_client(gpus, gpu, status, error);
+    return cuda_blame_client(gpus, gpu, status, error);
 }
 
 enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
@@ -105,7 +104,7 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
 {
     cuda_pointer base = 0;
     size_t allocated_bytes = 0;
-    enum status status = check_size(size_bytes, error);
+    enum status status = cuda_check_size(size_bytes, error);
     if (status == STATUS_OK) {
         status = cuda_enter(gpus, gpu, error);
     }
@@ -174,13 +173,14 @@ enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t 
                                struct memory **out, struct error *error)
 {
     cuda_pointer base = 0;
-    enum status status = check_size(size_bytes, error);
+    enum status status = cuda_check_size(size_bytes, error);
     if (status == STATUS_OK) {
         status = cuda_enter(gpus, gpu, error);
     }
     if (status == STATUS_OK) {
         status = CUDA_CALL(gpus, gpu, error, address_reserve, &base, (size_t)size_bytes, 0, 0, 0);
-        status = blame_client(gpus, gpu, status, error); /* the size is not a multiple of the granularity */
+        status =
+            cuda_blame_client(gpus, gpu, status, error); /* the size is not a multiple of the granularity */
     }
     if (status != STATUS_OK) {
         return status;
@@ -294,5 +294,5 @@ enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, s
     if (status != STATUS_OK) {
         budget_release(memory->charged, BUDGET_CHUNKS, 1);
     }
-    return blame_client(gpus, gpu, status, error);
+    return cuda_blame_client(gpus, gpu, status, error);
 }

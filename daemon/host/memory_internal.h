@@ -23,6 +23,7 @@ struct memory {
     uint32_t owner_id;
     int gpu;
     struct gpu_devices *gpus; /* of daemon/gpu, for GPU memory */
+    struct gpu_pool *pool;    /* of daemon/gpu, for memory of a CUDA memory pool; or null */
     uint32_t chunk_count;     /* of virtual memory */
     uint64_t *chunk_bytes;
     /* Frees what the memory stands for, but not the struct; null where the unmapper does that. */

@@ -216,6 +216,10 @@ static void send_register(struct fuzz_session *session, struct fuzz_input *input
         body.virtual_memory = which == 255;
         body.address = fuzz_number(input);
     }
+    if (which == 254) {
+        body.pool_pointer = (ProtobufCBinaryData){.len = sizeof handle, .data = handle};
+        body.pool_of = take_small(input, FUZZ_FILES);
+    }
     request->body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
     request->mem_register = &body;
     send_request(session, input, request, fd);

@@ -81,8 +81,10 @@ struct fake_script {
     uint32_t memories_max;   /* further registrations get LIMIT; 0: no bound */
     bool refuses_gpu_memory; /* answers with DEVICE */
     bool room_refused;       /* every other registration of virtual memory gets LIMIT */
-    /* this many requests to register a handle, or to withdraw unused memory, get BUSY */
+    /* this many requests to register a handle or a pointer of a pool, or to withdraw unused memory, get BUSY
+     */
     uint32_t busy_answers;
+    bool memory_pools;     /* takes memory of CUDA memory pools */
     bool graphs;           /* takes operations of CUDA graphs */
     bool refuses_captures; /* answers each with LIMIT */
     bool rings;            /* offers rings to clients that ask for them */
@@ -121,20 +123,22 @@ struct fake_counts {
     size_t device_uuid_bytes;
     unsigned char device_uuid[16];
     /* About memory on GPUs: */
-    uint64_t handles;      /* registered by legacy IPC handle */
-    uint64_t virtuals;     /* registrations of virtual memory */
-    uint64_t maps;         /* MemMaps, with a descriptor each */
-    uint64_t unmapped;     /* submits whose ranges begin in virtual memory that no MemMap has filled */
-    uint64_t withdrawn;    /* memories of any kind that were withdrawn */
-    uint64_t memory_bytes; /* of the last one */
+    uint64_t handles;       /* registered by legacy IPC handle */
+    uint64_t virtuals;      /* registrations of virtual memory */
+    uint64_t pool_pointers; /* registered as memory of a CUDA memory pool */
+    uint64_t pools;         /* of these, with the pool's descriptor */
+    uint64_t maps;          /* MemMaps, with a descriptor each */
+    uint64_t unmapped;      /* submits whose ranges begin in virtual memory that no MemMap has filled */
+    uint64_t withdrawn;     /* memories of any kind that were withdrawn */
+    uint64_t memory_bytes;  /* of the last one */
     uint64_t memory_address;
     uint64_t abuses; /* abuses of rings that were carried out */
     uint64_t rooms;  /* registrations of virtual memory, if room_refused */
     uint64_t busy;   /* answers with BUSY */
     unsigned char memory_uuid[16];
-    unsigned char memory_handle[64];
-    bool wants_rings; /* about the last client that greeted */
-    bool waits;       /* a client says that it waits for room in its ring */
+    unsigned char memory_handle[64]; /* or the pointer of a pool */
+    bool wants_rings;                /* about the last client that greeted */
+    bool waits;                      /* a client says that it waits for room in its ring */
 };
 
 /* Copies the script, but not its texts. null: a script of zeros. A failure ends the process. */

@@ -39,6 +39,35 @@ static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memo
     fake_unlock(daemon);
 }
 
+/* The pool of another memory must be known, or its descriptor comes along. */
+static void register_of_pool(struct fake_daemon *daemon, struct fake_session *session,
+                             struct fake_memory *memory, const Commd__Client__MemRegister *request, int fd)
+{
+    const struct fake_memory *other =
+        request->pool_of != 0 ? fake_find_memory(session, request->pool_of) : NULL;
+    fake_must(fake_current_script(daemon).memory_pools && request->ipc_handle.len == 0 &&
+                  !request->virtual_memory && request->size_bytes > 0 &&
+                  request->device_uuid.len == sizeof daemon->counts.memory_uuid &&
+                  request->pool_pointer.len == sizeof daemon->counts.memory_handle,
+              "memory of a pool that is not well described");
+    fake_must(request->pool_of == 0 ? fd >= 0 : fd < 0 && other != NULL && other->is_of_pool,
+              "a pool that is not known");
+    *memory = (struct fake_memory){.id = request->memory,
+                                   .size_bytes = request->size_bytes,
+                                   .mapped_bytes = request->size_bytes,
+                                   .is_of_pool = true};
+    pthread_mutex_lock(&daemon->lock);
+    struct fake_counts *counts = &daemon->counts;
+    counts->memories++;
+    counts->registered++;
+    counts->pool_pointers++;
+    counts->pools += fd >= 0;
+    counts->memory_bytes = request->size_bytes;
+    memcpy(counts->memory_uuid, request->device_uuid.data, request->device_uuid.len);
+    memcpy(counts->memory_handle, request->pool_pointer.data, request->pool_pointer.len);
+    fake_unlock(daemon);
+}
+
 /* Whether to refuse this registration. A client first asks for room to grow. After a refusal it asks only for
  * what it needs. So every second registration is accepted. */
 static bool wants_room(struct fake_daemon *daemon)
@@ -84,10 +113,14 @@ void fake_handle_register(struct fake_daemon *daemon, struct fake_session *sessi
             fake_send_error(session, request_id, STATUS_LIMIT, "fake: so many addresses are not left");
             return;
         }
-        if (request->ipc_handle.len > 0 && is_busy(daemon, session, request_id)) {
+        if (!request->virtual_memory && is_busy(daemon, session, request_id)) {
             return;
         }
-        register_on_gpu(daemon, memory, request);
+        if (request->pool_pointer.len > 0) {
+            register_of_pool(daemon, session, memory, request, fd);
+        } else {
+            register_on_gpu(daemon, memory, request);
+        }
         fake_send_done(session, request_id);
         return;
     }

@@ -32,6 +32,7 @@ struct fake_memory {
     unsigned char *base; /* null: memory on a GPU */
     uint64_t size_bytes;
     uint64_t mapped_bytes;
+    bool is_of_pool; /* of a CUDA memory pool */
 };
 
 /* Something to be sent later, first in, first out. */

@@ -29,7 +29,7 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
     hello.node_name = daemon->node_names[0];
     hello.pending_ops_max = script.pending_ops_max != 0 ? script.pending_ops_max : 1024;
     hello.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
-    char *features[2] = {NULL};
+    char *features[3] = {NULL};
     if (wants_rings && script.rings) {
         session->rings = fake_rings_new();
         if (script.rings_not_sealed) {
@@ -40,6 +40,9 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
     }
     if (script.graphs) {
         features[hello.n_features++] = (char *)CLIENT_FEATURE_GRAPHS;
+    }
+    if (script.memory_pools) {
+        features[hello.n_features++] = (char *)CLIENT_FEATURE_MEMORY_POOLS;
     }
     hello.features = features;
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;

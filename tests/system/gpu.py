@@ -20,6 +20,11 @@ class Access(ctypes.Structure):
     _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
+class PoolProperties(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", Location), ("windows", ctypes.c_void_p),
+                ("max_bytes", ctypes.c_size_t), ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 54)]
+
+
 def u64(value=0):
     return ctypes.c_uint64(value)
 
@@ -103,6 +108,39 @@ class Gpu:
 
     def unmap(self, pointer, size):
         self.call("cuMemUnmap", u64(pointer), ctypes.c_size_t(size))
+
+    # --- Memory pools ---
+
+    def new_pool(self, handle_types=POSIX_FD):
+        pool = ctypes.c_void_p()
+        properties = PoolProperties(1, handle_types, self.access.location)
+        self.call("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(properties))
+        return pool.value
+
+    def destroy_pool(self, pool):
+        self.call("cuMemPoolDestroy", ctypes.c_void_p(pool))
+
+    def alloc_from(self, pool, size, stream=LEGACY_STREAM):
+        """Without a pool: from the default pool."""
+        pointer = u64()
+        if pool is None:
+            self.call("cuMemAllocAsync", ctypes.byref(pointer), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+        else:
+            self.call("cuMemAllocFromPoolAsync", ctypes.byref(pointer), ctypes.c_size_t(size), ctypes.c_void_p(pool), ctypes.c_void_p(stream))
+        return pointer.value
+
+    def free_async(self, pointer, stream=LEGACY_STREAM):
+        self.call("cuMemFreeAsync", u64(pointer), ctypes.c_void_p(stream))
+
+    def export_pool(self, pool):
+        fd = ctypes.c_int(-1)
+        self.call("cuMemPoolExportToShareableHandle", ctypes.byref(fd), ctypes.c_void_p(pool), POSIX_FD, u64(0))
+        return fd.value
+
+    def export_pointer(self, pointer):
+        data = (ctypes.c_ubyte * HANDLE_BYTES)()
+        self.call("cuMemPoolExportPointer", data, u64(pointer))
+        return bytes(data)
 
     # --- Streams ---
 

@@ -110,6 +110,24 @@ class GpuMemory(FailureCase):
                 self.assertTrue(all(process.poll() is None for process in works), "who had a handle opened goes on")
             self.end(cluster, works)
 
+    def test_memory_pools(self):
+        """Two ranks on two GPUs. Between them commd is restarted. In the end nobody has freed what commd had open."""
+        with Cluster("a", gpus=2) as cluster:
+            def imported():
+                return [(gpu["memories"], gpu["memories_by_ipc"]) for gpu in cluster.json("a", "gpus")["gpus"]]
+            ranks = [cluster.client("a", sys.executable, ROOT / "tests/system/memory_pools_gpu.py", cluster.socket("a"), rank, 2) for rank in range(2)]
+            for process in ranks:
+                read_until(process, "READY")
+            self.assertEqual(imported(), [(3, 0)] * 2)
+            cluster.daemons["a"].kill()
+            cluster.daemons["a"].wait(timeout=20)
+            cluster.start("a")
+            for process in ranks:
+                output, errors = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, output.strip()), (0, "OK"), errors)
+                self.assertNotIn("cuda_double", errors)
+            cluster.wait(lambda: imported() == [(0, 0)] * 2, "all memory is let go of", timeout_s=5)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -40,6 +40,14 @@ COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
  *
  * To register memory on a GPU, pass memfd -1 and offset 0, after the first comm_init on a GPU. This is
  * optional: the first operation that uses the memory registers it otherwise.
+ *
+ * Memory of a CUDA memory pool is the exception. It must be registered before its first use, and deregistered
+ * before cudaFreeAsync is called: CUDA leaves undefined what happens if memory of a pool is freed while
+ * another process has it open. The pool must be made with cudaMemPoolCreate, with POSIX descriptors as
+ * handles; for the default pool and others the call fails with COMM_UNSUPPORTED. The pool must live until
+ * the call returns. It does not matter whether the stream has come to the allocation yet. Operations must
+ * come after the allocation: use the same stream, or one that waits for it. COMM_BUSY: memory of the pool
+ * that was freed without being deregistered is still in use at these addresses.
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size,
                                                     int memfd, uint64_t offset);
@@ -47,7 +55,8 @@ COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void 
 /*
  * Ends a registration. Waits for operations that still use the memory. On a GPU, the address may be anywhere
  * in an allocation, and it does not matter how the allocation was registered. The call waits at most 5
- * seconds until commd has closed the allocation; then the caller may free it.
+ * seconds until commd has closed the allocation; then the caller may free it. Memory of a CUDA memory pool
+ * may be freed then in any stream.
  *
  * Error COMM_BUSY: commd stands still, and its process has not ended within 5 seconds. commd may write to the
  * memory when it runs again, so the memory stays registered.

@@ -55,7 +55,8 @@ COMM_API COMM_CHECK comm_result_t comm_shrink(comm_t *comm, const comm_shrink_op
  * on the host to another file, at the same addresses. A child of fork, which shared the memory, shares it no
  * more. It copies at some GB/s, and needs room for 64 MiB more (or one huge page), not for a second copy. Of
  * memory of comm_mem_register on the host, the library keeps the first 256 files. Memory on GPUs that the
- * program made is registered at its next use.
+ * program made is registered at its next use. Memory of CUDA memory pools is registered at once; pools that
+ * are destroyed meanwhile cannot be passed again (COMM_UNSUPPORTED): deregister their memory first.
  *
  * Errors: COMM_BUSY (something of the lost connection is not destroyed; or commd's process stands still, and
  * may still write to the memory), COMM_LIMIT (more registered memory than files), COMM_NO_MEMORY,

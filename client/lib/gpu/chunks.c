@@ -169,7 +169,7 @@ size_t chunk_reserved_bytes(const unsigned char *at)
     return size_bytes - (size_t)(here - begin);
 }
 
-/* Finds the whole allocation of cuMemAlloc that holds the range. */
+/* Finds the whole allocation of cuMemAlloc, or of a memory pool, that holds the range. */
 static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes, struct gpu_chunks *chunks)
 {
     cuda_pointer base;
@@ -206,7 +206,7 @@ static bool is_virtual(const void *at)
 static comm_result_t refuse_by_types(const void *at, unsigned long long types)
 {
     if (!is_virtual(at)) {
-        return refuse(at, "of a CUDA memory pool (cudaMallocAsync), or another that has no handle");
+        return refuse(at, "memory that has no handle");
     }
     if ((types & CUDA_HANDLE_FABRIC) == 0) {
         return refuse(at, "virtual memory that was made without a handle type to pass it by");
@@ -232,7 +232,10 @@ comm_result_t chunks_find(const struct client_gpu *gpu, const unsigned char *at,
                             "the memory at %p is of GPU %d, and the communicator's rank is on GPU %d", at,
                             ordinal, gpu->ordinal);
     }
-    if (gpu_says(CUDA_POINTER_LEGACY_IPC, at)) {
+    if (gpu_ask(&chunks->pool, CUDA_POINTER_POOL, at) != CUDA_RESULT_OK) {
+        chunks->pool = NULL;
+    }
+    if (chunks->pool != NULL || gpu_says(CUDA_POINTER_LEGACY_IPC, at)) {
         return find_allocation(at, size_bytes, chunks);
     }
     if (gpu_ask(&types, CUDA_POINTER_HANDLE_TYPES, at) == CUDA_RESULT_OK &&
@@ -247,8 +250,8 @@ comm_result_t chunk_export(const struct client_chunk *chunk, int *out)
 {
     cuda_allocation allocation;
     cuda_result result = gpu_driver()->allocation_retain(&allocation, chunk->base);
-    if (result != CUDA_RESULT_OK) { /* memory of a pool, which has the attribute, too */
-        return refuse(chunk->base, "of a CUDA memory pool");
+    if (result != CUDA_RESULT_OK) {
+        return gpu_report(result, "cuMemRetainAllocationHandle");
     }
     result = gpu_driver()->allocation_export(out, allocation, CUDA_HANDLE_POSIX_FD, 0);
     (void)gpu_driver()->allocation_release(allocation);

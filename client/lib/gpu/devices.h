@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "client/lib/fence.h"
+#include "proto/client.pb-c.h"
 #include "proto/cuda_driver.h"
 
 /*
@@ -97,6 +98,7 @@ struct gpu_chunks {
     uint32_t count;
     uint32_t capacity;
     bool are_virtual;
+    cuda_pool pool; /* the CUDA memory pool that the allocation is from, or null */
 };
 
 /* Asks CUDA for an attribute of an address. gpu_says is for attributes that are truth values. */
@@ -128,6 +130,15 @@ size_t chunk_reserved_bytes(const unsigned char *at);
 /* Makes a descriptor of the chunk. Failures are reported. */
 comm_result_t chunk_export(const struct client_chunk *chunk, int *out);
 
+/* --- pools.c: within the GPU's scope, with the client's lock --- */
+
+/* Whether memory of the pool can be registered with the client's commd. is_asked: by comm_mem_register, not
+ * by an operation. Failures are reported: COMM_UNSUPPORTED, with the way out. */
+comm_result_t pool_check(const struct comm_client *client, const void *at, cuda_pool pool, bool is_asked);
+/* Registers memory of a pool with commd, and the pool if commd does not have it. May release the lock.
+ * Failures are reported. */
+comm_result_t pool_announce(struct comm_client *client, struct client_memory *memory);
+
 /* --- gpu_memory.c: with the client's lock --- */
 
 /*
@@ -139,6 +150,9 @@ comm_result_t gpu_memory_locate(struct comm_comm *comm, const struct client_call
                                 size_t size_bytes, struct client_memory **out);
 /* comm_mem_alloc on a GPU. Without the lock. Failures are reported. */
 comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int ordinal, void **out);
+/* Fills a request that registers the memory, but for what commd opens it by. */
+void gpu_memory_describe(Commd__Client__Request *request, Commd__Client__MemRegister *body,
+                         const struct client_memory *memory);
 /* Waits for the GPU's work, before gpu_memory_free. Without the lock. Returns COMM_UNSUPPORTED if a stream is
  * being captured; the memory then stays. Failures are reported. */
 comm_result_t gpu_memory_await(const struct client_memory *memory);
@@ -146,6 +160,9 @@ comm_result_t gpu_memory_await(const struct client_memory *memory);
 comm_result_t gpu_memory_announce(struct comm_client *client, struct client_memory *memory);
 /* Frees memory of gpu_memory_make. */
 void gpu_memory_free(const struct client_memory *memory);
+/* Whether memory that the caller made is registered with a new commd at once: memory of CUDA memory pools
+ * that is still there. */
+bool gpu_memory_is_kept(const struct client_memory *memory);
 /* comm_mem_register of memory on a GPU. May release the lock. Failures are reported. */
 comm_result_t gpu_memory_register(struct comm_client *client, const void *at, size_t size_bytes);
 

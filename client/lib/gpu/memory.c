@@ -42,8 +42,8 @@ static void forget_stale(struct comm_client *client)
 
 /* --- Telling commd --- */
 
-static void fill_register(Commd__Client__Request *request, Commd__Client__MemRegister *body,
-                          const struct client_memory *memory)
+void gpu_memory_describe(Commd__Client__Request *request, Commd__Client__MemRegister *body,
+                         const struct client_memory *memory)
 {
     commd__client__request__init(request);
     commd__client__mem_register__init(body);
@@ -64,11 +64,11 @@ static comm_result_t announce_handle(struct comm_client *client, struct client_m
     if (result != CUDA_RESULT_OK) {
         return gpu_report(result, "cuIpcGetMemHandle");
     }
-    fill_register(&request, &body, memory);
+    gpu_memory_describe(&request, &body, memory);
     body.ipc_handle.data = handle.bytes;
     body.ipc_handle.len = CUDA_IPC_HANDLE_BYTES;
     body.address = (uint64_t)(uintptr_t)memory->base;
-    return memory_ask_until(client, &request, memory->id, clock_after_ms(BUSY_TIMEOUT_MS));
+    return memory_ask_until(client, &request, memory->id, -1, clock_after_ms(BUSY_TIMEOUT_MS));
 }
 
 static comm_result_t announce_chunk(struct comm_client *client, const struct client_memory *memory,
@@ -94,7 +94,7 @@ static comm_result_t announce_room(struct comm_client *client, const struct clie
 {
     Commd__Client__Request request;
     Commd__Client__MemRegister body;
-    fill_register(&request, &body, memory);
+    gpu_memory_describe(&request, &body, memory);
     body.virtual_memory = true;
     return memory_ask(client, &request, memory->id, -1);
 }
@@ -132,6 +132,13 @@ static comm_result_t announce_chunks(struct comm_client *client, struct client_m
     return result;
 }
 
+static comm_result_t announce(struct comm_client *client, struct client_memory *memory, bool may_grow)
+{
+    return memory->is_virtual     ? announce_chunks(client, memory, may_grow)
+           : memory->pool != NULL ? pool_announce(client, memory)
+                                  : announce_handle(client, memory);
+}
+
 /* Takes ownership of the chunks. No memory at their addresses may be registered. */
 static comm_result_t add_memory(struct comm_client *client, struct client_gpu *gpu,
                                 const struct gpu_chunks *chunks, bool may_grow, struct client_memory **out)
@@ -146,13 +153,13 @@ static comm_result_t add_memory(struct comm_client *client, struct client_gpu *g
                                      .base = chunks->list[0].base,
                                      .gpu = gpu,
                                      .is_virtual = chunks->are_virtual,
+                                     .pool = chunks->pool,
                                      .chunk_count = chunks->count,
                                      .chunks = chunks->list};
     memory->size_bytes = (size_t)(last->base + last->size_bytes - memory->base);
     comm_result_t result = memory_insert(client, memory);
     if (result == COMM_OK) {
-        result =
-            chunks->are_virtual ? announce_chunks(client, memory, may_grow) : announce_handle(client, memory);
+        result = announce(client, memory, may_grow);
         if (result != COMM_OK) {
             memory_remove(client, memory);
         }
@@ -250,8 +257,10 @@ static struct client_memory *growable(const struct comm_client *client, const st
     return fits ? memory : NULL;
 }
 
+/* is_asked: by comm_mem_register, not by an operation. */
 static comm_result_t register_memory(struct comm_client *client, struct client_gpu *gpu,
-                                     const unsigned char *at, size_t size_bytes, struct client_memory **out)
+                                     const unsigned char *at, size_t size_bytes, bool is_asked,
+                                     struct client_memory **out)
 {
     struct gpu_chunks chunks = {0};
     struct client_memory *before;
@@ -268,6 +277,9 @@ static comm_result_t register_memory(struct comm_client *client, struct client_g
         }
     }
     comm_result_t result = chunks_find(gpu, at, size_bytes, &chunks);
+    if (result == COMM_OK && chunks.pool != NULL) {
+        result = pool_check(client, chunks.list[0].base, chunks.pool, is_asked);
+    }
     result = result == COMM_OK ? make_place(client, &chunks) : result;
     if (result != COMM_OK) {
         free(chunks.list);
@@ -351,7 +363,7 @@ static comm_result_t locate(struct comm_comm *comm, const unsigned char *at, siz
                             "the memory at %p is on a GPU, and the communicator's rank is on the host", at);
     }
     if (found == NULL) {
-        return register_memory(client, comm->gpu, at, size_bytes, out);
+        return register_memory(client, comm->gpu, at, size_bytes, false, out);
     }
     if (found->gpu != comm->gpu) {
         return error_report(COMM_UNSUPPORTED,
@@ -445,8 +457,7 @@ comm_result_t gpu_memory_announce(struct comm_client *client, struct client_memo
     struct gpu_scope scope;
     comm_result_t result = gpu_scope_enter(memory->gpu, &scope);
     if (result == COMM_OK) {
-        result =
-            memory->is_virtual ? announce_chunks(client, memory, false) : announce_handle(client, memory);
+        result = announce(client, memory, false);
         gpu_scope_leave(&scope);
     }
     return result;
@@ -481,7 +492,7 @@ comm_result_t gpu_memory_register(struct comm_client *client, const void *at, si
     bool known = found != NULL && found->gpu != NULL &&
                  chunks_are_current(found, at, (const unsigned char *)at + size_bytes);
     if (result == COMM_OK && !known) {
-        result = register_memory(client, gpu, at, size_bytes, &found);
+        result = register_memory(client, gpu, at, size_bytes, true, &found);
     }
     gpu_scope_leave(&scope);
     return result;

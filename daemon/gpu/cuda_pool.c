@@ -100,9 +100,13 @@ void gpu_pool_unref(struct gpu_pool *pool)
 static void pool_free(const struct gpu_pool *pool, cuda_pointer pointer)
 {
     const struct cuda_driver *driver = pool->gpus->driver;
-    if (cuda_enter(pool->gpus, pool->gpu, NULL) == STATUS_OK &&
-        driver->memory_free_async(pointer, pool->stream) == CUDA_RESULT_OK) {
+    if (cuda_enter(pool->gpus, pool->gpu, NULL) != STATUS_OK) {
+        return;
+    }
+    if (driver->memory_free_async(pointer, pool->stream) == CUDA_RESULT_OK) {
         (void)driver->stream_synchronize(pool->stream);
+    } else { /* which may take long, but leaks nothing */
+        (void)driver->memory_free(pointer);
     }
 }
 

@@ -15,7 +15,7 @@ Options:
   fork      seconds: before READY, forks a child that does nothing for so long, and inherits all but the standard streams
   pattern   a text that fills the payload
   device    a GPU, for all-reduces
-  memory    on a GPU: cuda (from cuMemAlloc, the default) or comm (from comm_mem_alloc)
+  memory    on a GPU: cuda (from cuMemAlloc, the default), comm (from comm_mem_alloc) or pool (from a CUDA memory pool, and registered)
   together  all ranks stop after the same step
   slowest   prints the time of the slowest operation, and the number of operations, at the end
 """
@@ -43,6 +43,10 @@ class Buffer:
         self.at = ctypes.c_void_p()
         if memory == "comm":
             return library.comm_mem_alloc(client, 8 * self.count, self.gpu.device.value, ctypes.byref(self.at))
+        if memory == "pool":
+            self.at.value = self.gpu.alloc_from(self.gpu.new_pool(), 8 * self.count)
+            self.gpu.synchronize()
+            return library.comm_mem_register(client, self.at, 8 * self.count, -1, 0)
         self.at.value = self.gpu.alloc(8 * self.count)
         return 0
 

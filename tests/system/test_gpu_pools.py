@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Clients that make false statements about CUDA memory pools (of a double). commd refuses them with a reason, and no other client notices."""
+"""Memory of CUDA memory pools (of a double): ranks that use it, calls that fail, and clients that make false statements, which commd refuses with a
+reason while no other client notices."""
 import os
 import unittest
 
+from cluster import Cluster
+from failure_case import FailureCase
 from gpu import UNIT
 from hostile_gpu import BUFFER, BUSY, HUGE, INVALID_ARGUMENT, LIMIT, NOT_FOUND, OTHER, PROTOCOL, WORDS, HostileGpu
 
@@ -86,6 +89,66 @@ class HostilePools(HostileGpu):
         self.client.ask(self.client.DEREGISTER, {1: OTHER, 2: 1})
         self.gpu.free_async(again)
         os.close(fd)
+
+
+class Pools(FailureCase):
+    """Ranks whose memory is of pools, beside what else there is."""
+
+    def once(self, cluster, layout, name, devices, memory="pool"):
+        return self.ranks(cluster, layout, name, "once", f"memory={memory}", devices=devices)
+
+    def expect_nothing_left(self, cluster):
+        cluster.wait_gpus_idle()
+        for name in cluster.names:
+            self.assertNotIn("cuda_double", cluster.log(name))
+
+    def test_calls_that_fail(self):
+        """commd's call fails. The rank is told which, and the next rank succeeds: nothing was left behind."""
+        for rule, code in (("cuMemPoolImportFromShareableHandle:1", "NO_MEMORY"), ("cuMemPoolImportFromShareableHandle:1=1", "INVALID_ARGUMENT"),
+                           ("cuMemPoolSetAccess:1", "NO_MEMORY"), ("cuStreamCreateWithPriority:1", "NO_MEMORY"),
+                           ("cuMemPoolImportPointer:1", "NO_MEMORY"), ("cuMemPoolImportPointer:1=1", "INVALID_ARGUMENT"),
+                           ("cuMemGetAddressRange_v2:1=1", "DEVICE"), ("cuMemFreeAsync:1", "OK")):
+            with self.subTest(rule=rule), Cluster("a", gpus=2, daemon_environment={"CUDA_DOUBLE_FAIL": rule}) as cluster:
+                for process in self.once(cluster, "a", "first", [0]):
+                    self.expect(process, code, *([] if code == "OK" else [rule.split(":")[0], "GPU 0", "comm_mem_register"]), within_s=10)
+                for process in self.once(cluster, "a", "second", [0]):
+                    self.expect(process, "OK", within_s=10)
+                self.expect_nothing_left(cluster)
+
+    def test_a_gpu_that_breaks(self):
+        with Cluster("a", gpus=2, daemon_environment={"CUDA_DOUBLE_FAIL": "cuMemPoolImportPointer:1=700"}) as cluster:
+            for process in self.once(cluster, "a", "first", [0]):
+                self.expect(process, "DEVICE", "cuMemPoolImportPointer", "GPU 0", within_s=10)
+            for process in self.once(cluster, "a", "beside", [1]):
+                self.expect(process, "OK", within_s=10)
+
+    def test_wherever_the_ranks_are(self):
+        """On one GPU and on two, with and without peer access, on two nodes, by NCCL and by kernels, and with streams that hold up each other."""
+        for settings, environment in (("", {}), ("", {"CUDA_DOUBLE_PEER": "0"}), ('gpu_engine = "nccl";', {}), ('gpu_engine = "kernels";', {}),
+                                      ("", {"CUDA_DOUBLE_CONNECTIONS": "1", "CUDA_DOUBLE_DELAY_US": "500"})):
+            with self.subTest(settings=settings, environment=environment), Cluster("ab", settings, gpus=2, daemon_environment=environment,
+                                                                                  client_environment=environment) as cluster:
+                for layout, devices in (("aa", [0, 0]), ("aa", [0, 1]), ("aab", [0, 1, 0]), ("aabb", [0, 1, 1, 0])):
+                    for process in self.once(cluster, layout, f"{layout}-{devices[1]}", devices):
+                        self.expect(process, "OK", within_s=20)
+                self.expect_nothing_left(cluster)
+
+    def test_killed_at_work(self):
+        """commd lets go of a dead client's pool, and of its memory, while the pool of another client is in use."""
+        with Cluster("a", gpus=1) as cluster:
+            used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
+            others = self.ranks(cluster, "aa", "others", "loop", "memory=pool", devices=[0, 0])
+            for step in range(3):
+                killed = self.start(cluster, "a", f"killed-{step}", "loop", "memory=pool", devices=[0])[0]
+                killed.kill()
+                killed.communicate()
+                cluster.wait(lambda: cluster.json("a", "gpus")["gpus"][0]["memories"] == 2, "the memory of the dead is let go of", timeout_s=5)
+            self.assertTrue(all(process.poll() is None for process in others))
+            for process in others:
+                process.kill()
+                process.communicate()
+            self.expect_nothing_left(cluster)
+            cluster.wait(lambda: cluster.json("a", "gpus")["gpus"][0]["used_bytes"] == used_bytes, "and free", timeout_s=5)
 
 
 if __name__ == "__main__":

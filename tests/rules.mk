@@ -170,7 +170,7 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
+tests: $(COMMD_CONTEST) $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test-deps:
 	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --tests > /dev/null || echo "The tests of the Python package will be skipped."
@@ -277,16 +277,27 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 fuzz-programs: $(if $(TARGETS),$(patsubst %,$(BUILD)/fuzz_%,$(TARGETS:fuzz_%=%)),$(FUZZERS)) ; @:
 
-# Debian packages contain the peers (Open MPI and Gloo). make builds our programs that call them only for the benchmark.
-PEERS := $(BUILD)/tests/bench/peers/mpi_bench $(BUILD)/tests/bench/peers/gloo_bench
-$(BUILD)/tests/bench/peers/mpi_bench: tests/bench/peers/mpi_bench.c tests/bench/peers/sweep.h
-	$(Q)mkdir -p $(@D) && echo "  MPICC   $@" && mpicc -O2 -o $@ $<
-$(BUILD)/tests/bench/peers/gloo_bench: tests/bench/peers/gloo_bench.cc tests/bench/peers/sweep.h
-	$(Q)mkdir -p $(@D) && echo "  CXX     $@" && $(CXX) -std=c++17 -O2 -o $@ $< -lgloo -lpthread
+# The benchmark's program, once for each contestant (tests/bench/peers/contest.h). make builds those of the peers only for the benchmark:
+# they need what bench-deps and install.sh install.
+PEERS := $(BUILD)/tests/bench/peers
+MPIS := build/peers
+CONTEST_PARTS := $(addprefix $(PEERS)/,contest.o sweep.o replay.o trace.o)
+COMMD_CONTEST := $(PEERS)/commd_contest
+$(COMMD_CONTEST): $(PEERS)/commd_contest.o $(CONTEST_PARTS) $(BUILD)/libcommclient.so
+	$(Q)echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -L$(BUILD) -lcommclient -Wl,-rpath,$(abspath $(BUILD))
+INSTALLED_MPIS := $(foreach each,openmpi mpich intelmpi,$(if $(wildcard $(MPIS)/$(each)/installed),$(each)))
+PEER_PROGRAMS := $(PEERS)/gloo_contest $(if $(filter openmpi,$(INSTALLED_MPIS)),,$(PEERS)/mpi_contest_system) \
+    $(addprefix $(PEERS)/mpi_contest_,$(INSTALLED_MPIS))
+$(PEERS)/mpi_contest_%: tests/bench/peers/mpi_contest.c tests/bench/peers/contest.h $(CONTEST_PARTS)
+	$(Q)echo "  MPICC   $@" && I_MPI_ROOT=$(abspath $(MPIS)/$*) PATH=$(abspath $(MPIS)/$*)/bin:$$PATH mpicc -O2 -o $@ $< $(CONTEST_PARTS)
+$(PEERS)/gloo_contest: tests/bench/peers/gloo_contest.cc tests/bench/peers/contest.h $(CONTEST_PARTS)
+	$(Q)echo "  CXX     $@" && $(CXX) -std=c++17 -O2 -o $@ $< $(CONTEST_PARTS) -lgloo -lpthread
 bench-deps:
 	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --bench $(DEPS_FILE)
-bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUICK=1: 3)
-	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
+	@$(if $(filter check,$(DEPS)),,tests/bench/peers/install.sh $(MPIS))
+bench-peers: $(COMMD_CONTEST) $(PEER_PROGRAMS) ; @:
+bench: all $(BENCHES) ## measure commd beside Open MPI, MPICH, Intel MPI and Gloo (two hours; QUICK=1: 10 minutes)
+	@$(MAKE) bench-deps && $(MAKE) bench-peers && COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
 
 bench-messages: all $(BENCHES) ## measure messages from rank to rank beside their bars (3 minutes)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_messages.py $(BENCH_OPTIONS)
@@ -367,5 +378,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
+.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-peers bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 
+import comparison
 from contestants import Failed, Sweep, end, finish, start
 
 MIB = 1 << 20
@@ -74,7 +75,7 @@ def measure_large(place, commd):
     began_packets = packets(place) if place.node_count > 1 else 0
     watch = PrivateMemory(pids[0])
     children_before = os.times()
-    commd.sweep(place, Sweep(["all_reduce"], size, size, 2, 0), 240, "--iterations", iterations, "--out-of-place", "--no-check")
+    commd.sweep(place, Sweep(["all_reduce"], size, size, 2, 0), 240, "--iterations", iterations, "--no-check")
     children = os.times()
     runs = iterations + 3  # + 3: the warm-up
     gib = runs * size * place.size / (1 << 30)
@@ -94,7 +95,7 @@ def measure_system_calls(place, commd):
     pid = pid_of_daemon(place, place.nodes[0])
     trace = subprocess.Popen(["strace", "-c", "-f", "-q", "-p", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     time.sleep(0.5)
-    commd.sweep(place, Sweep(["all_reduce"], 64 * MIB, 64 * MIB, 2, 0), 240, "--iterations", 5, "--out-of-place", "--no-check")
+    commd.sweep(place, Sweep(["all_reduce"], 64 * MIB, 64 * MIB, 2, 0), 240, "--iterations", 5, "--no-check")
     trace.send_signal(2)
     table = trace.communicate(timeout=20)[1]
     calls = sum(int(line.split()[3]) for line in table.splitlines() if len(line.split()) >= 5 and line.split()[3].isdigit() and line.split()[-1] not in ("total", "sched_yield"))
@@ -125,7 +126,7 @@ def measure_busy(place, commd):
     """Measures all-reduces of 8 bytes while another process keeps each processor busy."""
     burners = [start(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count())]
     try:
-        times = commd.sweep(place, Sweep(["all_reduce"], 8, 8, 2, 0.3), 60, "--out-of-place")
+        times = commd.sweep(place, Sweep(["all_reduce"], 8, 8, 2, 0.3), 60)
     finally:
         for burner in burners:
             burner.kill()
@@ -170,7 +171,7 @@ def measure_iperf(place):
         end(server)
 
 
-def measure_beside(place, commd, build, medians):
+def measure_beside(place, commd, build):
     figures = {}
     if place.name == "local2":
         figures["idle: resident MiB, before anything ran"] = place.idle_kib / 1024
@@ -200,6 +201,28 @@ def counts_text(figures):
 
 # ---- the bars
 
+# The best peer's time over commd's, at least, for each class of comparison.SIZE_CLASSES. Peers send plain text, commd is encrypted.
+BESIDE_BEST = (
+    ("local2", "commd", (1.0, 1.1, 1.3, 2.0)), ("local4", "commd", (1.0, 1.1, 1.3, 2.0)),
+    ("local2", "commd plain", (1.0, 0.7, 1.0, 1.2)), ("local4", "commd plain", (1.0, 1.0, 1.0, 1.2)),
+    ("nodes2-9000", "commd", (0.35, 0.4, 0.6, 0.8)), ("nodes2-1500", "commd", (0.35, 0.4, 0.5, 0.55)),
+)
+TRACES_BESIDE_BEST = (("local2", "commd plain", 1.2), ("local4", "commd plain", 1.2), ("nodes2-9000", "commd", 0.8), ("nodes2-1500", "commd", 0.5))
+AFTER_COMPUTING_BESIDE_BEST = (("local2", 1 / 1.2), ("local4", 1 / 1.2), ("nodes2-9000", 0.5), ("nodes2-1500", 0.5))
+
+
+def beside_best(results):
+    found = []
+    for place, own, limits in BESIDE_BEST:
+        for (title, low, high), limit in zip(comparison.SIZE_CLASSES, limits):
+            found.append(row(f"{place}, {own}: x the best peer, {title}", comparison.class_ratio(results.get(place, {}), low, high, own), limit))
+    for place, own, limit in TRACES_BESIDE_BEST:
+        found.append(row(f"{place}, {own}: x the best peer, traces of training steps", comparison.traces_ratio(results.get(place, {}), own), limit))
+    for place, limit in AFTER_COMPUTING_BESIDE_BEST:
+        found.append(row(f"{place}: x the best peer, 8 B after 1 ms of computing", comparison.ratio(results.get(place, {}), comparison.SMALL_AFTER_COMPUTING), limit))
+    return found
+
+
 def worst_ratio(medians, peer, at_least, exactly=None):
     """Returns the smallest ratio of commd's bandwidth to the peer's, over the sizes of an all-reduce."""
     own, other = medians.get("commd", {}), medians.get(peer, {})
@@ -214,7 +237,7 @@ def row(what, value, limit, at_least=True, unit=""):
 
 
 def rows(results, machine, figures):
-    found = []
+    found = beside_best(results)
     for name, ranks in (("local2", 2), ("local4", 4)):
         medians = results.get(name, {})
         found.append(row(f"one node, {ranks} ranks, all-reduce >= 1 MiB: x Open MPI, worst size", worst_ratio(medians, "Open MPI", MIB), 1.5))

@@ -1,8 +1,7 @@
-"""commd and its peers, for the same work. Each contestant returns {(operation, size_bytes): microseconds} for one sweep."""
+"""commd and its peers, for the same work. Each contestant returns the Times of one sweep. The programs that they start are one program with different
+communication: peers/contest.h."""
 import json
 import os
-import pathlib
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -10,15 +9,32 @@ import tempfile
 from topology import run  # noqa: F401  (the same way to run what must succeed)
 
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv", "barrier"]
+COLLECTIVES = OPERATIONS[:5]  # those that ratios of several operations cover
+AFTER_COMPUTING = " after computing"  # follows the name of an operation in a key of Times
+
+
+class Times(dict):
+    """{(operation, size in bytes): microseconds}. cpu_us has the processor time that all ranks and commd took for one operation together."""
+
+    def __init__(self):
+        super().__init__()
+        self.cpu_us = {}
 
 
 class Sweep:
-    def __init__(self, operations, min_bytes, max_bytes, step_factor, seconds_per_size):
+    """Operations at growing sizes, or one trace of a training step. compute_us: the ranks compute before each operation."""
+
+    def __init__(self, operations, min_bytes, max_bytes, step_factor, seconds_per_size, compute_us=0):
         self.operations = operations
         self.min_bytes = min_bytes
         self.max_bytes = max_bytes
         self.step_factor = step_factor
         self.seconds_per_size = seconds_per_size
+        self.compute_us = compute_us
+
+    @property
+    def title(self):
+        return f"{self.operations[0]}{' …' if len(self.operations) > 1 else ''}{AFTER_COMPUTING if self.compute_us else ''}"
 
     def sizes(self):
         size = self.min_bytes
@@ -26,12 +42,34 @@ class Sweep:
             yield size
             size *= self.step_factor
 
-    def nearest(self, size_bytes):
-        """Returns the size that was asked for. A result has a size that is rounded to whole blocks."""
-        return min(self.sizes(), key=lambda size: abs(size - size_bytes)) if size_bytes > 0 else 0
+    def key(self, result):
+        """Returns the key of a result. Its size is the one that was asked for: the program rounds it to whole blocks."""
+        size_bytes = result["size_bytes"]
+        size_bytes = min(self.sizes(), key=lambda size: abs(size - size_bytes)) if size_bytes > 0 else 0
+        return result["operation"] + (AFTER_COMPUTING if self.compute_us else ""), size_bytes
 
     def arguments(self):
-        return [",".join(self.operations), str(self.min_bytes), str(self.max_bytes), str(self.step_factor), str(self.seconds_per_size)]
+        return ["--operations", ",".join(self.operations), "--min-bytes", self.min_bytes, "--max-bytes", self.max_bytes, "--step-factor", self.step_factor,
+                "--seconds-per-size", self.seconds_per_size, "--compute-us", self.compute_us]
+
+
+class Trace:
+    """A training step from a file, replayed `steps` times."""
+
+    def __init__(self, path, steps, scale=1):
+        self.path = path
+        self.steps = steps
+        self.scale = scale
+
+    @property
+    def title(self):
+        return f"trace {self.path.stem}"
+
+    def key(self, result):
+        return result["operation"], 0
+
+    def arguments(self):
+        return ["--trace", self.path, "--steps", self.steps, "--scale", self.scale]
 
 
 class Failed(Exception):
@@ -74,23 +112,27 @@ def end(process):
 
 
 def lines_to_times(output, sweep):
-    times = {}
-    wrong = 0
+    """Reads what the program with rank 0 prints. Of two ways to call, the faster one counts."""
+    times = Times()
     for line in output.splitlines():
         if line.startswith("{"):
             result = json.loads(line)
-            times[result["operation"], sweep.nearest(result["size_bytes"])] = result["time_us"]
-            wrong += result["wrong"]
-    if wrong:
-        raise Failed(f"{wrong} wrong elements")
+            if result["wrong"]:
+                raise Failed(f"{result['operation']} of {result['size_bytes']} bytes: {result['wrong']} wrong elements")
+            key = sweep.key(result)
+            if key not in times or result["time_us"] < times[key]:
+                times[key] = result["time_us"]
+                times.cpu_us[key] = result["cpu_us"]
     return times
 
 
 class Commd:
-    name = "commd"
+    """commd. With `plain`, its buffers are ordinary memory in place of comm_mem_alloc's."""
 
-    def __init__(self, build):
-        self.commctl = build / "commctl"
+    def __init__(self, build, plain=False):
+        self.program = build / "tests/bench/peers/commd_contest"
+        self.plain = plain
+        self.name = "commd plain" if plain else "commd"
         self.run_number = 0
 
     def is_possible(self, topology):
@@ -99,62 +141,12 @@ class Commd:
     def sweep(self, topology, sweep, timeout_s, *options):
         self.run_number += 1
         processes = []
-        for index, node in enumerate(topology.nodes):
-            processes.append(start(topology.command(
-                node, self.commctl, "--socket", topology.cluster.socket(node), "bench", "-f", "json", "--communicator", f"bench{self.run_number}",
-                "--size", topology.size, "--first-rank", index * topology.ranks_per_node, "--ranks", topology.ranks_per_node,
-                "--operation", ",".join(sweep.operations), "--min-bytes", sweep.min_bytes, "--max-bytes", sweep.max_bytes,
-                "--step-factor", sweep.step_factor, "--seconds-per-size", sweep.seconds_per_size, *options)))
-        results = json.loads(finish(processes, timeout_s)[0])["results"]
-        times = {}
-        for result in results:
-            if result["wrong"]:
-                raise Failed(f"{result['operation']} of {result['size_bytes']} bytes: {result['wrong']} wrong elements")
-            key = result["operation"], sweep.nearest(result["size_bytes"])
-            if not result["in_place"] or key not in times:  # the peers' calls use separate buffers, so results out of place are preferred
-                times[key] = result["time_us"]
-        return times
-
-
-class OpenMpi:
-    """Open MPI uses shared memory within a node, and its TCP transport between nodes. Idle ranks yield if there are more ranks than processors."""
-
-    name = "Open MPI"
-
-    def __init__(self, peers):
-        self.program = peers / "mpi_bench"
-
-    def is_possible(self, topology):
-        return self.program.exists() and shutil.which("mpirun") is not None
-
-    def sweep(self, topology, sweep, timeout_s):
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-bench-"))
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", topology.size, "--mca", "mpi_yield_when_idle",
-                   "1" if topology.size > os.cpu_count() else "0"]
-        if topology.node_count == 1:
-            command += ["--mca", "btl", "vader,self"]
-        else:
-            hosts = ",".join(f"{topology.address(node)}:{topology.ranks_per_node}" for node in topology.nodes)
-            command += ["--host", hosts, "--mca", "plm_rsh_agent", self._agent(folder, topology), "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
-                        # Open MPI's daemons all have the same host name, whatever their namespace. With three nodes or more, they would look for each
-                        # other by that name.
-                        "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "routed", "direct",
-                        "--mca", "btl_tcp_if_include", "veth0", "--mca", "oob_tcp_if_include", "veth0"]
-        try:
-            environment = {**os.environ, "TMPDIR": str(folder)}
-            process = start(topology.command(topology.nodes[0], *command, self.program, *sweep.arguments()), env=environment)
-            return lines_to_times(finish([process], timeout_s)[0], sweep)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    @staticmethod
-    def _agent(folder, topology):
-        """Writes the script by which mpirun starts its daemons on other hosts. The address tells the namespace."""
-        cases = "\n".join(f"{topology.address(node)}) namespace={topology.cluster.namespaces[node]} ;;" for node in topology.nodes)
-        agent = folder / "agent.sh"
-        agent.write_text(f'#!/bin/bash\ncase $1 in\n{cases}\nesac\nshift\nexec ip netns exec "$namespace" /bin/bash -c "$*"\n')
-        agent.chmod(0o755)
-        return agent
+        for rank in range(topology.size):
+            node = topology.node_of_rank(rank)
+            environment = {**topology.cluster.environment(node), "CONTEST_RANK": str(rank), "CONTEST_SIZE": str(topology.size),
+                           "CONTEST_NAME": f"bench-{'plain-' if self.plain else ''}{self.run_number}", "CONTEST_SERVICE": str(topology.cluster.daemons[node].pid)}
+            processes.append(start(topology.command(node, self.program, *sweep.arguments(), *(["--plain"] if self.plain else []), *options), env=environment))
+        return lines_to_times(finish(processes, timeout_s)[0], sweep)
 
 
 class Gloo:
@@ -163,14 +155,17 @@ class Gloo:
     name = "Gloo"
 
     def __init__(self, peers):
-        self.program = peers / "gloo_bench"
+        self.program = peers / "gloo_contest"
 
     def is_possible(self, topology):
         return self.program.exists()
 
     def sweep(self, topology, sweep, timeout_s):
         with tempfile.TemporaryDirectory(prefix="commd-bench-") as folder:
-            processes = [start(topology.command(topology.node_of_rank(rank), self.program, rank, topology.size, folder,
-                                                topology.address(topology.node_of_rank(rank)), *sweep.arguments()))
-                         for rank in range(topology.size)]
+            processes = []
+            for rank in range(topology.size):
+                node = topology.node_of_rank(rank)
+                environment = {**os.environ, "CONTEST_RANK": str(rank), "CONTEST_SIZE": str(topology.size), "CONTEST_FOLDER": folder,
+                               "CONTEST_ADDRESS": topology.address(node)}
+                processes.append(start(topology.command(node, self.program, *sweep.arguments()), env=environment))
             return lines_to_times(finish(processes, timeout_s)[0], sweep)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures commd and its peers in one run, in turn. Prints the median over the repeats.
 
-usage: run_bench.py [--quick] [--only TOPOLOGY,...] [--repeats N] [--out FOLDER]
+usage: run_bench.py [--quick] [--only TOPOLOGY,...] [--contestants NAME,...] [--repeats N] [--minutes M] [--out FOLDER]
 
-Only root can measure several nodes. Writes bench.json and bench.svg. $COMMD_BUILD names the folder of the build.
+Only root can measure several nodes. Writes bench.json, bench.svg, heatmap.svg and growth.svg. $COMMD_BUILD names the folder of the build.
 """
 import argparse
 import json
@@ -17,12 +17,20 @@ import sys
 import time
 
 import bars
+import comparison
+import mpi
+import plots
 import report
 import topology as topologies
-from contestants import OPERATIONS, Commd, Failed, Gloo, OpenMpi, Sweep
+from contestants import COLLECTIVES, OPERATIONS, Commd, Failed, Gloo, Sweep, Trace
 
 BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
+TRACES = pathlib.Path(__file__).resolve().parent / "traces"
 TIMEOUT_S = 240
+MINUTES = {True: 10, False: 120}  # of a quick and a full run
+QUICK_PLACES = ("local2", "local4", "nodes2-9000", "nodes2-1500")
+QUICK_TRACES = ("ddp-resnet50", "moe-skew")
+COMPUTE_US = 1000
 
 
 class Progress:
@@ -45,35 +53,49 @@ class Progress:
             sys.stderr.write("\r" + " " * 100 + "\r")
 
 
+def traces(quick):
+    paths = sorted(TRACES.glob("*.trace"))
+    return [Trace(path, 1 if quick else 2) for path in paths if not quick or path.stem in QUICK_TRACES]
+
+
 def sweeps_of(place, quick):
-    """Yields many sizes for places with bars, and fewer for others, so that the whole run takes a quarter of an hour."""
-    others = [name for name in OPERATIONS if name != "all_reduce"]
+    """Yields many sizes for places with bars, and few for others. MINUTES bound the whole run."""
     if place.rate:
         yield Sweep(["all_reduce"], 1 << 22 if place.has_bars else 1 << 10, 1 << 24, 2 if place.has_bars and not quick else 4, 0.1)
         if not quick:
-            yield Sweep(others, 1 << 10, 1 << 20, 1 << 5, 0.02)
+            yield Sweep(OPERATIONS[1:], 1 << 10, 1 << 20, 1 << 5, 0.02)
     elif place.has_bars:
-        yield Sweep(["all_reduce"], 8, 1 << 27 if quick else 1 << 28, 4 if quick else 2, 0.05)
-        if not quick:
-            yield Sweep(others, 8, 1 << 26, 8, 0.02)
+        yield Sweep(["all_reduce"], 8, 1 << 27, 16 if quick else 4, 0.02 if quick else 0.05)
+        yield Sweep(COLLECTIVES[1:] if quick else OPERATIONS[1:], 8, 1 << 23, 1 << 4, 0.01 if quick else 0.02)
+        yield Sweep(["all_reduce"], 8, 1 << 15, 1 << 12, 0.03 if quick else 0.1, COMPUTE_US)
+        yield from traces(quick)
     else:
-        yield Sweep(["all_reduce"], 8, 1 << 26, 8, 0.05)
-        yield Sweep(others, 1 << 6, 1 << 22, 1 << 8, 0.02)
+        yield Sweep(["all_reduce"], 1 << 11, 1 << 23, 1 << 6, 0.05)
+        yield Sweep(OPERATIONS[1:], 1 << 11, 1 << 17, 1 << 6, 0.02)
 
 
-def measure(place, contestants, repeats, quick, progress, complaints):
-    """Returns {contestant: {(operation, size): median us}}."""
+def measure(place, contestants, repeats, quick, progress, complaints, until_s):
+    """Returns ({contestant: {(operation, size): median us}}, the same of the processor time). Begins no sweep after until_s."""
     samples = {each.name: {} for each in contestants}
     for sweep in sweeps_of(place, quick):
         for _ in range(repeats):
             for each in contestants:
-                progress.step(f"{place.name}: {each.name}, {sweep.operations[0]}{' …' if len(sweep.operations) > 1 else ''}")
+                if time.monotonic() > until_s:
+                    complaints.append(f"{place.name}: {sweep.title} and what follows is left out or has fewer rounds: the time is over (--minutes)")
+                    return medians_of(samples)
+                progress.step(f"{place.name}: {each.name}, {sweep.title}")
                 try:
-                    for key, time_us in each.sweep(place, sweep, TIMEOUT_S).items():
-                        samples[each.name].setdefault(key, []).append(time_us)
+                    times = each.sweep(place, sweep, TIMEOUT_S)
                 except Failed as failure:
-                    complaints.append(f"{place.name}: {each.name}: {failure}")
-    return {name: {key: statistics.median(times) for key, times in of.items()} for name, of in samples.items()}
+                    complaints.append(f"{place.name}: {each.name}, {sweep.title}: {failure}")
+                    continue
+                for key, time_us in times.items():
+                    samples[each.name].setdefault(key, []).append((time_us, times.cpu_us[key]))
+    return medians_of(samples)
+
+
+def medians_of(samples):
+    return tuple({name: {key: statistics.median(pair[part] for pair in pairs) for key, pairs in of.items()} for name, of in samples.items()} for part in (0, 1))
 
 
 def limits(repeats):
@@ -94,57 +116,84 @@ def kernels(repeats, quick):
     return [json.loads(line) for line in output.splitlines()]
 
 
-def main():
-    parser = argparse.ArgumentParser(description="commd beside its peers")
-    parser.add_argument("--quick", action="store_true", help="fewer topologies, sizes and repeats: three minutes")
+def parse():
+    parser = argparse.ArgumentParser(description="commd and its peers")
+    parser.add_argument("--quick", action="store_true", help="fewer topologies, sizes and repeats: within ten minutes")
     parser.add_argument("--only", default="", help="topologies: " + ",".join(each.name for each in topologies.ALL))
+    parser.add_argument("--contestants", default="", help='such as "commd,Open MPI"; commd always runs')
     parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=0, help="begin nothing after this time; default: 120, quick: 10")
     parser.add_argument("--settings", default="", help="""more of the daemons' configuration, such as 'bulk_links = "quic";'""")
     parser.add_argument("--out", type=pathlib.Path, default=BUILD / "bench")
-    arguments = parser.parse_args()
-    repeats = arguments.repeats or (1 if arguments.quick else 3)
-    wanted = arguments.only.split(",") if arguments.only else [each.name for each in topologies.ALL if each.has_bars or not arguments.quick]
-    unknown = set(wanted) - {each.name for each in topologies.ALL}
+    options = parser.parse_args()
+    options.repeats = options.repeats or (1 if options.quick else 3)
+    options.minutes = options.minutes or MINUTES[options.quick]
+    options.only = options.only.split(",") if options.only else [each.name for each in topologies.ALL if each.name in QUICK_PLACES or not options.quick]
+    unknown = set(options.only) - {each.name for each in topologies.ALL}
     if unknown:
         parser.error(f"no such topology: {', '.join(sorted(unknown))}")
     peers = BUILD / "tests/bench/peers"
-    everybody = [Commd(BUILD), OpenMpi(peers), Gloo(peers)]
-    places = [each for each in topologies.ALL if each.name in wanted]
+    everybody = [Commd(BUILD), Commd(BUILD, plain=True), *(each(peers) for each in mpi.ALL), Gloo(peers)]
+    wanted = options.contestants.split(",") if options.contestants else [each.name for each in everybody]
+    unknown = set(wanted) - {each.name for each in everybody}
+    if unknown:
+        parser.error(f"no such contestant: {', '.join(sorted(unknown))}")
+    options.everybody = [each for each in everybody if each.name in wanted or each.name == "commd"]
+    return options
+
+
+def write(options, results, machine, local, figures, complaints, rows):
+    """Writes the files, and says so."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    drawings = {"bench.svg": plots.curves(results), "heatmap.svg": plots.heat_map(results), "growth.svg": plots.growth(results)}
+    for name, drawing in drawings.items():
+        if drawing:
+            (options.out / name).write_text(drawing)
+    (options.out / "bench.json").write_text(json.dumps({
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "processors": os.cpu_count(), "limits": machine, "kernels": local, "figures": figures, "notes": complaints,
+        "bars": [dict(zip(("bar", "measured", "limit", "met"), row)) for row in rows],
+        "results": [{"topology": place.name, "contestant": name, "operation": operation, "size_bytes": size, "time_us": time_us, "cpu_us": cpu[name][operation, size]}
+                    for place, medians, cpu in results for name, times in medians.items() for (operation, size), time_us in times.items()]}, indent=1))
+    print(f"written: {', '.join(str(options.out / name) for name in ('bench.json', *(each for each, drawing in drawings.items() if drawing)))}")
+
+
+def main():
+    options = parse()
+    until_s = time.monotonic() + 60 * options.minutes
+    places = [each for each in topologies.ALL if each.name in options.only]
     for each in places:
-        each.settings = arguments.settings
+        each.settings = options.settings
     complaints = [f"{each.title}: left out, network namespaces cannot be made here" for each in places if not each.is_possible()]
     places = [each for each in places if each.is_possible()]
-    progress = Progress(1 + sum(len(list(sweeps_of(each, arguments.quick))) for each in places) * repeats * len(everybody))
+    progress = Progress(1 + sum(len(list(sweeps_of(each, options.quick))) for each in places) * options.repeats * len(options.everybody))
 
-    print(f"commd and its peers, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Linux {platform.release()}; medians of {repeats} runs", flush=True)
-    machine = limits(repeats)
+    print(f"commd and its peers, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Linux {platform.release()}; medians of {options.repeats} runs", flush=True)
+    machine = limits(options.repeats)
     for name, (value, unit) in machine.items():
         print(f"  {name:45} {value:8.4g} {unit}")
-    local = kernels(repeats, arguments.quick)
+    local = kernels(options.repeats, options.quick)
     print("\n" + report.kernels_table(local), flush=True)
-    results, figures = [], bars.measure_quic(BUILD, repeats if arguments.quick else 5)
+    results, figures = [], bars.measure_quic(BUILD, options.repeats if options.quick else 5)
     for place in places:
+        if time.monotonic() > until_s:
+            complaints.append(f"{place.name}: left out, the time is over (--minutes)")
+            continue
         with place:
-            contestants = [each for each in everybody if each.is_possible(place)]
-            complaints += [f"{each.name} is not installed: left out" for each in everybody if each not in contestants]
-            medians = measure(place, contestants, repeats, arguments.quick, progress, complaints)
-            figures.update(bars.measure_beside(place, everybody[0], BUILD, medians))
-        results.append((place, medians))
+            contestants = [each for each in options.everybody if each.is_possible(place)]
+            complaints += [f"{each.name} is not installed: left out" for each in options.everybody if each not in contestants]
+            medians, cpu = measure(place, contestants, options.repeats, options.quick, progress, complaints, until_s)
+            if time.monotonic() < until_s:
+                figures.update(bars.measure_beside(place, options.everybody[0], BUILD))
+        results.append((place, medians, cpu))
         progress.end()
-        print("\n" + report.table(place, medians, [each.name for each in contestants if each.name != "commd"]), flush=True)
-    rows = bars.rows({place.name: medians for place, medians in results}, machine, figures) + bars.kernel_rows(local)
+        print("\n" + report.table(place, medians, cpu, [each.name for each in contestants if comparison.is_peer(each.name)]), flush=True)
+    rows = bars.rows({place.name: medians for place, medians, _ in results}, machine, figures) + bars.kernel_rows(local)
+    print("\n" + report.classes_table(results))
     print("\n" + bars.counts_text(figures))
     print("\n" + report.bars_table(rows))
     for complaint in dict.fromkeys(complaints):
         print(f"note: {complaint}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "bench.svg").write_text(report.plot(results))
-    (arguments.out / "bench.json").write_text(json.dumps({
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "processors": os.cpu_count(), "limits": machine, "kernels": local, "figures": figures, "notes": complaints,
-        "bars": [dict(zip(("bar", "measured", "limit", "met"), row)) for row in rows],
-        "results": [{"topology": place.name, "contestant": name, "operation": operation, "size_bytes": size, "time_us": time_us}
-                    for place, medians in results for name, times in medians.items() for (operation, size), time_us in times.items()]}, indent=1))
-    print(f"written: {arguments.out / 'bench.json'}, {arguments.out / 'bench.svg'}")
+    write(options, results, machine, local, figures, complaints, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from cluster import BUILD, Cluster, namespaces_work, run  # noqa: E402
 class Topology:
     """`node_count` nodes with `ranks_per_node` ranks each. Several nodes are joined by veth and a bridge, with that MTU and rate."""
 
-    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False, build=BUILD):
+    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False, build=BUILD, family=None):
         self.name = name
         self.title = title
         self.node_count = node_count
@@ -19,6 +19,7 @@ class Topology:
         self.mtu = mtu
         self.rate = rate
         self.has_bars = has_bars  # the bars apply here, so more sizes are measured
+        self.family = family  # topologies of one family differ in the number of ranks alone: they show how figures grow
         self.build = build
         self.daemon_environment = {}
         self.settings = ""  # more lines of the daemons' configuration
@@ -93,16 +94,23 @@ class Topology:
                         pass
 
 
+LOCAL = "one node"
+NODES_9000 = "several nodes, MTU 9000"
+
 ALL = [
-    Topology("local2", "one node, 2 ranks", 1, 2, has_bars=True),
-    Topology("local4", "one node, 4 ranks", 1, 4, has_bars=True),
-    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000, has_bars=True),
+    Topology("local2", "one node, 2 ranks", 1, 2, has_bars=True, family=LOCAL),
+    Topology("local4", "one node, 4 ranks", 1, 4, has_bars=True, family=LOCAL),
+    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000, has_bars=True, family=NODES_9000),
+    Topology("nodes2-1500", "2 nodes, MTU 1500", 2, 1, mtu=1500, has_bars=True),
     Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit", has_bars=True),
-    Topology("nodes2-1500", "2 nodes, MTU 1500", 2, 1, mtu=1500),
-    Topology("nodes3-9000", "3 nodes, MTU 9000", 3, 1, mtu=9000),
-    Topology("nodes3-1500", "3 nodes, MTU 1500", 3, 1, mtu=1500),
-    Topology("nodes3-1gbit", "3 nodes, 1 Gbit/s, MTU 1500", 3, 1, mtu=1500, rate="1gbit"),
+    Topology("local8", "one node, 8 ranks", 1, 8, family=LOCAL),
+    Topology("nodes2x2-9000", "2 nodes with 2 ranks each, MTU 9000", 2, 2, mtu=9000, family=NODES_9000),
+    Topology("nodes4x2-9000", "4 nodes with 2 ranks each, MTU 9000", 4, 2, mtu=9000, family=NODES_9000),
+    Topology("nodes2x2-1500", "2 nodes with 2 ranks each, MTU 1500", 2, 2, mtu=1500),
+    Topology("nodes3-9000", "3 nodes, MTU 9000", 3, 1, mtu=9000, family=NODES_9000),
     Topology("nodes4-9000", "4 nodes, MTU 9000", 4, 1, mtu=9000),
+    Topology("nodes3-1500", "3 nodes, MTU 1500", 3, 1, mtu=1500),
     Topology("nodes4-1500", "4 nodes, MTU 1500", 4, 1, mtu=1500),
+    Topology("nodes3-1gbit", "3 nodes, 1 Gbit/s, MTU 1500", 3, 1, mtu=1500, rate="1gbit"),
     Topology("nodes4-1gbit", "4 nodes, 1 Gbit/s, MTU 1500", 4, 1, mtu=1500, rate="1gbit"),
 ]

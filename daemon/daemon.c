@@ -495,6 +495,13 @@ static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *e
     return status;
 }
 
+/* Sends what daemon_work has left, and takes what has arrived for operations that run. Returns whether
+ * anything has. */
+static bool daemon_poll_net(struct daemon *daemon)
+{
+    return net_quic_poll(daemon->net, exec_awaits_nodes(daemon->exec), loop_now_ns());
+}
+
 static enum status daemon_loop(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->configuration.conf;
@@ -509,10 +516,15 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
     uint64_t looked_ns = 0;
     while (status == STATUS_OK && !daemon->stopping) {
         uint64_t now_ns = loop_now_ns();
-        if (daemon_work(daemon, now_ns)) {
+        bool any = daemon_work(daemon, now_ns);
+        bool arrived = daemon_poll_net(daemon);
+        if (any || arrived) {
             spin_found(&daemon->spin, now_ns);
         }
         bool spin = spin_goes_on(&daemon->spin, now_ns) && api_is_awake(daemon->api);
+        if (arrived && now_ns - looked_ns < SPIN_LOOK_NS) {
+            continue; /* the operations go on at once */
+        }
         if (spin && !daemon->exec_woken && !daemon->p2p_woken && now_ns - looked_ns < SPIN_LOOK_NS) {
             uint64_t before_ns = loop_now_ns();
             (void)sched_yield(); /* another process that has work on this core runs first */

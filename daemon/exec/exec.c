@@ -126,6 +126,11 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
     return more;
 }
 
+bool exec_awaits_nodes(const struct exec *exec)
+{
+    return exec->between_nodes > 0;
+}
+
 void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns)
 {
     if (comm->cut_ns == 0 && !comm->failed) {

@@ -116,6 +116,9 @@ void exec_free(struct exec *exec);
 #define EXEC_RUN_LOOKS 1024u /* communicators that one call looks at, with or without work */
 bool exec_run(struct exec *exec, uint64_t now_ns);
 
+/* Whether an operation of several nodes runs, so data may arrive for it at any moment. */
+bool exec_awaits_nodes(const struct exec *exec);
+
 /* Deadline and timer: parked streams of unknown communicators are reset when they expire. */
 uint64_t exec_next_deadline_ns(const struct exec *exec);
 void exec_tick(struct exec *exec, uint64_t now_ns);

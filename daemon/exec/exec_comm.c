@@ -167,6 +167,7 @@ static void comm_finish(struct exec_comm *comm, struct exec_op **link, const str
     }
     comm->op_count--;
     struct exec_call call = op->call;
+    comm->exec->between_nodes -= op->begun && comm->options.node_count > 1 ? 1 : 0;
     device_release(comm, op);
     spread_release(op);
     op_free(op);

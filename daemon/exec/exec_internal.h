@@ -254,7 +254,8 @@ struct exec {
     uint32_t round;     /* number of the current round; a round steps every busy communicator at least once */
     uint32_t unstepped; /* busy ones that had no turn in this round yet */
     bool more;          /* another round is needed */
-    struct exec_comm *cut; /* communicators with a cut_ns, ordered by it */
+    uint32_t between_nodes; /* operations of several nodes that have begun and not ended */
+    struct exec_comm *cut;  /* communicators with a cut_ns, ordered by it */
     struct stream_readers readers;
     uint64_t now_ns; /* time of the current call; parked streams expire by it */
     struct exec_spare spares[EXEC_SPARES_MAX];

@@ -250,4 +250,5 @@ void op_begin(const struct exec_comm *comm, struct exec_op *op)
         op_choose(comm, op);
     }
     op->begun = true;
+    comm->exec->between_nodes += one_node ? 0 : 1;
 }

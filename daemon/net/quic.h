@@ -39,6 +39,13 @@ struct quic_options {
 enum status net_quic_new(struct loop *loop, const struct quic_options *options, struct net **out,
                          struct error *error) COMM_MUST_USE;
 
+/*
+ * Does at once what the next turn of the loop would do: sends what waits to be sent. With `reads`, it also
+ * reads the socket. For a caller that spins: a turn of the loop takes longer. Returns whether a datagram was
+ * read. A null net is accepted.
+ */
+bool net_quic_poll(struct net *net, bool reads, uint64_t now_ns);
+
 /* The UDP port that was bound. */
 uint16_t net_quic_port(const struct net *net);
 

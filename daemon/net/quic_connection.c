@@ -460,6 +460,9 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
     if (connection->state == QUIC_STATE_HANDSHAKE) {
         ERR_clear_error(); /* TLS would take errors left by other calls for its own */
     }
+    connection->came_alone =
+        datagram->size < QUIC_ACK_ALONE_BYTES && connection->read_ns != connection->endpoint->now_ns;
+    connection->read_ns = connection->endpoint->now_ns;
     int failure = ngtcp2_conn_read_pkt(connection->transport, &path, &info, datagram->bytes, datagram->size,
                                        quic_transport_ns(connection, connection->endpoint->now_ns));
     connection->unanswered_ns = 0;
@@ -487,14 +490,17 @@ void quic_connection_arm(struct quic_connection *connection)
 
 void quic_connection_hold(struct quic_connection *connection)
 {
-    if (connection->transport == NULL || connection->flushing || connection->holding) {
+    bool shorter = connection->holds_long && !connection->came_alone;
+    if (connection->transport == NULL || connection->flushing || (connection->holding && !shorter)) {
         return;
     }
     ngtcp2_conn_info info;
     ngtcp2_conn_get_conn_info2(connection->transport, &info);
+    uint64_t least_ns = connection->came_alone ? QUIC_ACK_ALONE_NS : QUIC_ACK_HOLD_MIN_NS;
     uint64_t hold_ns = time_min(info.smoothed_rtt / 8, QUIC_MAX_ACK_DELAY_NS);
-    hold_ns = hold_ns > QUIC_ACK_HOLD_MIN_NS ? hold_ns : QUIC_ACK_HOLD_MIN_NS;
+    hold_ns = hold_ns > least_ns ? hold_ns : least_ns;
     connection->holding = true;
+    connection->holds_long = connection->came_alone;
     connection->armed_ns = time_min(connection->armed_ns, connection->endpoint->now_ns + hold_ns);
     loop_timer_set(connection->timer, connection->armed_ns);
 }

@@ -175,8 +175,8 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     }
 }
 
-/* Reads the socket. The inbox handles some of what waits there. */
-static void quic_receive(struct quic_endpoint *endpoint)
+/* Reads the socket. The inbox handles some of what waits there. Returns how many datagrams were read. */
+static size_t quic_receive(struct quic_endpoint *endpoint)
 {
     struct quic_inbox *inbox = &endpoint->inbox;
     size_t count = 0;
@@ -188,7 +188,13 @@ static void quic_receive(struct quic_endpoint *endpoint)
         count += quic_socket_receive(&endpoint->socket, quic_datagram_arrived, endpoint, &more);
     }
     quic_inbox_serve(inbox);
-    if (count == 0 || endpoint->socket.has_errors) { /* ICMP errors make the socket ready, too */
+    return count;
+}
+
+/* ICMP errors make the socket ready, too. */
+static void quic_receive_errors(struct quic_endpoint *endpoint, bool look)
+{
+    if (look || endpoint->socket.has_errors) {
         quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
     }
 }
@@ -200,7 +206,7 @@ void quic_woken(void *context, uint64_t now_ns)
     if (quic_inbox_waits(&endpoint->inbox)) {
         endpoint->in_event = true;
         endpoint->now_ns = now_ns;
-        quic_receive(endpoint);
+        quic_receive_errors(endpoint, quic_receive(endpoint) == 0);
         endpoint->in_event = false;
     }
     quic_settle(endpoint, now_ns);
@@ -215,8 +221,32 @@ void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
         quic_flush_blocked(endpoint);
     }
     if ((events & LOOP_READ) != 0) {
-        quic_receive(endpoint);
+        quic_receive_errors(endpoint, quic_receive(endpoint) == 0);
     }
     endpoint->in_event = false;
     quic_settle(endpoint, now_ns);
+}
+
+bool net_quic_poll(struct net *net, bool reads, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    size_t count = 0;
+    if (net == NULL) {
+        return false;
+    }
+    if (reads) {
+        endpoint->in_event = true;
+        endpoint->now_ns = now_ns;
+        count = quic_receive(endpoint);
+        quic_receive_errors(endpoint, false);
+        endpoint->in_event = false;
+    }
+    if (endpoint->wake_set) {
+        endpoint->wake_set = false;
+        loop_timer_set(endpoint->wake, TIME_NEVER);
+        quic_settle(endpoint, now_ns);
+    } else if (count > 0) {
+        quic_settle(endpoint, now_ns);
+    }
+    return count > 0;
 }

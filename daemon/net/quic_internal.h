@@ -63,6 +63,10 @@
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
 #define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement is sent at once */
 #define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
+/* A datagram that comes alone and is small is mostly a part of a small operation. Its sender waits for our
+ * part, which takes the acknowledgement along. */
+#define QUIC_ACK_ALONE_BYTES 1200u
+#define QUIC_ACK_ALONE_NS (100 * TIME_US)
 #define QUIC_STREAMS_MAX NET_STREAMS_MAX /* open incoming streams of a connection */
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
     (256ull * NET_STREAM_WINDOW_BYTES) /* the most that may be under way: 1 GiB */
@@ -221,6 +225,9 @@ struct quic_connection {
     uint64_t ahead_ns;   /* how much ngtcp2's clock is ahead of ours: see quic_connection_hurry */
     uint64_t hurried_ns; /* when that was last considered */
     unsigned unflushed;  /* datagrams read since packets were written */
+    uint64_t read_ns;    /* the event in which one was last read */
+    bool came_alone;     /* that one was small, and the first of its event */
+    bool holds_long;     /* what is held waits for QUIC_ACK_ALONE_NS */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
     uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */
@@ -379,7 +386,8 @@ static inline uint64_t quic_transport_ns(const struct quic_connection *connectio
 void quic_connection_arm(struct quic_connection *connection);
 /*
  * Something is to be sent, but may wait for an eighth of a round trip (QUIC_ACK_HOLD_MIN_NS to
- * QUIC_MAX_ACK_DELAY_NS). Meanwhile an answer may take it along, or more of the same may come.
+ * QUIC_MAX_ACK_DELAY_NS). Meanwhile an answer may take it along, or more of the same may come. After a small
+ * datagram that came alone, it may wait for QUIC_ACK_ALONE_NS.
  */
 void quic_connection_hold(struct quic_connection *connection);
 

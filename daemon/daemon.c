@@ -94,6 +94,7 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
 {
     bool any = workers_run(daemon->workers, now_ns);
     any |= api_poll(daemon->api, now_ns);
+    any |= comms_cells_poll(daemon->comms, now_ns);
     if (daemon->exec_woken) {
         daemon->exec_woken = false;
         bool more = exec_run(daemon->exec, now_ns); /* sets exec_woken, too */
@@ -484,7 +485,7 @@ static void daemon_free(struct daemon *daemon)
 static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
 {
     bool wait = !spin && !daemon->exec_woken && !daemon->p2p_woken && workers_sleep(daemon->workers) &&
-                api_sleep(daemon->api);
+                api_sleep(daemon->api) && comms_cells_sleep(daemon->comms);
     /* Any turn may have moved a deadline, so all deadlines are read before the next wait. */
     uint64_t began_ns = loop_now_ns();
     daemon_arm(daemon, began_ns);
@@ -521,7 +522,8 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         if (any || arrived) {
             spin_found(&daemon->spin, now_ns);
         }
-        bool spin = spin_goes_on(&daemon->spin, now_ns) && api_is_awake(daemon->api);
+        bool awake = api_is_awake(daemon->api) || comms_cells_are_awake(daemon->comms);
+        bool spin = spin_goes_on(&daemon->spin, now_ns) && awake;
         if (arrived && now_ns - looked_ns < SPIN_LOOK_NS) {
             continue; /* the operations go on at once */
         }

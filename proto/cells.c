@@ -41,14 +41,20 @@ static void ring(struct cells_rank *rank)
     (void)syscall(SYS_futex, &rank->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void cells_wake(struct cells_shared *shared, uint32_t rank)
+{
+    if (atomic_load_explicit(&shared->ranks[rank].sleepers, memory_order_relaxed) != 0) {
+        ring(&shared->ranks[rank]);
+    }
+}
+
 /* A sleeper first says so and then looks at the cells; a rank that publishes does the opposite. So one sees
  * the other. */
 static void ring_sleepers(struct cells_shared *shared, uint32_t rank_count, uint32_t rank)
 {
     for (uint32_t other = 0; other < rank_count; other++) {
-        struct cells_rank *its = &shared->ranks[other];
-        if (other != rank && atomic_load_explicit(&its->sleepers, memory_order_relaxed) != 0) {
-            ring(its);
+        if (other != rank) {
+            cells_wake(shared, other);
         }
     }
 }

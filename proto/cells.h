@@ -165,6 +165,8 @@ uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank);
 /* Sleeps until the bell rings, at most so long. */
 void cells_sleep(struct cells_shared *shared, uint32_t rank, uint32_t bell, uint64_t timeout_ns);
 void cells_get_up(struct cells_shared *shared, uint32_t rank);
+/* Rings the rank's bell if it sleeps. Call it after a fence. */
+void cells_wake(struct cells_shared *shared, uint32_t rank);
 
 /* --- commd --- */
 

@@ -5,42 +5,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/cells_internal.h"
 
 #define NS_PER_MS 1000000u
-#define PAUSES 50u              /* between two yields, while every rank can have a processor */
-#define PAUSES_CROWDED 4u       /* otherwise */
-#define SPIN_NS 10000000u       /* then the thread sleeps */
-#define YIELD_LONG_NS 100000u   /* a yield that takes so long gave the processor to another process */
-#define YIELDS_LONG_MAX 2u      /* then sleeping wakes us sooner than spinning, */
-#define CROWDED_NS 10000000u    /* for so long */
-#define SLEEP_MAX_NS 10000000u  /* then the thread looks at commd, too */
-#define SLEEP_BRIEF_NS 1000000u /* the same while commd has other operations of this client */
-#define LOOKS_PER_CLOCK 16u     /* looks at the cells between two looks at the clock */
-#define LOOKS_PER_COMMD 50u     /* looks of the feeder for each one at commd */
-#define IDLE_LOOKS_MAX 50u      /* of the feeder without a new operation: then it rests */
-
-/* An operation that was published and has not ended. */
-struct cells_slot {
-    struct client_op *op; /* null: it was dropped */
-    uint64_t seq;
-    struct client_call call;
-    size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
-};
-
-struct client_cells {
-    struct cells_shared *shared;
-    uint32_t rank_count;
-    uint32_t rank;
-    uint64_t seq;          /* the last number that was used */
-    _Atomic uint64_t gone; /* the last published operation that has ended; read without the lock */
-    uint64_t asked_seq;    /* the last operation at whose deadline commd was told */
-    bool crowded;          /* more ranks than processors */
-    _Atomic uint64_t crowded_until_ns;
-    uint32_t first, count;      /* of the slots, a ring */
-    struct cell_counts *counts; /* this rank's */
-    struct cells_slot slots[CELLS_WINDOW];
-};
+#define SEGMENT_LOOK_NS 1000000u /* between looks at commd for the segment */
+#define LOOKS_PER_COMMD 50u      /* looks of the feeder for each one at commd */
+#define IDLE_LOOKS_MAX 50u       /* of the feeder without a new operation: then it rests */
 
 /* --- Beginning and end --- */
 
@@ -79,15 +49,21 @@ static bool is_crowded(uint32_t rank_count)
     return sched_getaffinity(0, sizeof set, &set) == 0 && (uint32_t)CPU_COUNT(&set) < rank_count;
 }
 
-void cells_handle(struct comm_client *client, uint32_t handle)
+void cells_handle(struct comm_client *client, uint32_t handle, uint32_t local_ranks)
 {
     struct comm_comm *comm = member_by_handle(client, handle);
     bool is_joining = comm != NULL && (comm->comm_id == 0 || comm->offers_cells);
-    if (is_joining && comm->cells == NULL && comm->size <= CELLS_RANKS_MAX) {
-        comm->cells = calloc(1, sizeof *comm->cells);
-        if (comm->cells != NULL && client->cells.fd >= 0) {
-            comm->cells->shared = map_segment(client->cells.fd, cells_bytes(comm->size));
-        }
+    bool between_nodes = local_ranks > 0;
+    if (!is_joining || comm->cells != NULL ||
+        (between_nodes ? local_ranks > NODE_CELLS_RANKS_MAX : comm->size > CELLS_RANKS_MAX)) {
+        return;
+    }
+    comm->cells = calloc(1, sizeof *comm->cells);
+    if (comm->cells != NULL && client->cells.fd >= 0) {
+        comm->cells->rank_count = between_nodes ? local_ranks + 1 : comm->size;
+        comm->cells->size_bytes = cells_bytes(comm->cells->rank_count);
+        comm->cells->shared = map_segment(client->cells.fd, comm->cells->size_bytes);
+        comm->cells->node.shared = between_nodes ? comm->cells->shared : NULL;
     }
 }
 
@@ -98,7 +74,7 @@ static void await_segment(struct comm_comm *comm)
     uint64_t deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS);
     client_take_all(client);
     while (comm->cells == NULL && client->lost == COMM_OK && clock_ns() < deadline_ns) {
-        client_progress(client, clock_ns() + SLEEP_BRIEF_NS);
+        client_progress(client, clock_ns() + SEGMENT_LOOK_NS);
         client_take_all(client);
     }
 }
@@ -108,16 +84,19 @@ void cells_open(struct comm_comm *comm)
     await_segment(comm);
     comm->offers_cells = false;
     struct client_cells *cells = comm->cells;
-    if (cells == NULL || cells->shared == NULL) {
-        free(cells);
-        comm->cells = NULL;
+    uint32_t rank_count = comm->node_count > 1 ? comm->local_size + 1 : comm->size;
+    bool fits = cells != NULL && cells->rank_count == rank_count &&
+                cells_is_between_nodes(cells) == (comm->node_count > 1);
+    if (cells == NULL || cells->shared == NULL || !fits) {
+        cells_close(comm);
         tell_retire(comm, false); /* otherwise the other ranks would wait for this rank's cells */
         return;
     }
-    cells->rank_count = comm->size;
-    cells->rank = comm->rank;
-    cells->counts = &cells->shared->ranks[comm->rank].counts;
-    cells->crowded = is_crowded(comm->size);
+    cells->rank = comm->local_rank;
+    cells->node.local_count = comm->local_size;
+    cells->node.rank_count = comm->size;
+    cells->counts = &cells->shared->ranks[cells->rank].counts;
+    cells->crowded = is_crowded(rank_count);
 }
 
 void cells_close(struct comm_comm *comm)
@@ -125,7 +104,7 @@ void cells_close(struct comm_comm *comm)
     if (comm->cells != NULL) {
         comm->client->cells.open -= comm->cells->count;
         if (comm->cells->shared != NULL) {
-            (void)munmap(comm->cells->shared, cells_bytes(comm->size));
+            (void)munmap(comm->cells->shared, comm->cells->size_bytes);
         }
         free(comm->cells);
         comm->cells = NULL;
@@ -168,13 +147,22 @@ static bool is_plain(const struct comm_comm *comm, const struct client_call *cal
            comm->client->gpus == NULL;
 }
 
+/* By the terms alone, but for layouts. */
+static bool fits_in_cells(const struct comm_comm *comm, const struct client_call *call)
+{
+    const struct client_cells *cells = comm->cells;
+    if (cells_is_between_nodes(cells)) {
+        return comm->client->rings != NULL && node_cells_take(&cells->node, &call->terms);
+    }
+    return cells_take(&call->terms, cells->rank_count) &&
+           (call->terms.has_layouts == 0 || cells_blocks_fit(call, cells->rank_count));
+}
+
 bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, bool waits)
 {
     struct client_cells *cells = comm->cells;
     return cells != NULL && comm->failure == COMM_OK && !waits && comm->collectives_in_flight == 0 &&
-           cells->count < CELLS_WINDOW && cells_take(&call->terms, cells->rank_count) &&
-           is_plain(comm, call) &&
-           (call->terms.has_layouts == 0 || cells_blocks_fit(call, cells->rank_count)) &&
+           cells->count < CELLS_WINDOW && fits_in_cells(comm, call) && is_plain(comm, call) &&
            !needs_open(cells, call) &&
            atomic_load_explicit(&cells->shared->open_from, memory_order_relaxed) <= cells->seq + 1;
 }
@@ -211,6 +199,14 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
 {
     struct client_cells *cells = comm->cells;
     uint64_t seq = op->cell->seq;
+    if (cells_is_between_nodes(cells)) {
+        cells_nodes_write(&cells->node, comm->rank, cells->rank, seq, &op->cell->call);
+        if (node_cells_publish(&cells->node, cells->rank, seq)) {
+            rings_ring(comm->client->rings);
+        }
+        held_watch(comm->client);
+        return;
+    }
     cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
     cell_counts_raise(&cells->counts->published, 1);
     cells_publish(cells->shared, cells->rank_count, cells->rank, seq);
@@ -225,7 +221,12 @@ void cells_pass(struct comm_comm *comm, struct client_op *op, struct submit_reco
     }
     if (op->number == 0) {
         op->number = ++cells->seq;
-        cells_hand_over(cells->shared, cells->rank_count, cells->rank, op->number);
+        if (cells_is_between_nodes(cells)) { /* commd tells the others */
+            atomic_store_explicit(&cells->shared->ranks[cells->rank].by_commd, op->number,
+                                  memory_order_release);
+        } else {
+            cells_hand_over(cells->shared, cells->rank_count, cells->rank, op->number);
+        }
     }
     uint64_t waited_ns = op->waits_since_ns != 0 ? clock_ns() - op->waits_since_ns : 0;
     submit_record_add(record, RECORD_NUMBER, 0, waited_ns / NS_PER_MS, op->number);
@@ -267,8 +268,7 @@ void cells_forget(struct comm_comm *comm, struct client_op *op)
     }
 }
 
-/* Whether all earlier collectives have ended. */
-static bool is_oldest(const struct comm_comm *comm, const struct client_op *op)
+bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op)
 {
     const struct client_op *oldest = comm->ops;
     while (oldest != op && op_kind_is_message(oldest->kind)) {
@@ -281,7 +281,9 @@ static bool is_oldest(const struct comm_comm *comm, const struct client_op *op)
 static void give_back(struct comm_comm *comm, struct cells_slot *slot)
 {
     struct client_op *op = slot->op;
-    cell_counts_raise(&comm->cells->counts->published, UINT64_MAX); /* one less */
+    if (!cells_is_between_nodes(comm->cells)) {
+        cell_counts_raise(&comm->cells->counts->published, UINT64_MAX); /* one less */
+    }
     uint32_t timeout_ms = slot->call.options.timeout_ms;
     op->waits_since_ns =
         op->deadline_ns - (uint64_t)(timeout_ms != 0 ? timeout_ms : comm->op_timeout_ms) * NS_PER_MS;
@@ -309,17 +311,33 @@ static void count_end(const struct client_cells *cells, const struct cells_slot 
     }
 }
 
+static enum cells_way look(const struct client_cells *cells, uint64_t seq)
+{
+    return cells_is_between_nodes(cells) ? node_cells_look(&cells->node, seq)
+                                         : cells_look(cells->shared, cells->rank_count, cells->rank, seq);
+}
+
+static void take_result(const struct comm_comm *comm, const struct cells_slot *slot)
+{
+    const struct client_cells *cells = comm->cells;
+    if (cells_is_between_nodes(cells)) { /* commd counts */
+        cells_nodes_read(&cells->node, comm->rank, cells->rank, slot->seq, &slot->call);
+    } else {
+        cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call);
+        count_end(cells, slot);
+    }
+}
+
 /* Returns whether the oldest published operation has ended, or left its cell. */
 static bool step(struct comm_comm *comm)
 {
     struct client_cells *cells = comm->cells;
     struct cells_slot *slot = &cells->slots[cells->first];
     struct client_op *op = slot->op;
-    enum cells_way way = cells_look(cells->shared, cells->rank_count, cells->rank, slot->seq);
+    enum cells_way way = look(cells, slot->seq);
     bool failed = comm->failure != COMM_OK;
-    if (way == CELLS_DIRECT && (failed || is_oldest(comm, op))) {
-        cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call);
-        count_end(cells, slot);
+    if (way == CELLS_DIRECT && (failed || cells_is_oldest(comm, op))) {
+        take_result(comm, slot);
         ops_end_well(comm, op);
         return true;
     }
@@ -334,7 +352,7 @@ static bool step(struct comm_comm *comm)
     return false;
 }
 
-static bool take_ready(struct comm_comm *comm)
+bool cells_take_ready(struct comm_comm *comm)
 {
     bool any = false;
     while (comm->cells != NULL && comm->cells->count > 0 && step(comm)) {
@@ -350,15 +368,21 @@ static bool retire_late(struct comm_comm *comm)
     if (cells == NULL || cells->count == 0 || comm->failure != COMM_OK) {
         return false;
     }
-    const struct cells_slot *slot = &cells->slots[cells->first];
+    struct cells_slot *slot = &cells->slots[cells->first];
     uint64_t now_ns = clock_ns(), deadline_ns = slot->op->deadline_ns;
+    if (cells_is_between_nodes(cells)) {
+        if (now_ns >= deadline_ns && cells_is_oldest(comm, slot->op)) {
+            give_back(comm, slot); /* commd says who is missing */
+        }
+        return false;
+    }
     bool asked = cells->asked_seq >= slot->seq;
     if (asked && now_ns > deadline_ns + (uint64_t)DAEMON_MARGIN_MS * NS_PER_MS) {
         member_fail(comm, COMM_TIMED_OUT,
                     "\"%s\": a rank has damaged the communicator's cells, or commd at %s "
                     "does not answer: an operation is past its deadline, and has not ended",
                     comm->name, comm->client->path);
-        (void)take_ready(comm);
+        (void)cells_take_ready(comm);
         return false;
     }
     if (asked || now_ns < deadline_ns) {
@@ -376,7 +400,7 @@ void cells_progress(struct comm_client *client)
         return;
     }
     for (struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
-        any = take_ready(comm) || any;
+        any = cells_take_ready(comm) || any;
         if (retire_late(comm)) {
             break; /* the list may be another one now */
         }
@@ -407,150 +431,4 @@ void cells_look_at_commd(struct comm_client *client)
         client->cells.hung_up = hung_up;
         client_take_all(client);
     }
-}
-
-/* --- Waiting --- */
-
-struct watch {
-    struct client_cells *cells;
-    const struct client_rings *rings; /* null: there are none, or another thread reads them */
-    uint64_t seq;
-    uint64_t deadline_ns;
-};
-
-/* Whether the waiting thread has something to do; without the lock. */
-static bool has_news(const struct watch *watch)
-{
-    struct client_cells *cells = watch->cells;
-    return cells_have_news(cells->shared, cells->rank_count, cells->rank, watch->seq) ||
-           atomic_load_explicit(&cells->gone, memory_order_acquire) >= watch->seq ||
-           (watch->rings != NULL && ring_has_packet(&watch->rings->in));
-}
-
-/* Returns whether there is news. */
-static bool look_for_a_while(const struct watch *watch)
-{
-    uint32_t pauses = watch->cells->crowded ? PAUSES_CROWDED : PAUSES;
-    for (uint32_t i = 0; i < pauses; i++) {
-        if (has_news(watch)) {
-            return true;
-        }
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#else
-        atomic_signal_fence(memory_order_seq_cst);
-#endif
-    }
-    return has_news(watch);
-}
-
-/* Returns whether there is news. */
-static bool spin(const struct watch *watch)
-{
-    uint64_t began_ns = 0, before_ns = 0;
-    uint32_t long_yields = 0;
-    for (uint32_t looks = 0;; looks++) {
-        if (look_for_a_while(watch)) {
-            return true;
-        }
-        if (looks == 0) {
-            before_ns = began_ns = clock_ns();
-            if (began_ns < watch->cells->crowded_until_ns) {
-                return has_news(watch);
-            }
-        }
-        (void)sched_yield();
-        if (looks % LOOKS_PER_CLOCK != 0) {
-            continue;
-        }
-        uint64_t now_ns = clock_ns();
-        long_yields += looks > 0 && now_ns - before_ns > YIELD_LONG_NS ? 1 : 0;
-        before_ns = now_ns;
-        if (long_yields >= YIELDS_LONG_MAX) {
-            watch->cells->crowded_until_ns = now_ns + CROWDED_NS;
-            return has_news(watch);
-        }
-        if (now_ns - began_ns > SPIN_NS || now_ns >= watch->deadline_ns) {
-            return has_news(watch);
-        }
-    }
-}
-
-static void sleep_at_bell(const struct watch *watch, uint64_t most_ns)
-{
-    struct client_cells *cells = watch->cells;
-    uint32_t bell = cells_lie_down(cells->shared, cells->rank);
-    uint64_t now_ns = clock_ns();
-    if (!has_news(watch) && now_ns < watch->deadline_ns) {
-        uint64_t left_ns = watch->deadline_ns - now_ns;
-        cells_sleep(cells->shared, cells->rank, bell, left_ns < most_ns ? left_ns : most_ns);
-    }
-    cells_get_up(cells->shared, cells->rank);
-}
-
-/* Whether commd has operations of the client, whose ends do not ring the bell. */
-static bool commd_has_any(const struct comm_client *client)
-{
-    const struct comm_comm *comm = client->comms;
-    while (comm != NULL && comm->op_count == (comm->cells != NULL ? comm->cells->count : 0)) {
-        comm = comm->next;
-    }
-    return comm != NULL;
-}
-
-/* Waits without the lock, as the thread that reads unless there is one. */
-static void await_news(struct comm_client *client, struct watch *watch)
-{
-    uint64_t most_ns = commd_has_any(client) ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
-    watch->rings = client->reading ? NULL : client->rings;
-    client->reading = client->reading || watch->rings != NULL;
-    pthread_mutex_unlock(&client->lock);
-    bool news = spin(watch);
-    pthread_mutex_lock(&client->lock);
-    if (watch->rings != NULL) {
-        bool has_packet = ring_has_packet(&watch->rings->in);
-        client->reading = false;
-        if (client->cells.hung_up) {
-            client_take_all(client);
-        } else if (has_packet) {
-            client_take_events(client);
-        }
-        queues_reading_ended(client);
-        pthread_cond_broadcast(&client->changed);
-    }
-    if (!news) {
-        watch->rings = NULL;
-        pthread_mutex_unlock(&client->lock);
-        sleep_at_bell(watch, most_ns);
-        pthread_mutex_lock(&client->lock);
-        client_take_all(client);
-    }
-}
-
-bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns)
-{
-    struct comm_client *client = comm->client;
-    struct client_cells *cells = comm->cells;
-    if (cells == NULL || cells->count == 0) {
-        return false;
-    }
-    if (take_ready(comm)) {
-        pthread_cond_broadcast(&client->changed);
-        held_feed(client);
-        return true;
-    }
-    const struct cells_slot *slot = &cells->slots[cells->first];
-    if (!is_oldest(comm, slot->op)) {
-        return false; /* commd has an earlier one */
-    }
-    struct watch watch = {.cells = cells,
-                          .seq = slot->seq,
-                          .deadline_ns =
-                              slot->op->deadline_ns < deadline_ns ? slot->op->deadline_ns : deadline_ns};
-    if (cells->asked_seq >= slot->seq) {
-        watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
-    }
-    await_news(client, &watch);
-    held_feed(client);
-    return true;
 }

@@ -8,13 +8,14 @@
 #include <stdint.h>
 
 #include "proto/cells.h"
+#include "proto/node_cells.h"
 #include "proto/records.h"
 
 /*
- * Small operations of a communicator whose ranks are all on this node (proto/cells.h). An operation that is
- * published is in its communicator's list like any other, and in one of these slots. Threads that wait for it
- * look at the cells; whoever finds it complete takes its result. If it has to go to commd after all, it
- * becomes a held operation (held.h), before all others that are held.
+ * Small operations of a communicator whose ranks are all on this node (proto/cells.h), or on several nodes
+ * (proto/node_cells.h). An operation that is published is in its communicator's list like any other, and in
+ * one of these slots. Threads that wait for it look at the cells; whoever finds it complete takes its result.
+ * If it has to go to commd after all, it becomes a held operation (held.h), before all others that are held.
  *
  * A program may submit an operation and then compute. The feeder thread looks meanwhile, because another rank
  * may need commd for this operation.
@@ -40,8 +41,9 @@ struct cells_use {
     bool hung_up; /* the feeder saw that commd has closed the connection, while another thread read it */
 };
 
-/* commd sent the communicator's segment; it came as client->cells.fd. */
-void cells_handle(struct comm_client *client, uint32_t handle);
+/* commd sent the communicator's segment; it came as client->cells.fd. local_ranks: 0 if all ranks are on this
+ * node. */
+void cells_handle(struct comm_client *client, uint32_t handle, uint32_t local_ranks);
 /* Maps the segment of a communicator that has formed. If it cannot, the communicator goes on without cells.
  * May release the lock. */
 void cells_open(struct comm_comm *comm);
@@ -81,6 +83,12 @@ void cells_blocks_write(struct cells_shared *shared, uint32_t rank_count, uint32
                         const struct client_call *call);
 void cells_blocks_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                        const struct client_call *call);
+
+/* cells_nodes.c: the same of a communicator of several nodes. */
+void cells_nodes_write(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
+                       const struct client_call *call);
+void cells_nodes_read(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
+                      const struct client_call *call);
 
 /* cells_take.c: writes the cell's data; takes the result of a complete operation. Any thread that owns the
  * operation. */

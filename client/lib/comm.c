@@ -133,8 +133,9 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
     comm->local_rank = reply->local_rank;
     comm->local_size = reply->local_size;
     comm->node_count = reply->node_count;
-    comm->offers_cells = reply->has_cells && comm->node_count == 1 && comm->local_size == comm->size &&
-                         comm->local_rank == comm->rank && comm->size <= CELLS_RANKS_MAX;
+    bool alone = comm->local_size == comm->size && comm->local_rank == comm->rank;
+    comm->offers_cells = reply->has_cells && (comm->node_count > 1 ? comm->local_size <= NODE_CELLS_RANKS_MAX
+                                                                   : alone && comm->size <= CELLS_RANKS_MAX);
     return COMM_OK;
 }
 
@@ -165,6 +166,7 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
     body.form_timeout_ms = options->timeout_ms;
     body.op_timeout_ms = options->op_timeout_ms;
     body.takes_cells = comm->client->cells.offered && comm->gpu == NULL && comm->parent == NULL;
+    body.takes_node_cells = body.takes_cells && comm->client->rings != NULL;
     body.slice_bytes = options->slice_bytes;
     body.minority_continues = options->minority_continues != 0;
     body.algorithms = (char *)(options->algorithms != NULL ? options->algorithms : "");
@@ -391,6 +393,7 @@ static comm_result_t member_form_next(struct comm_comm *next, const struct comm_
     body.next_handle = next->handle;
     body.form_timeout_ms = timeout_ms;
     body.takes_cells = next->client->cells.offered && next->gpu == NULL;
+    body.takes_node_cells = body.takes_cells && next->client->rings != NULL;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_SHRINK;
     request.comm_shrink = &body;

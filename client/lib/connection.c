@@ -133,7 +133,7 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
         ops_handle_failed(client, event->failed);
         break;
     case COMMD__CLIENT__EVENT__BODY_CELLS:
-        cells_handle(client, event->cells->handle);
+        cells_handle(client, event->cells->handle, event->cells->local_ranks);
         break;
     case COMMD__CLIENT__EVENT__BODY_WAITING:
         join_handle_waiting(client, event->waiting);

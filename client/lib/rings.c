@@ -71,7 +71,7 @@ void rings_close(struct client_rings *rings)
     }
 }
 
-static void ring_bell(const struct client_rings *rings)
+void rings_ring(const struct client_rings *rings)
 {
     char byte = 1;
     /* A ring that is lost leaves commd asleep, so a failure is tried again. If the socket is full, it rings
@@ -91,7 +91,7 @@ enum ring_result rings_send(struct client_rings *rings, const void *packet, size
         result = ring_put(&rings->out, packet, size_bytes);
     }
     if ((result == RING_OK || result == RING_FULL) && ring_wake_consumer(&rings->out)) {
-        ring_bell(rings);
+        rings_ring(rings);
     }
     return result;
 }
@@ -104,7 +104,7 @@ enum ring_result rings_send_quietly(struct client_rings *rings, const void *pack
 void rings_taken(struct client_rings *rings)
 {
     if (ring_wake_producer(&rings->in)) {
-        ring_bell(rings);
+        rings_ring(rings);
     }
 }
 

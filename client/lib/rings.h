@@ -48,6 +48,8 @@ bool rings_wait(struct client_rings *rings, int socket_fd, short events, struct 
 bool rings_arm(struct client_rings *rings);
 /* After RING_FULL, commd rings the doorbell when there is room again. */
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes);
+/* Wakes commd. */
+void rings_ring(const struct client_rings *rings);
 /* As rings_send, without the doorbell: a sleeping commd sees the packet with the next one. */
 enum ring_result rings_send_quietly(struct client_rings *rings, const void *packet, size_t size_bytes);
 /* To be called after packets were taken: wakes a commd that waits for room. */

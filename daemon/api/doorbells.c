@@ -81,6 +81,17 @@ static void bell_rang_for_nothing(struct api_session *session, uint64_t now_ns)
     loop_timer_set(rings->bell_rest, time_after(now_ns, BELL_REST_NS << doublings));
 }
 
+/* Returns whether an operation waits in the cells of one of its communicators. */
+static bool comms_rang(struct api_session *session, uint64_t now_ns)
+{
+    const struct api_comm *comm, *next;
+    bool any = false;
+    HASH_ITER (hh, session->comms, comm, next) {
+        any |= comm->formed && comms_member_wake_cells(comm->member, now_ns);
+    }
+    return any;
+}
+
 static void on_bell(void *context, unsigned events, uint64_t now_ns)
 {
     struct api_session *session = context;
@@ -96,8 +107,9 @@ static void on_bell(void *context, unsigned events, uint64_t now_ns)
     if (has_packet) {
         api_rings_awake(session, now_ns);
     }
+    bool has_operation = comms_rang(session, now_ns);
     api_session_flush(session); /* the client may ring because it has made room */
-    if (!has_packet && session->out_count == unsent) {
+    if (!has_packet && !has_operation && session->out_count == unsent) {
         bell_rang_for_nothing(session, now_ns);
     }
 }

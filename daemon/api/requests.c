@@ -46,6 +46,7 @@ static bool comm_send_cells(struct api_comm *comm, struct comms_member *member)
     Commd__Client__Cells cells = COMMD__CLIENT__CELLS__INIT;
     Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
     cells.handle = comm->handle;
+    cells.local_ranks = comms_member_cell_ranks(member);
     event.body_case = COMMD__CLIENT__EVENT__BODY_CELLS;
     event.cells = &cells;
     if (!api_session_send_fd(comm->session, &event, fd)) {
@@ -125,6 +126,12 @@ static void comm_completed(void *context, struct comms_member *member,
     (void)member;
     struct api_comm *comm = context;
     struct api_session *session = comm->session;
+    if (completion->in_cells) {
+        session->ops_submitted++;
+        session->ops_completed++;
+        session->api->ops_completed++;
+        return;
+    }
     if (api_graph_ended(comm, completion, now_ns)) {
         return;
     }
@@ -240,7 +247,8 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
                                 .slice_bytes = request->slice_bytes,
                                 .algorithms = request->algorithms,
                                 .minority_continues = request->minority_continues,
-                                .takes_cells = request->takes_cells};
+                                .takes_cells = request->takes_cells,
+                                .takes_node_cells = request->takes_node_cells && session->rings != NULL};
     struct comms_member_handler handler = comm_handler(comm);
     status = comms_member_join(session->api->comms, &session->client, &terms, &handler, now_ns, &comm->member,
                                error);
@@ -264,7 +272,9 @@ static enum status comm_shrink(struct api_session *session, uint64_t request_id,
     }
     comm->gpu = failed->gpu;
     comm->op_timeout_ms = failed->op_timeout_ms;
-    struct comms_shrink options = {request->form_timeout_ms, request->takes_cells};
+    struct comms_shrink options = {.form_timeout_ms = request->form_timeout_ms,
+                                   .takes_cells = request->takes_cells,
+                                   .takes_node_cells = request->takes_node_cells && session->rings != NULL};
     struct comms_member_handler handler = comm_handler(comm);
     status = comms_member_shrink(failed->member, &options, &handler, now_ns, &comm->member, error);
     if (status != STATUS_OK) {

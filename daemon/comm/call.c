@@ -409,21 +409,10 @@ static uint64_t counts_hash(const struct comms_op *op, const struct comms_buffer
     return counts == NULL ? 0 : hash_bytes(1, counts, size * sizeof *counts) | 1;
 }
 
-enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t size, struct op_terms *terms,
-                             struct comms_buffers *buffers, struct error *error)
+/* What the other ranks must agree on. */
+static void state_terms(const struct comms_op *op, uint32_t size, const struct comms_buffers *buffers,
+                        struct op_terms *terms)
 {
-    *buffers = (struct comms_buffers){0};
-    enum status status = comms_fences_take(op->waits, op->wait_count, &op->ended, &buffers->fences, error);
-    if (status == STATUS_OK) {
-        status = check_arguments(op, size, error);
-    }
-    if (status == STATUS_OK) {
-        status = take_buffers(op, rank, size, buffers, error);
-    }
-    if (status != STATUS_OK) {
-        comms_buffers_release(buffers);
-        return status;
-    }
     bool compressed = op->terms.compression != COMPRESSION_NONE;
     *terms = op->terms;
     terms->dtype = op->terms.kind == OP_KIND_BARRIER ? DTYPE_U8 : terms->dtype;
@@ -439,5 +428,41 @@ enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t 
     } else if (terms->top_k_permille == 0) {
         terms->top_k_permille = CALL_TOP_K_DEFAULT_PERMILLE;
     }
+}
+
+enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t size, struct op_terms *terms,
+                             struct comms_buffers *buffers, struct error *error)
+{
+    *buffers = (struct comms_buffers){0};
+    enum status status = comms_fences_take(op->waits, op->wait_count, &op->ended, &buffers->fences, error);
+    if (status == STATUS_OK) {
+        status = check_arguments(op, size, error);
+    }
+    if (status == STATUS_OK) {
+        status = take_buffers(op, rank, size, buffers, error);
+    }
+    if (status != STATUS_OK) {
+        comms_buffers_release(buffers);
+        return status;
+    }
+    state_terms(op, size, buffers, terms);
     return STATUS_OK;
+}
+
+enum status comms_call_check_placed(const struct comms_op *op, uint32_t size,
+                                    const struct comms_cell_place *place, struct op_terms *terms,
+                                    struct comms_buffers *buffers, struct error *error)
+{
+    *buffers = (struct comms_buffers){.exec = {.input = place->input,
+                                               .output = place->output,
+                                               .factor = op->factor,
+                                               .count_elements = op->terms.count_elements,
+                                               .input_on_host = true,
+                                               .output_on_host = true,
+                                               .residual_on_host = true}};
+    enum status status = check_arguments(op, size, error);
+    if (status == STATUS_OK) {
+        state_terms(op, size, buffers, terms);
+    }
+    return status;
 }

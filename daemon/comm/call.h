@@ -17,6 +17,17 @@ struct comms_buffers {
     uint64_t charged_bytes;
 };
 
+/* Where buffers lie that are in no memory of the client. Null: there is none. */
+struct comms_cell_place {
+    const void *input;
+    void *output;
+};
+
+/* As comms_call_check, for such buffers, which are large enough. */
+enum status comms_call_check_placed(const struct comms_op *op, uint32_t size,
+                                    const struct comms_cell_place *place, struct op_terms *terms,
+                                    struct comms_buffers *buffers, struct error *error) COMM_MUST_USE;
+
 /*
  * Checks one rank's request by itself: INVALID_ARGUMENT, UNSUPPORTED, LIMIT, NO_MEMORY. On success the other
  * ranks must agree with *terms, and *buffers holds references and memory, to be released by

@@ -8,31 +8,22 @@
 #include <utlist.h>
 
 #include "daemon/base/log.h"
+#include "daemon/comm/cells_internal.h"
 #include "daemon/comm/cells_tally.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/node_cells.h"
 #include "proto/cells.h"
-
-struct comms_cells {
-    struct cells_shared *shared; /* without the longer data */
-    struct cells_tally *tally;
-    uint32_t rank_count;
-    int fd; /* -1 once every rank has it */
-    uint32_t given;
-    bool retired;
-    bool over;           /* it stays retired */
-    uint64_t resume_seq; /* retired: once each rank has given commd this operation, or a later one, it ends */
-    uint64_t read_ns;    /* when the counts were last read */
-    uint64_t seen_seq, seen_ns; /* the operation for which ranks waited at the last look, and since when */
-};
 
 static bool all_take(const struct communicator *comm)
 {
     const struct comms_member *member;
-    bool all = comm->node_count == 1 && comm->local_count == comm->terms.size && comm->local_count >= 2 &&
-               comm->local_count <= CELLS_RANKS_MAX;
+    bool between_nodes = comm->node_count > 1;
+    bool all = between_nodes ? comm->local_count >= 1 && comm->local_count <= NODE_CELLS_RANKS_MAX
+                             : comm->local_count == comm->terms.size && comm->local_count >= 2 &&
+                                   comm->local_count <= CELLS_RANKS_MAX;
     DL_FOREACH(comm->members, member)
     {
-        all = all && (member->refused || member->takes_cells);
+        all = all && (member->refused || (between_nodes ? member->takes_node_cells : member->takes_cells));
     }
     return all;
 }
@@ -40,17 +31,20 @@ static bool all_take(const struct communicator *comm)
 static enum status cells_map(struct comms_cells *cells, struct error *error)
 {
     int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    size_t file_bytes =
+        cells->between_nodes ? node_cells_bytes(cells->rank_count) : cells_bytes(cells->rank_count);
+    size_t size_bytes = cells->between_nodes ? file_bytes : cells_control_bytes(cells->rank_count);
     cells->fd = memfd_create("commd-cells", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (cells->fd < 0 || ftruncate(cells->fd, (off_t)cells_bytes(cells->rank_count)) != 0 ||
+    if (cells->fd < 0 || ftruncate(cells->fd, (off_t)file_bytes) != 0 ||
         fcntl(cells->fd, F_ADD_SEALS, seals) != 0) {
         return error_set_errno(error, errno, "memory for cells");
     }
-    size_t size_bytes = cells_control_bytes(cells->rank_count);
     void *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, cells->fd, 0);
     if (memory == MAP_FAILED) {
         return error_set_errno(error, errno, "memory for cells");
     }
     cells->shared = memory;
+    cells->mapped_bytes = size_bytes;
     (void)madvise(memory, size_bytes, MADV_DONTDUMP); /* clients' data do not belong in a core dump */
     return STATUS_OK;
 }
@@ -64,16 +58,28 @@ static void close_fd(struct communicator *comm)
     }
 }
 
-/* What it costs commd. */
-static uint64_t memory_bytes(uint32_t rank_count)
+/* What it costs commd. Between nodes these are inputs and outputs, too. */
+static uint64_t memory_bytes(const struct communicator *comm)
 {
-    return cells_control_bytes(rank_count) + cells_tally_size_bytes(rank_count);
+    uint32_t rank_count = comm->local_count;
+    return comm->node_count > 1 ? cells_control_bytes(rank_count + 1) +
+                                      2 * (uint64_t)rank_count * CELLS_DEPTH * NODE_CELLS_DATA_MAX_BYTES
+                                : cells_control_bytes(rank_count) + cells_tally_size_bytes(rank_count);
+}
+
+static enum status make_tally(struct communicator *comm, struct error *error)
+{
+    if (comm->cells->between_nodes) {
+        return STATUS_OK;
+    }
+    comm->cells->tally = cells_tally_new(comm->local_count, comm->comms->now_ns);
+    return comm->cells->tally != NULL ? STATUS_OK : error_set(error, STATUS_NO_MEMORY, "no memory");
 }
 
 void comms_cells_make(struct communicator *comm)
 {
     struct error error;
-    if (!all_take(comm) || communicator_charge(comm, memory_bytes(comm->local_count), &error) != STATUS_OK ||
+    if (!all_take(comm) || communicator_charge(comm, memory_bytes(comm), &error) != STATUS_OK ||
         budget_charge(comm->account, BUDGET_DESCRIPTORS, 1, &error) != STATUS_OK) {
         return; /* it goes on without */
     }
@@ -84,16 +90,19 @@ void comms_cells_make(struct communicator *comm)
     }
     comm->cells->rank_count = comm->local_count;
     comm->cells->fd = -1;
-    comm->cells->tally = cells_tally_new(comm->local_count, comm->comms->now_ns);
-    if (comm->cells->tally == NULL) {
-        error_set(&error, STATUS_NO_MEMORY, "no memory");
-    }
-    if (comm->cells->tally == NULL || cells_map(comm->cells, &error) != STATUS_OK) {
+    comm->cells->between_nodes = comm->node_count > 1;
+    if (make_tally(comm, &error) != STATUS_OK || cells_map(comm->cells, &error) != STATUS_OK) {
         log_debug("communicator \"%s\" has no cells: %s", comm->name, error.text);
         if (comm->cells->fd < 0) {
             budget_release(comm->account, BUDGET_DESCRIPTORS, 1);
         }
         comms_cells_free(comm);
+        return;
+    }
+    if (comm->cells->between_nodes) {
+        comm->cells->node = (struct node_cells){
+            .shared = comm->cells->shared, .local_count = comm->local_count, .rank_count = comm->terms.size};
+        comms_node_cells_begin(comm, comm->comms->now_ns);
     }
 }
 
@@ -111,7 +120,7 @@ static void read_counts(struct communicator *comm, uint64_t now_ns)
 {
     struct comms_cells *cells = comm->cells;
     struct comms_totals *totals = &comm->comms->totals;
-    if (cells == NULL || cells->shared == NULL || cells->read_ns == now_ns) {
+    if (cells == NULL || cells->tally == NULL || cells->shared == NULL || cells->read_ns == now_ns) {
         return;
     }
     uint64_t ops = cells_tally_ops(cells->tally), ends = sum_of_ends(cells);
@@ -140,7 +149,7 @@ void comms_cells_free(struct communicator *comm)
         read_counts(comm, comm->comms->now_ns);
         close_fd(comm);
         if (comm->cells->shared != NULL) {
-            (void)munmap(comm->cells->shared, cells_control_bytes(comm->cells->rank_count));
+            (void)munmap(comm->cells->shared, comm->cells->mapped_bytes);
         }
         free(comm->cells->tally);
         free(comm->cells);
@@ -148,19 +157,22 @@ void comms_cells_free(struct communicator *comm)
     }
 }
 
-static void retire(struct comms_cells *cells)
+static void retire(struct communicator *comm)
 {
-    if (!cells->retired) {
-        cells->retired = true;
+    struct comms_cells *cells = comm->cells;
+    if (!cells->retired && cells->between_nodes) {
+        comms_node_cells_close(comm);
+    } else if (!cells->retired) {
         cells_retire(cells->shared, cells->rank_count);
     }
+    cells->retired = true;
 }
 
 void comms_cells_end(struct communicator *comm)
 {
     if (comm->cells != NULL) {
         comm->cells->over = true;
-        retire(comm->cells);
+        retire(comm);
     }
 }
 
@@ -203,6 +215,9 @@ bool comms_cells_are_pending(const struct comms_member *member)
     const struct communicator *comm = member->comm;
     bool used = comm->cells != NULL && !comm->cells->retired;
     uint64_t head = used ? comms_cells_head(member) : 0;
+    if (used && comm->cells->between_nodes) {
+        return head > member->posted_seq; /* commd has not taken it */
+    }
     for (uint32_t i = 0; used && i < comm->local_count; i++) {
         if (comm->locals[i] != NULL && comms_cells_head(comm->locals[i]) < head) {
             return true;
@@ -272,12 +287,12 @@ bool comms_cells_waiting(const struct communicator *comm, uint64_t now_ns, struc
 
 uint64_t comms_cells_count(const struct communicator *comm)
 {
-    return comm->cells != NULL ? cells_tally_ops(comm->cells->tally) : 0;
+    return comm->cells != NULL && comm->cells->tally != NULL ? cells_tally_ops(comm->cells->tally) : 0;
 }
 
 uint64_t comms_cells_bytes(const struct communicator *comm)
 {
-    return comm->cells != NULL ? cells_tally_bytes(comm->cells->tally) : 0;
+    return comm->cells != NULL && comm->cells->tally != NULL ? cells_tally_bytes(comm->cells->tally) : 0;
 }
 
 void comms_member_in_cells(const struct comms_member *member, uint64_t now_ns, uint64_t *submitted,
@@ -285,7 +300,8 @@ void comms_member_in_cells(const struct comms_member *member, uint64_t now_ns, u
 {
     read_counts(member->comm, now_ns);
     const struct comms_cells *cells = member->comm->cells;
-    bool has = cells != NULL && !member->refused && member->local_index < cells->rank_count;
+    bool has =
+        cells != NULL && cells->tally != NULL && !member->refused && member->local_index < cells->rank_count;
     *submitted = has ? cells_tally_submitted(cells->tally, member->local_index) : 0;
     *completed = has ? cells_tally_completed(cells->tally, member->local_index) : 0;
 }
@@ -293,6 +309,17 @@ void comms_member_in_cells(const struct comms_member *member, uint64_t now_ns, u
 bool comms_member_has_cells(const struct comms_member *member)
 {
     return member->comm->cells != NULL;
+}
+
+uint32_t comms_member_cell_ranks(const struct comms_member *member)
+{
+    const struct comms_cells *cells = member->comm->cells;
+    return cells != NULL && cells->between_nodes ? cells->rank_count : 0;
+}
+
+bool comms_cells_are_between_nodes(const struct communicator *comm)
+{
+    return comm->cells != NULL && comm->cells->between_nodes;
 }
 
 enum status comms_member_open_cells(struct comms_member *member, int *out, struct error *error)
@@ -316,10 +343,10 @@ enum status comms_member_open_cells(struct comms_member *member, int *out, struc
 void comms_member_retire_cells(struct comms_member *member, bool late)
 {
     struct comms_cells *cells = member->comm->cells;
-    if (!late) {
+    if (!late || (cells != NULL && cells->between_nodes)) {
         comms_cells_end(member->comm);
     } else if (cells != NULL && !cells->retired) {
-        retire(cells);
+        retire(member->comm);
         cells->resume_seq = highest_head(member->comm);
     }
 }

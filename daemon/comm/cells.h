@@ -7,7 +7,7 @@
 #include "proto/op_terms.h"
 
 /*
- * Cells, for the small operations of a communicator whose ranks are all on this node (proto/cells.h). commd
+ * Cells, for the small operations of a communicator. If all ranks are on this node (proto/cells.h), commd
  * makes the segment and hands it to the ranks. It only looks at the segment, and ends its use: when the
  * communicator fails, when a rank leaves, or when a rank asks for it. If a deadline was the reason, the ranks
  * use it again later. Operations that the ranks then give to
@@ -23,6 +23,8 @@ void comms_cells_make(struct communicator *comm);
 void comms_cells_end(struct communicator *comm);
 /* A rank has given commd an operation: after a deadline, later ones may go through cells again. */
 void comms_cells_resume(struct communicator *comm);
+/* Whether the communicator has cells, and is on several nodes (node_cells.h). */
+bool comms_cells_are_between_nodes(const struct communicator *comm);
 /* The last operation in which the member has taken part, through cells or not. */
 uint64_t comms_cells_head(const struct comms_member *member);
 /* Whether it has taken part in an operation in which another rank has not. After comms_cells_end such

@@ -296,6 +296,7 @@ enum status communicator_member_new(const struct comms_client *client, const str
     member->handler = *handler;
     member->rank = terms->rank;
     member->takes_cells = terms->takes_cells;
+    member->takes_node_cells = terms->takes_node_cells;
     member->form_timeout_ms = terms->form_timeout_ms != 0 ? terms->form_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS;
     member->form_deadline_ns = checked_mul_u64(member->form_timeout_ms, TIME_MS, &timeout_ns)
                                    ? time_after(now_ns, timeout_ns)
@@ -418,7 +419,8 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
     bool pending = member_has_pending(member) || (!lost && comms_cells_are_pending(member));
     /* What a lost rank has published, or said to hand over, and not given to commd, ends in cells or never.
      */
-    uint64_t last_seq = lost ? member->posted_seq : comms_cells_head(member);
+    bool counts_posts = lost || comms_cells_are_between_nodes(comm);
+    uint64_t last_seq = counts_posts ? member->posted_seq : comms_cells_head(member);
     comms_cells_end(comm);
     error_set(&cause, STATUS_RANK_LOST,
               "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,

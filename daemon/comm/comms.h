@@ -112,6 +112,7 @@ struct comms_terms {
     const char *algorithms;   /* "" or overrides "all_reduce=ring"; agreed */
     bool minority_continues;  /* shrink also without a majority; agreed */
     bool takes_cells;         /* the rank can carry out small operations in cells (proto/cells.h) */
+    bool takes_node_cells;    /* the same between nodes (proto/node_cells.h) */
 };
 
 struct comms_completion;
@@ -155,6 +156,7 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
 struct comms_shrink {
     uint64_t form_timeout_ms; /* 0: the default */
     bool takes_cells;
+    bool takes_node_cells;
 };
 enum status comms_member_shrink(struct comms_member *member, const struct comms_shrink *options,
                                 const struct comms_member_handler *handler, uint64_t now_ns,
@@ -204,6 +206,7 @@ struct comms_op {
     uint64_t ticket;       /* chosen by the owner, returned in the completion */
     uint64_t number;       /* those left out went through cells; 0: the next one */
     uint64_t waited_ms;    /* since the call, in cells */
+    bool in_cell;          /* it was taken from the rank's cell: there is no ticket yet. Set by comms */
     struct op_terms terms; /* as the rank states them; the hash is ignored */
     double factor;         /* premul_sum */
     uint64_t timeout_ms;   /* 0: the communicator's */
@@ -226,6 +229,7 @@ struct comms_completion {
     uint64_t ticket;
     const struct error *result;
     const struct comms_detail *detail; /* of a failure; null: nothing more is known */
+    bool in_cells;                     /* the rank knows it already, and there is no ticket */
     uint32_t source_rank;              /* recv */
     uint64_t count_elements;           /* recv: number of elements received */
 };
@@ -274,6 +278,17 @@ void comms_member_view(const struct comms_member *member, struct communicator_vi
 bool comms_member_has_cells(const struct comms_member *member);
 /* A descriptor of their segment, once for each rank; the caller closes it. NOT_FOUND, SYSTEM. */
 enum status comms_member_open_cells(struct comms_member *member, int *out, struct error *error) COMM_MUST_USE;
+/* Between nodes: how many ranks of this node the segment has (proto/node_cells.h). On one node: 0. */
+uint32_t comms_member_cell_ranks(const struct comms_member *member);
+/* The member has rung: its communicator's cells are looked at from now on. Returns whether an operation waits
+ * there. */
+bool comms_member_wake_cells(struct comms_member *member, uint64_t now_ns);
+/* Takes operations out of cells. Returns whether there were any. Call it in every turn. */
+bool comms_cells_poll(struct comms *comms, uint64_t now_ns);
+/* Whether comms_cells_poll looks at any cells. */
+bool comms_cells_are_awake(const struct comms *comms);
+/* The caller is about to sleep: from now on ranks ring. Returns false if an operation waits. */
+bool comms_cells_sleep(struct comms *comms);
 /* From now on all operations of the communicator go through comms_submit. late: a deadline has passed; once
  * every rank has submitted an operation, later ones may go through cells again. */
 void comms_member_retire_cells(struct comms_member *member, bool late);

@@ -94,6 +94,7 @@ struct comms_member {
     bool formed_told;
     bool aborted_told;
     bool takes_cells;
+    bool takes_node_cells;
     bool has_cells; /* it has the descriptor of their segment */
     uint64_t posted_seq;
     uint32_t bucket_left; /* operations that must still follow in its current bucket, */
@@ -126,6 +127,10 @@ struct communicator_post {
     uint32_t rank;
     bool posted;
     bool owed; /* the owner was not notified of the end yet */
+    /* Taken from a cell, and not submitted since: node_cells.h. If it is submitted while the operation runs,
+     * `claimed` has the rank's buffers. */
+    bool in_cell;
+    struct comms_buffers *claimed;
 };
 
 struct communicator_op {
@@ -145,6 +150,9 @@ struct communicator_op {
     bool running;
     /* The communicator failed, and a GPU still uses buffers: owners are notified anyway. */
     bool overdue;
+    bool in_cells;      /* a part of it was taken from a cell */
+    bool must_submit;   /* the answer was: the ranks must submit it */
+    bool answered_well; /* the answer was: the outputs are there */
     bool finished;
     bool succeeded;
     struct error *cause;            /* its own cause, if it failed; null: the communicator's */
@@ -262,11 +270,12 @@ struct communicator {
     /* Formed. */
     struct exec_comm *exec;
     struct p2p_comm *p2p;
-    struct comms_cells *cells;       /* null: it has none; cells.c */
-    struct communicator_op **ops;    /* ring of COMMS_PENDING_OPS_MAX, by seq */
-    struct communicator_op *pending; /* not finished, by seq */
-    struct communicator_op *start;   /* the next of these to begin; operations begin in order */
-    uint64_t highest_seq;            /* posted, or refused, by any local rank */
+    struct comms_cells *cells;                    /* null: it has none; cells.c */
+    struct communicator *cells_prev, *cells_next; /* in comms->cells_awake */
+    struct communicator_op **ops;                 /* ring of COMMS_PENDING_OPS_MAX, by seq */
+    struct communicator_op *pending;              /* not finished, by seq */
+    struct communicator_op *start;                /* the next of these to begin; operations begin in order */
+    uint64_t highest_seq;                         /* posted, or refused, by any local rank */
     uint64_t last_message_id;
     uint64_t record_poll_ns;   /* when to check words that records wait for; TIME_NEVER if none */
     uint64_t overdue_ns;       /* of a failed one: when owners are notified at the latest; else TIME_NEVER */
@@ -309,12 +318,13 @@ struct comms {
     struct comms_drain *drain; /* null: it does not drain; drain.c */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
-    struct log_limit node_limit;    /* for statements of nodes that are ignored */
-    struct log_limit refusal_limit; /* for refused ranks of other nodes */
-    struct log_limit verdict_limit; /* for verdicts */
-    struct user_log formed_log;     /* limited per user: users form communicators at will */
-    struct user_log failed_log;     /* separate, so that neither suppresses the other */
-    uint64_t now_ns;                /* time of the current call, for the log limits */
+    struct log_limit node_limit;      /* for statements of nodes that are ignored */
+    struct log_limit refusal_limit;   /* for refused ranks of other nodes */
+    struct log_limit verdict_limit;   /* for verdicts */
+    struct user_log formed_log;       /* limited per user: users form communicators at will */
+    struct user_log failed_log;       /* separate, so that neither suppresses the other */
+    uint64_t now_ns;                  /* time of the current call, for the log limits */
+    struct communicator *cells_awake; /* those whose cells are looked at in every turn */
     struct communicator *comms;
     uint32_t comm_count;
     struct communicator *by_key;
@@ -553,6 +563,15 @@ void comms_reach_begin(struct communicator *comm, uint64_t now_ns);
 void comms_reach_step(struct communicator *comm, uint64_t now_ns);
 /* Returns false if the node may not send this. */
 bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Reach *said);
+
+/* submit.c, for node_cells.c */
+/* As comms_submit, of an operation that was published in the member's cell, where its buffers are. On an
+ * error nothing was done. */
+enum status comms_submit_cell(struct comms_member *member, const struct comms_op *op,
+                              const struct comms_cell_place *place, uint64_t now_ns,
+                              struct error *error) COMM_MUST_USE;
+/* The rank has submitted an operation that is pending already: its time runs as this call says. */
+void comms_submit_deadline(struct communicator_op *op, const struct comms_op *call, uint64_t now_ns);
 
 /* op_life.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);

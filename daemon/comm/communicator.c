@@ -458,11 +458,16 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
         if (!op->finished && !op->overdue) {
             return false;
         }
+        bool in_cell = op->posts[member->local_index].in_cell;
+        if (in_cell && !op->answered_well) {
+            return false; /* the rank submits it, and is told then */
+        }
         struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;
         struct comms_detail detail = op_detail(op);
         struct comms_completion completion = {.ticket = op->posts[member->local_index].ticket,
                                               .result = &cause,
-                                              .detail = op->succeeded ? NULL : &detail};
+                                              .detail = op->succeeded ? NULL : &detail,
+                                              .in_cells = in_cell};
         member->completed_seq++;
         trace_op_told(comm->comm_id, op->seq, op->terms.kind, member->rank, 0, cause.status);
         comms_op_settle(op, member);

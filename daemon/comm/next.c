@@ -284,7 +284,8 @@ enum status comms_member_shrink(struct comms_member *member, const struct comms_
                                 .rank = rank,
                                 .size = next->terms.size,
                                 .form_timeout_ms = options->form_timeout_ms,
-                                .takes_cells = options->takes_cells};
+                                .takes_cells = options->takes_cells,
+                                .takes_node_cells = options->takes_node_cells};
     status = communicator_member_new(&member->client, &terms, handler, now_ns, out, error);
     if (status == STATUS_OK) {
         add_member(next, *out, rank);

@@ -6,6 +6,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/node_cells.h"
 
 bool comms_op_any_pending(const struct communicator *comm)
 {
@@ -16,7 +17,8 @@ static void op_release(struct communicator_op *op)
 {
     for (uint32_t i = 0; i < op->comm->local_count; i++) {
         comms_buffers_free(op->posts[i].buffers);
-        op->posts[i].buffers = NULL;
+        comms_buffers_free(op->posts[i].claimed);
+        op->posts[i].buffers = op->posts[i].claimed = NULL;
     }
 }
 
@@ -138,6 +140,7 @@ static void op_finish(struct communicator_op *op, bool succeeded, uint64_t now_n
     op->running = false;
     op->finished = true;
     op->succeeded = succeeded;
+    comms_node_cells_answer(op, succeeded);
     trace_op_done(comm->comm_id, op->seq, op->terms.kind, 0, 0, succeeded);
     op_release(op);
     if (succeeded) {
@@ -214,6 +217,7 @@ void comms_op_overdue(struct communicator *comm)
     DL_FOREACH(comm->pending, op)
     {
         op->overdue = true;
+        comms_node_cells_answer(op, false);
         for (uint32_t i = 0; i < comm->local_count; i++) {
             const struct comms_buffers *buffers = op->posts[i].buffers;
             comms_fences_signal(buffers != NULL ? buffers->fences : NULL);

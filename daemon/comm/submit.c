@@ -4,6 +4,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/node_cells.h"
 
 /* Submits of ranks: they are checked, charged, and combined into operations. */
 
@@ -116,8 +117,9 @@ static void number_use(struct comms_member *member, const struct op_terms *terms
 static void number_skip_to(struct comms_member *member, uint64_t number)
 {
     uint64_t next = member->posted_seq + 1;
-    if (member->comm->cells == NULL || number <= next || number - next > COMMS_SKIPPED_MAX ||
-        number > COMMS_NUMBER_MAX || member->bucket_left > 0 || member->owed_ops > 0) {
+    if (member->comm->cells == NULL || comms_cells_are_between_nodes(member->comm) || number <= next ||
+        number - next > COMMS_SKIPPED_MAX || number > COMMS_NUMBER_MAX || member->bucket_left > 0 ||
+        member->owed_ops > 0) {
         return;
     }
     member->posted_seq = member->completed_seq = number - 1;
@@ -140,6 +142,8 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
     post->owed = true;
     post->rank = member->rank;
     post->ticket = call->ticket;
+    post->in_cell = call->in_cell;
+    op->in_cells |= call->in_cell;
     post->buffers = buffers;
     op->posted_count++;
     trace_op_posted(comm->comm_id, op->seq, op->terms.kind, member->rank, 0,
@@ -151,6 +155,15 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
     if (op == comm->pending) {
         comm->op_deadline_ns = time_min(comm->op_deadline_ns, comms_missing_step(comm, op->first_post_ns));
     }
+}
+
+void comms_submit_deadline(struct communicator_op *op, const struct comms_op *call, uint64_t now_ns)
+{
+    struct communicator *comm = op->comm;
+    uint64_t timeout_ms = call->timeout_ms != 0 ? call->timeout_ms : comm->terms.op_timeout_ms;
+    op->first_post_ns = time_min(op->first_post_ns, call_ns(call, now_ns));
+    op->timeout_ms = timeout_ms < op->timeout_ms ? timeout_ms : op->timeout_ms;
+    comm->op_deadline_ns = time_min(comm->op_deadline_ns, comms_op_deadline_ns(op));
 }
 
 static void op_contradiction(struct communicator_op *op, const struct comms_member *member,
@@ -200,6 +213,7 @@ static enum status op_refuse(struct comms_member *member, const struct comms_op 
     struct communicator *comm = member->comm;
     number_use(member, terms);
     uint64_t seq = member->posted_seq;
+    comms_node_cells_submitted(comm, seq);
     trace_op_told(comm->comm_id, seq, terms->kind, member->rank, 0, why->status);
     if (member->owed_ops == 0) {
         member->completed_seq = seq;
@@ -237,6 +251,9 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
         op->charged_bytes = op_bytes;
     }
     number_use(member, terms);
+    if (!asked->in_cell) {
+        comms_node_cells_submitted(comm, seq);
+    }
     op_post(op, member, asked, buffers, call_ns(asked, now_ns));
     if (op->finished) { /* before this rank came */
         op->posts[member->local_index].buffers = NULL;
@@ -255,12 +272,43 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
     return STATUS_OK;
 }
 
+/* Charges the operation, if it is new, and the rank's part. Takes ownership of the buffers. */
+static enum status hold_buffers(struct comms_member *member, const struct comms_op *op,
+                                struct comms_buffers *buffers, struct comms_buffers **out, uint64_t *op_bytes,
+                                struct error *error)
+{
+    struct communicator *comm = member->comm;
+    *op_bytes = comms_op_at(comm, member->posted_seq + 1) == NULL ? op_cost_bytes(comm) : 0;
+    uint64_t part_bytes = part_cost_bytes(comm, op);
+    enum status status =
+        budget_charge(member->client.account, BUDGET_OPERATIONS, *op_bytes + part_bytes, error);
+    if (status != STATUS_OK) {
+        comms_buffers_release(buffers);
+        return status;
+    }
+    struct comms_buffers *held = malloc(sizeof *held);
+    if (held == NULL) {
+        comms_buffers_release(buffers);
+        budget_release(member->client.account, BUDGET_OPERATIONS, *op_bytes + part_bytes);
+        return error_set(error, STATUS_LIMIT, "no memory for an operation");
+    }
+    *held = *buffers;
+    held->exec.window = held->window.input || held->window.output ? &held->window : NULL;
+    held->account = member->client.account;
+    held->charged_bytes = part_bytes;
+    *out = held;
+    return STATUS_OK;
+}
+
 enum status comms_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
                          struct error *error)
 {
     struct op_terms terms;
     struct comms_buffers buffers;
     struct error why;
+    if (op->number != 0 && comms_node_cells_claim(member, op, now_ns)) {
+        return STATUS_OK;
+    }
     enum status status = submit_refused(member, error);
     if (status != STATUS_OK) {
         return status;
@@ -293,25 +341,40 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
         comms_buffers_release(&buffers);
         return op_refuse(member, op, &terms, &why, now_ns, error);
     }
-    uint64_t op_bytes =
-        comms_op_at(member->comm, member->posted_seq + 1) == NULL ? op_cost_bytes(member->comm) : 0;
-    uint64_t part_bytes = part_cost_bytes(member->comm, op);
-    if (budget_charge(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes, &why) != STATUS_OK) {
-        comms_buffers_release(&buffers);
+    struct comms_buffers *held = NULL;
+    uint64_t op_bytes;
+    if (hold_buffers(member, op, &buffers, &held, &op_bytes, &why) != STATUS_OK) {
         return op_refuse(member, op, &terms, &why, now_ns, error);
     }
-    struct comms_buffers *held = malloc(sizeof *held);
-    if (held == NULL) {
-        comms_buffers_release(&buffers);
-        budget_release(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes);
-        error_set(&why, STATUS_LIMIT, "no memory for an operation");
-        return op_refuse(member, op, &terms, &why, now_ns, error);
-    }
-    *held = buffers;
-    held->exec.window = held->window.input || held->window.output ? &held->window : NULL;
-    held->account = member->client.account;
-    held->charged_bytes = part_bytes;
     return post_op(member, op, &terms, held, op_bytes, now_ns, error);
+}
+
+enum status comms_submit_cell(struct comms_member *member, const struct comms_op *asked,
+                              const struct comms_cell_place *place, uint64_t now_ns, struct error *error)
+{
+    struct op_terms terms;
+    struct comms_buffers buffers;
+    struct comms_buffers *held = NULL;
+    struct comms_op op = *asked;
+    uint64_t op_bytes;
+    enum status status = submit_refused(member, error);
+    if (status == STATUS_OK) {
+        status = comms_call_check_placed(&op, member->comm->terms.size, place, &terms, &buffers, error);
+    }
+    if (status == STATUS_OK) {
+        status = check_bucket(member, &terms, error);
+    }
+    if (status == STATUS_OK && too_many(member, error)) {
+        status = error->status;
+    }
+    if (status == STATUS_OK) {
+        status = hold_buffers(member, &op, &buffers, &held, &op_bytes, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    op.in_cell = true;
+    return post_op(member, &op, &terms, held, op_bytes, now_ns, error);
 }
 
 void comms_filled(struct comms_member *member, uint64_t ticket, uint64_t slices)

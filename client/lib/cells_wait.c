@@ -1,0 +1,163 @@
+#include <sched.h>
+
+#include "client/lib/cells_internal.h"
+
+/* Waiting for operations in cells. */
+
+#define PAUSES 50u                     /* between two yields, while every rank can have a processor */
+#define PAUSES_CROWDED 4u              /* otherwise */
+#define SPIN_NS 10000000u              /* then the thread sleeps */
+#define SPIN_BETWEEN_NODES_NS 1000000u /* the same: commd needs a processor, too */
+#define YIELD_LONG_NS 100000u          /* a yield that takes so long gave the processor to another process */
+#define YIELDS_LONG_MAX 2u             /* then sleeping wakes us sooner than spinning, */
+#define CROWDED_NS 10000000u           /* for so long */
+#define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
+#define SLEEP_BRIEF_NS 1000000u        /* the same while commd has other operations of this client */
+#define LOOKS_PER_CLOCK 16u            /* looks at the cells between two looks at the clock */
+
+struct watch {
+    struct client_cells *cells;
+    const struct client_rings *rings; /* null: there are none, or another thread reads them */
+    uint64_t seq;
+    uint64_t deadline_ns;
+};
+
+/* Whether the waiting thread has something to do; without the lock. */
+static bool has_news(const struct watch *watch)
+{
+    struct client_cells *cells = watch->cells;
+    bool news = cells_is_between_nodes(cells)
+                    ? node_cells_look(&cells->node, watch->seq) != CELLS_WAIT
+                    : cells_have_news(cells->shared, cells->rank_count, cells->rank, watch->seq);
+    return news || atomic_load_explicit(&cells->gone, memory_order_acquire) >= watch->seq ||
+           (watch->rings != NULL && ring_has_packet(&watch->rings->in));
+}
+
+/* Returns whether there is news. */
+static bool look_for_a_while(const struct watch *watch)
+{
+    uint32_t pauses = watch->cells->crowded ? PAUSES_CROWDED : PAUSES;
+    for (uint32_t i = 0; i < pauses; i++) {
+        if (has_news(watch)) {
+            return true;
+        }
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#else
+        atomic_signal_fence(memory_order_seq_cst);
+#endif
+    }
+    return has_news(watch);
+}
+
+/* Returns whether there is news. */
+static bool spin(const struct watch *watch)
+{
+    uint64_t most_ns = cells_is_between_nodes(watch->cells) ? SPIN_BETWEEN_NODES_NS : SPIN_NS;
+    uint64_t began_ns = 0, before_ns = 0;
+    uint32_t long_yields = 0;
+    for (uint32_t looks = 0;; looks++) {
+        if (look_for_a_while(watch)) {
+            return true;
+        }
+        if (looks == 0) {
+            before_ns = began_ns = clock_ns();
+            if (began_ns < watch->cells->crowded_until_ns) {
+                return has_news(watch);
+            }
+        }
+        (void)sched_yield();
+        if (looks % LOOKS_PER_CLOCK != 0) {
+            continue;
+        }
+        uint64_t now_ns = clock_ns();
+        long_yields += looks > 0 && now_ns - before_ns > YIELD_LONG_NS ? 1 : 0;
+        before_ns = now_ns;
+        if (long_yields >= YIELDS_LONG_MAX) {
+            watch->cells->crowded_until_ns = now_ns + CROWDED_NS;
+            return has_news(watch);
+        }
+        if (now_ns - began_ns > most_ns || now_ns >= watch->deadline_ns) {
+            return has_news(watch);
+        }
+    }
+}
+
+static void sleep_at_bell(const struct watch *watch, uint64_t most_ns)
+{
+    struct client_cells *cells = watch->cells;
+    uint32_t bell = cells_lie_down(cells->shared, cells->rank);
+    uint64_t now_ns = clock_ns();
+    if (!has_news(watch) && now_ns < watch->deadline_ns) {
+        uint64_t left_ns = watch->deadline_ns - now_ns;
+        cells_sleep(cells->shared, cells->rank, bell, left_ns < most_ns ? left_ns : most_ns);
+    }
+    cells_get_up(cells->shared, cells->rank);
+}
+
+/* Whether commd has operations of the client, whose ends do not ring the bell. */
+static bool commd_has_any(const struct comm_client *client)
+{
+    const struct comm_comm *comm = client->comms;
+    while (comm != NULL && comm->op_count == (comm->cells != NULL ? comm->cells->count : 0)) {
+        comm = comm->next;
+    }
+    return comm != NULL;
+}
+
+/* Waits without the lock, as the thread that reads unless there is one. */
+static void await_news(struct comm_client *client, struct watch *watch)
+{
+    uint64_t most_ns = commd_has_any(client) ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
+    watch->rings = client->reading ? NULL : client->rings;
+    client->reading = client->reading || watch->rings != NULL;
+    pthread_mutex_unlock(&client->lock);
+    bool news = spin(watch);
+    pthread_mutex_lock(&client->lock);
+    if (watch->rings != NULL) {
+        bool has_packet = ring_has_packet(&watch->rings->in);
+        client->reading = false;
+        if (client->cells.hung_up) {
+            client_take_all(client);
+        } else if (has_packet) {
+            client_take_events(client);
+        }
+        queues_reading_ended(client);
+        pthread_cond_broadcast(&client->changed);
+    }
+    if (!news) {
+        watch->rings = NULL;
+        pthread_mutex_unlock(&client->lock);
+        sleep_at_bell(watch, most_ns);
+        pthread_mutex_lock(&client->lock);
+        client_take_all(client);
+    }
+}
+
+bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns)
+{
+    struct comm_client *client = comm->client;
+    struct client_cells *cells = comm->cells;
+    if (cells == NULL || cells->count == 0) {
+        return false;
+    }
+    if (cells_take_ready(comm)) {
+        pthread_cond_broadcast(&client->changed);
+        held_feed(client);
+        return true;
+    }
+    const struct cells_slot *slot = &cells->slots[cells->first];
+    if (!cells_is_oldest(comm, slot->op)) {
+        return false; /* commd has an earlier one */
+    }
+    struct watch watch = {.cells = cells,
+                          .seq = slot->seq,
+                          .deadline_ns =
+                              slot->op->deadline_ns < deadline_ns ? slot->op->deadline_ns : deadline_ns};
+    if (cells->asked_seq >= slot->seq) {
+        watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
+    }
+    await_news(client, &watch);
+    held_feed(client);
+    return true;
+}

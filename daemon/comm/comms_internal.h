@@ -270,12 +270,12 @@ struct communicator {
     /* Formed. */
     struct exec_comm *exec;
     struct p2p_comm *p2p;
-    struct comms_cells *cells;                    /* null: it has none; cells.c */
-    struct communicator *cells_prev, *cells_next; /* in comms->cells_awake */
-    struct communicator_op **ops;                 /* ring of COMMS_PENDING_OPS_MAX, by seq */
-    struct communicator_op *pending;              /* not finished, by seq */
-    struct communicator_op *start;                /* the next of these to begin; operations begin in order */
-    uint64_t highest_seq;                         /* posted, or refused, by any local rank */
+    struct comms_cells *cells;       /* null: it has none; cells.c */
+    struct fair_entry cells_turn;    /* in comms->cells_awake */
+    struct communicator_op **ops;    /* ring of COMMS_PENDING_OPS_MAX, by seq */
+    struct communicator_op *pending; /* not finished, by seq */
+    struct communicator_op *start;   /* the next of these to begin; operations begin in order */
+    uint64_t highest_seq;            /* posted, or refused, by any local rank */
     uint64_t last_message_id;
     uint64_t record_poll_ns;   /* when to check words that records wait for; TIME_NEVER if none */
     uint64_t overdue_ns;       /* of a failed one: when owners are notified at the latest; else TIME_NEVER */
@@ -318,13 +318,13 @@ struct comms {
     struct comms_drain *drain; /* null: it does not drain; drain.c */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
-    struct log_limit node_limit;      /* for statements of nodes that are ignored */
-    struct log_limit refusal_limit;   /* for refused ranks of other nodes */
-    struct log_limit verdict_limit;   /* for verdicts */
-    struct user_log formed_log;       /* limited per user: users form communicators at will */
-    struct user_log failed_log;       /* separate, so that neither suppresses the other */
-    uint64_t now_ns;                  /* time of the current call, for the log limits */
-    struct communicator *cells_awake; /* those whose cells are looked at in every turn */
+    struct log_limit node_limit;    /* for statements of nodes that are ignored */
+    struct log_limit refusal_limit; /* for refused ranks of other nodes */
+    struct log_limit verdict_limit; /* for verdicts */
+    struct user_log formed_log;     /* limited per user: users form communicators at will */
+    struct user_log failed_log;     /* separate, so that neither suppresses the other */
+    uint64_t now_ns;                /* time of the current call, for the log limits */
+    struct fair cells_awake;        /* communicators whose cells are looked at, in turns of their owners */
     struct communicator *comms;
     uint32_t comm_count;
     struct communicator *by_key;

@@ -1,16 +1,15 @@
 #include "daemon/comm/node_cells.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <utlist.h>
 
 #include "daemon/comm/cells_internal.h"
 #include "daemon/comm/comms_internal.h"
 
-#define NODE_CELLS_AWAKE_NS                                                                                  \
-    (1 * TIME_MS) /* a communicator without operations for so long is not looked at                          \
-                   */
+/* A communicator without operations for so long is not looked at. */
+#define NODE_CELLS_AWAKE_NS (1 * TIME_MS)
+#define LOOKS_MAX 64u /* of communicators, in one turn of the main loop; the rest come next */
 
 /* --- Being looked at --- */
 
@@ -19,7 +18,7 @@ static void set_asleep(struct communicator *comm)
     struct comms_cells *cells = comm->cells;
     if (cells->awake) {
         cells->awake = false;
-        DL_DELETE2(comm->comms->cells_awake, comm, cells_prev, cells_next);
+        fair_remove(&comm->comms->cells_awake, &comm->cells_turn);
     }
 }
 
@@ -30,7 +29,7 @@ static void set_awake(struct communicator *comm, uint64_t now_ns)
     if (!cells->awake && !cells->retired) {
         cells->awake = true;
         node_cells_get_up(&cells->node);
-        DL_APPEND2(comm->comms->cells_awake, comm, cells_prev, cells_next);
+        fair_put(&comm->comms->cells_awake, &comm->cells_turn, comm->terms.owner_uid);
     }
 }
 
@@ -78,7 +77,7 @@ bool comms_member_wake_cells(struct comms_member *member, uint64_t now_ns)
 
 bool comms_cells_are_awake(const struct comms *comms)
 {
-    return comms->cells_awake != NULL;
+    return comms->cells_awake.count > 0;
 }
 
 /* Returns whether commd may stop to look: no operation has come meanwhile. */
@@ -94,11 +93,23 @@ static bool lie_down(struct communicator *comm)
     return true;
 }
 
+/* Takes the next one of those that are looked at, and puts it last. */
+static struct communicator *next_awake(struct comms *comms)
+{
+    struct fair_entry *turn = fair_take(&comms->cells_awake);
+    if (turn == NULL) {
+        return NULL;
+    }
+    struct communicator *comm =
+        (struct communicator *)((char *)turn - offsetof(struct communicator, cells_turn));
+    fair_put(&comms->cells_awake, turn, comm->terms.owner_uid);
+    return comm;
+}
+
 bool comms_cells_sleep(struct comms *comms)
 {
-    struct communicator *comm, *next;
-    DL_FOREACH_SAFE2(comms->cells_awake, comm, next, cells_next)
-    {
+    struct communicator *comm;
+    while ((comm = next_awake(comms)) != NULL) {
         if (!lie_down(comm)) {
             return false;
         }
@@ -161,11 +172,10 @@ static bool look(struct communicator *comm, uint64_t now_ns)
 
 bool comms_cells_poll(struct comms *comms, uint64_t now_ns)
 {
-    struct communicator *comm, *next;
+    uint32_t looks = comms->cells_awake.count < LOOKS_MAX ? comms->cells_awake.count : LOOKS_MAX;
     bool any = false;
-    DL_FOREACH_SAFE2(comms->cells_awake, comm, next, cells_next)
-    {
-        any |= look(comm, now_ns);
+    while (looks-- > 0 && comms->cells_awake.count > 0) {
+        any |= look(next_awake(comms), now_ns);
     }
     return any;
 }

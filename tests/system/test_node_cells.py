@@ -7,7 +7,7 @@ import signal
 import time
 import unittest
 
-from cluster import BUILD, Cluster
+from cluster import BUILD, Cluster, cpu_s
 
 SEED = int(os.environ.get("COMMD_SEED", "1"))
 
@@ -88,6 +88,14 @@ class NodeCells(unittest.TestCase):
                 ranks = self.start(cluster, f"stopped{stopped}", "aab", "until", 1500)
                 self.await_ready(ranks)
                 ranks[stopped].send_signal(signal.SIGSTOP)
+                time.sleep(0.3)
+                before = [cpu_s(daemon.pid) for daemon in cluster.daemons.values()]
+                time.sleep(0.8)
+                for daemon, used in zip(cluster.daemons.values(), before):
+                    self.assertLess(cpu_s(daemon.pid) - used, 0.08, "commd works while it has nothing to do")
+                if stopped == 0:
+                    op, = cluster.json("a", "ops")["ops"]
+                    self.assertEqual((op["kind"], op["missing_ranks"]), ("all_reduce", f"0 (pid {ranks[0].pid})"))
                 lines = self.finish([each for rank, each in enumerate(ranks) if rank != stopped], within_s=20)
                 self.assertEqual(len({line.split()[0] for line in lines}), 1, lines)
                 for line in lines:

@@ -72,7 +72,7 @@ bool comms_terms_are_sound(const Commd__Mesh__CommTerms *terms)
 }
 
 /* An announcement without terms is an acknowledgement, and has no ranks. */
-static bool announce_is_sound(const Commd__Mesh__Announce *announce)
+bool comms_announce_is_sound(const Commd__Mesh__Announce *announce)
 {
     if (!printable_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
         return false;
@@ -338,9 +338,8 @@ static bool claim_is_same(const struct comms_claim *claim, const Commd__Mesh__An
            memcmp(claim->ranks, announce->ranks, announce->n_ranks * sizeof *announce->ranks) == 0;
 }
 
-/* Stores the announcement. Returns false without memory: the node is then treated as if it had sent none. */
-static bool claim_store(struct communicator *comm, struct comms_claim *claim,
-                        const Commd__Mesh__Announce *announce)
+bool comms_formation_claim_store(struct communicator *comm, struct comms_claim *claim,
+                                 const Commd__Mesh__Announce *announce, bool by_roster)
 {
     if (!claim_is_same(claim, announce)) {
         comms_formation_drop_claim(comm, claim, NULL);
@@ -351,7 +350,10 @@ static bool claim_store(struct communicator *comm, struct comms_claim *claim,
         memcpy(claim->ranks, announce->ranks, announce->n_ranks * sizeof *claim->ranks);
         claim->rank_count = (uint32_t)announce->n_ranks;
         claim->nonce = announce->nonce;
+    }
+    if (!by_roster) {
         comms_formation_need(comm, claim);
+        claim->by_roster = false;
     }
     claim->revision = announce->revision;
     claim->comm_id = announce->comm_id;
@@ -360,6 +362,7 @@ static bool claim_store(struct communicator *comm, struct comms_claim *claim,
     claim->rails = announce->rails;
     claim->says_reach = announce->says_reach;
     claim->agrees = announce->agrees;
+    claim->tree = announce->tree;
     return true;
 }
 
@@ -388,7 +391,7 @@ static void announce_to_forming(struct communicator *comm, uint32_t node,
     if (claim->nonce == announce->nonce && announce->revision < claim->revision) {
         return;
     }
-    if (!claim_store(comm, claim, announce)) {
+    if (!comms_formation_claim_store(comm, claim, announce, false)) {
         return;
     }
     if (!announce->answer) {
@@ -408,7 +411,7 @@ void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mes
     if (announce->terms != NULL && announce->n_ranks == 0) {
         return; /* the node's announced ranks have left, and its others are not announced yet */
     }
-    if (!announce_is_sound(announce)) {
+    if (!comms_announce_is_sound(announce)) {
         mesh_violation(comms->mesh, node, "a malformed announcement of ranks");
         return;
     }

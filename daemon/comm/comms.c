@@ -8,6 +8,7 @@
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/tree.h"
 
 enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
 {
@@ -59,6 +60,7 @@ void comms_free(struct comms *comms)
     comms_drain_free(comms);
     comms_meeting_free(comms);
     comms_farewells_tick(comms, TIME_NEVER);
+    comms_posts_free(comms);
     comms_names_free(comms);
     comms_past_free(comms);
     timer_heap_free(&comms->timers);
@@ -91,13 +93,17 @@ uint64_t comms_next_deadline_ns(const struct comms *comms)
         return 0;
     }
     const struct timer_node *first = timer_heap_first(&comms->timers);
+    uint64_t meeting_ns = time_min(comms_meeting_deadline_ns(comms), comms_farewells_deadline_ns(comms));
     return time_min(first != NULL ? first->deadline_ns : TIME_NEVER,
-                    time_min(comms_meeting_deadline_ns(comms), comms_farewells_deadline_ns(comms)));
+                    time_min(meeting_ns, comms_posts_deadline_ns(comms)));
 }
 
 static void comms_expire(struct communicator *comm, uint64_t now_ns)
 {
     comms_loss_tick(comm, now_ns);
+    if (comm->state != COMMS_COMM_FAILED) {
+        comms_links_step(comm, now_ns);
+    }
     if (comms_loss_is_frozen(comm)) {
         communicator_arm(comm);
         return;
@@ -148,6 +154,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
     comms->now_ns = now_ns;
     comms_meeting_tick(comms, now_ns);
     comms_farewells_tick(comms, now_ns);
+    comms_posts_tick(comms, now_ns);
     /* A communicator that expires gets queued, or a deadline later than now. The bound is only a guard:
      * without it a bug there would hang the daemon. */
     for (uint32_t turn = 0; turn <= comms->comm_count; turn++) {
@@ -375,10 +382,14 @@ static void send_leave(struct communicator *comm, uint32_t rank, int32_t pid, ui
     body.text = (char *)why;
     Commd__Mesh__Message message = MESH_MESSAGE(LEAVE, leave, &body);
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index) {
-            body.messages = p2p_sent_count(comm->p2p, i);
+        body.messages = i != comm->own_index ? p2p_sent_count(comm->p2p, i) : 0;
+        if (i != comm->own_index && (!comm->sparse || body.messages > 0)) {
             communicator_send(comm, comm->nodes[i].node, &message);
         }
+    }
+    if (comm->sparse) { /* those that were told a number have heard it before: on_leave */
+        body.messages = 0;
+        communicator_broadcast(comm, &message);
     }
 }
 

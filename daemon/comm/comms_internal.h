@@ -70,8 +70,10 @@ struct comms_claim {
     uint64_t comm_id;                 /* the id that it promised; 0 for none */
     uint64_t latency_ns, bytes_per_s; /* estimate for its links */
     uint32_t rails;
-    bool says_reach, agrees;
-    bool needed; /* mesh_need was called for the connection */
+    bool says_reach, agrees, tree;
+    bool needed;    /* mesh_need was called for the connection */
+    bool by_roster; /* the node has not announced its ranks itself */
+    bool in_roster; /* of the last roster */
     /* The last of our revisions that it knew when it sent its messages. */
     uint64_t acknowledged_revision;
     uint32_t *ranks;
@@ -197,6 +199,8 @@ struct communicator_node {
     uint32_t rank_count;
     uint32_t left_count;
     bool answered;          /* in this round of missing.c */
+    bool needed;            /* the communicator needs the connection: comms_link_need */
+    uint64_t need_ns;       /* since then */
     uint32_t reached_rails; /* bits of the rails that it has named; 0: none yet */
 };
 
@@ -244,6 +248,14 @@ struct communicator {
     bool update_wanted;        /* comm_id changed: announce to nodes with ranks */
     uint64_t last_promised_id; /* 0 before; in comms->by_promise, unless memory was short */
     uint64_t announce_ns;      /* when to retry, if other nodes have too much to read; or TIME_NEVER */
+    bool by_tree;              /* it may form by a tree, and reports to places: roster.h */
+    bool roster_begun;         /* a roster of several parts is coming, from this node: */
+    uint32_t roster_from;      /* the mesh's index, or COMMS_NODE_OWN */
+    bool roster_has_own;       /* this node's entry is right */
+    bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
+    bool sparse;               /* its nodes form a tree, and connect to others only when needed: tree.h */
+    bool is_broken;            /* sparse: the promise cannot be kept */
+    uint64_t link_ns;          /* when to look for missing connections again; TIME_NEVER: none is missing */
     uint64_t refusal_ns;       /* when waiting refusals take effect; TIME_NEVER without any */
     char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks were dropped */
 
@@ -337,6 +349,9 @@ struct comms {
     struct comms_meetings *meetings;  /* of which this node is the place; null before the first */
     struct comms_farewell *farewells; /* of guests of this node: meeting.h */
     uint32_t farewell_count;
+    struct comms_post *posts; /* messages that wait for connections: tree.h */
+    size_t posts_bytes;
+    struct communicator *relaying; /* the one whose message along the tree is being handled; null: none */
     struct comms_past *past; /* loss.c: decisions of communicators that are gone; null before the first */
     struct timer_heap timers;
     uint64_t (*clock)(void); /* may be null */
@@ -390,7 +405,11 @@ const char *communicator_own_name(const struct communicator *comm);
 const char *communicator_node_name(const struct communicator *comm, uint32_t node);
 /* The node's index in the communicator, or node_count. */
 uint32_t communicator_node_index(const struct communicator *comm, uint32_t node);
+/* Of a node of the communicator without a connection for each pair, the message takes its way through the
+ * tree. */
 void communicator_send(struct communicator *comm, uint32_t node, const Commd__Mesh__Message *message);
+/* To all other nodes of the communicator. */
+void communicator_broadcast(struct communicator *comm, const Commd__Mesh__Message *message);
 
 /* names.c: how often each user has used each name. */
 #define COMMS_NAMES_OF_USER_MAX 1024 /* then the least recently used name is forgotten */
@@ -402,9 +421,18 @@ void comms_names_free(struct comms *comms);
 /* Fills the key. Returns its size in bytes up to the end of the name. */
 size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name);
 
+/* Our announcement of a communicator, which owns what it points to. */
+struct comms_announcement {
+    Commd__Mesh__Message message;
+    Commd__Mesh__Announce body;
+    Commd__Mesh__CommTerms terms;
+    uint32_t ranks[COMMS_LOCAL_RANKS_MAX];
+};
+
 /* formation.c: claims, announcements. formation_end.c: ranks that leave, deadlines. */
 void comms_formation_work(struct communicator *comm, uint64_t now_ns);
 void comms_formation_deadline(struct communicator *comm, uint64_t now_ns);
+void comms_formation_fill(const struct communicator *comm, struct comms_announcement *out);
 void comms_formation_announce_to(struct communicator *comm, uint32_t node);
 /* Answers an announcement of that node. */
 void comms_formation_answer(struct communicator *comm, const Commd__Mesh__Announce *announced, uint32_t node);
@@ -420,6 +448,10 @@ struct comms_claim *comms_formation_claim(const struct communicator *comm, uint3
 /* LIMIT, NO_MEMORY. */
 enum status comms_formation_claim_make(struct communicator *comm, uint32_t node, struct comms_claim **out,
                                        struct error *error) COMM_MUST_USE;
+/* Stores what a node has announced. by_roster: as another node says. Returns false without memory: the node
+ * is then treated as if it had announced nothing. */
+bool comms_formation_claim_store(struct communicator *comm, struct comms_claim *claim,
+                                 const Commd__Mesh__Announce *announce, bool by_roster);
 /* The communicator needs the connection to that node, until the claim is freed. */
 void comms_formation_need(struct communicator *comm, struct comms_claim *claim);
 /* A node that claims the rank, or null. */
@@ -436,10 +468,13 @@ enum status comms_promise_make(struct communicator *comm, struct error *error) C
 bool comms_promise_is_mutual(const struct communicator *comm);
 /* Does nothing if there is no promise. */
 void comms_promise_take_back(struct communicator *comm);
+/* Forgets the promise without a word: no node counts on it. */
+void comms_promise_void(struct communicator *comm);
 void comms_promise_free(struct communicator *comm);
 /* Converts terms to and from wire format. The result of comms_terms_to_wire points into the communicator, and
  * is valid as long as that. */
 void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms *out);
+bool comms_announce_is_sound(const Commd__Mesh__Announce *announce);
 bool comms_terms_are_sound(const Commd__Mesh__CommTerms *terms);
 void comms_terms_from_wire(const Commd__Mesh__CommTerms *from, struct communicator_terms *out);
 /* Names a term that differs: "asks for size 4", "has size 3". Returns false if all are equal. */
@@ -451,6 +486,8 @@ bool comms_terms_differ(const struct communicator_terms *asked, const struct com
 void comms_refuse_late_ranks(struct communicator *comm, const struct comms_claim *claim);
 void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,
                             uint64_t now_ns);
+/* The node sent what no correct node sends. If another node passed it on, only that communicator fails. */
+void comms_violation(struct comms *comms, uint32_t node, const char *what, uint64_t now_ns);
 void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns);
 void comms_control_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,

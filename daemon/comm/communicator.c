@@ -9,6 +9,7 @@
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/tree.h"
 
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
 {
@@ -47,8 +48,26 @@ uint32_t communicator_node_index(const struct communicator *comm, uint32_t node)
 
 void communicator_send(struct communicator *comm, uint32_t node, const Commd__Mesh__Message *message)
 {
+    uint32_t index = comm->sparse ? communicator_node_index(comm, node) : comm->node_count;
+    if (index < comm->node_count) {
+        comms_tree_send(comm, index, message);
+        return;
+    }
     enum status status = mesh_send(comm->comms->mesh, node, message);
     (void)status; /* if this fails the node is lost: node_down has come, or will */
+}
+
+void communicator_broadcast(struct communicator *comm, const Commd__Mesh__Message *message)
+{
+    if (comm->sparse) {
+        comms_tree_broadcast(comm, message);
+        return;
+    }
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (i != comm->own_index) {
+            communicator_send(comm, comm->nodes[i].node, message);
+        }
+    }
 }
 
 /* --- Beginning and end --- */
@@ -123,6 +142,7 @@ enum status communicator_new(struct comms *comms, struct budget_account *account
     comm->refusal_ns = TIME_NEVER;
     comm->announce_ns = TIME_NEVER;
     comm->refusals_ns = TIME_NEVER;
+    comm->link_ns = TIME_NEVER;
     do {
         comm->nonce = random_u64(&comms->random);
     } while (comm->nonce == 0);
@@ -192,11 +212,12 @@ static uint64_t comm_deadline_ns(const struct communicator *comm)
     uint64_t deadline_ns = comms_loss_deadline_ns(comm);
     const struct comms_member *member;
     if (comms_loss_is_frozen(comm)) {
-        return deadline_ns;
+        return time_min(deadline_ns, comm->link_ns);
     }
     switch (comm->state) {
     case COMMS_COMM_FORMING:
         deadline_ns = time_min(deadline_ns, time_min(comm->refusal_ns, comm->announce_ns));
+        deadline_ns = time_min(deadline_ns, comm->link_ns);
         deadline_ns = time_min(deadline_ns, comms_guest_deadline_ns(comm->guest));
         DL_FOREACH(comm->members, member)
         {
@@ -208,7 +229,7 @@ static uint64_t comm_deadline_ns(const struct communicator *comm)
     case COMMS_COMM_FORMED:
         deadline_ns = time_min(deadline_ns, time_min(comm->op_deadline_ns, comm->record_poll_ns));
         deadline_ns = time_min(deadline_ns, comm->refusals_ns);
-        deadline_ns = time_min(deadline_ns, comm->reach_ns);
+        deadline_ns = time_min(deadline_ns, time_min(comm->reach_ns, comm->link_ns));
         if (comm->exec_failed) {
             deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
         }
@@ -245,11 +266,7 @@ static void comm_tell_abort(struct communicator *comm, const struct error *cause
         body.failure = &failure;
     }
     Commd__Mesh__Message message = MESH_MESSAGE(ABORT, abort, &body);
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index) {
-            communicator_send(comm, comm->nodes[i].node, &message);
-        }
-    }
+    communicator_broadcast(comm, &message);
 }
 
 bool communicator_may_log(const struct communicator *comm, struct user_log *logs, uint64_t now_ns,
@@ -527,7 +544,8 @@ void communicator_work(struct communicator *comm, uint64_t now_ns)
     comm_step_records(comm, now_ns);
     comm_tell_members(comm, now_ns);
     communicator_arm(comm);
-    if (comm->member_count == 0 && communicator_is_idle(comm) && !comms_next_is_needed(comm)) {
+    if (comm->member_count == 0 && communicator_is_idle(comm) && !comms_next_is_needed(comm) &&
+        !comms_tree_is_needed(comm)) {
         communicator_free(comm);
     }
 }

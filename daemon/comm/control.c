@@ -7,6 +7,20 @@
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/roster.h"
+#include "daemon/comm/tree.h"
+
+void comms_violation(struct comms *comms, uint32_t node, const char *what, uint64_t now_ns)
+{
+    struct error cause;
+    if (comms->relaying == NULL) {
+        mesh_violation(comms->mesh, node, what);
+        return;
+    }
+    error_set(&cause, STATUS_PROTOCOL, "communicator \"%s\": node %s, as other nodes passed it on, sent %s",
+              comms->relaying->name, mesh_node_name(comms->mesh, node), what);
+    communicator_fail(comms->relaying, &cause, COMMS_TELL_NODES, now_ns);
+}
 
 /* A cause from another node: its status and text, with nothing added. */
 static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t status, const char *text,
@@ -159,13 +173,16 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
     uint32_t index = communicator_node_index(comm, node);
     for (size_t i = 0; i < leave->n_ranks; i++) {
         if (leave->ranks[i] >= comm->terms.size || comm->node_of_rank[leave->ranks[i]] != index) {
-            mesh_violation(comms->mesh, node, "the leave of a rank that it does not have");
+            comms_violation(comms, node, "the leave of a rank that it does not have", now_ns);
             return;
         }
     }
     char why[COMMS_LIST_TEXT_MAX_BYTES * 2];
     printable_copy(leave->text, why, sizeof why);
     for (size_t i = 0; i < leave->n_ranks; i++) {
+        if (comm->sparse && comm->has_left[leave->ranks[i]]) {
+            continue; /* this node has heard how many messages there were: see send_leave */
+        }
         comm->left_messages[leave->ranks[i]] = leave->messages;
         communicator_rank_left(comm, leave->ranks[i], i < leave->n_pids ? leave->pids[i] : 0, leave->last_seq,
                                why); /* first: messages that end now fail for that reason */
@@ -174,6 +191,9 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
         }
     }
     comms_op_check_left(comm, now_ns);
+    if (comm->member_count == 0) {
+        communicator_queue(comm); /* it may not be needed any more */
+    }
 }
 
 static void on_dispute(struct comms *comms, uint32_t node, const Commd__Mesh__Dispute *dispute,
@@ -182,7 +202,7 @@ static void on_dispute(struct comms *comms, uint32_t node, const Commd__Mesh__Di
     struct communicator *comm = find_by_id(comms, dispute->comm_id, node);
     if (dispute->ops < 1 || dispute->ops > OP_BUCKET_OPS_MAX || dispute->seq < 1 ||
         dispute->seq > UINT64_MAX - dispute->ops) {
-        mesh_violation(comms->mesh, node, "a dispute on operations that cannot exist");
+        comms_violation(comms, node, "a dispute on operations that cannot exist", now_ns);
     } else if (comm != NULL) {
         comms_dispute_received(comm, dispute, now_ns);
     }
@@ -195,9 +215,9 @@ static void on_verdict(struct comms *comms, uint32_t node, const Commd__Mesh__Ve
     uint32_t index = comm == NULL ? 0 : communicator_node_index(comm, node);
     if (verdict->ops < 1 || verdict->ops > OP_BUCKET_OPS_MAX || verdict->seq < 1 ||
         verdict->seq > UINT64_MAX - verdict->ops) {
-        mesh_violation(comms->mesh, node, "a verdict on operations that cannot exist");
+        comms_violation(comms, node, "a verdict on operations that cannot exist", now_ns);
     } else if (comm != NULL && (verdict->final ? index != 0 : comm->own_index != 0)) {
-        mesh_violation(comms->mesh, node, "a verdict that it may not give, or not to this node");
+        comms_violation(comms, node, "a verdict that it may not give, or not to this node", now_ns);
     } else if (comm != NULL) {
         comms_verdict_received(comm, verdict, now_ns);
     }
@@ -208,16 +228,16 @@ static void on_missing(struct comms *comms, uint32_t node, const Commd__Mesh__Mi
 {
     struct communicator *comm = find_by_id(comms, missing->comm_id, node);
     if (comm != NULL && !comms_missing_received(comm, node, missing, now_ns)) {
-        mesh_violation(comms->mesh, node,
-                       "a list of missing ranks that it may not send, or not to this node");
+        comms_violation(comms, node, "a list of missing ranks that it may not send, or not to this node",
+                        now_ns);
     }
 }
 
-static void on_reach(struct comms *comms, uint32_t node, const Commd__Mesh__Reach *reach)
+static void on_reach(struct comms *comms, uint32_t node, const Commd__Mesh__Reach *reach, uint64_t now_ns)
 {
     struct communicator *comm = find_by_id(comms, reach->comm_id, node);
     if (comm != NULL && !comms_reach_received(comm, node, reach)) {
-        mesh_violation(comms->mesh, node, "a second list of the rails that it reaches");
+        comms_violation(comms, node, "a second list of the rails that it reaches", now_ns);
     }
 }
 
@@ -243,11 +263,19 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MISSING) {
         on_missing(comms, node, message->missing, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REACH) {
-        on_reach(comms, node, message->reach);
+        on_reach(comms, node, message->reach, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_AGREE) {
         comms_loss_received(comms, node, message->agree, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_NEXT_READY) {
-        comms_next_received(comms, node, message->next_ready, now_ns);
+        if (message->next_ready->previous_id == 0) {
+            comms_tree_ready_received(comms, node, message->next_ready);
+        } else {
+            comms_next_received(comms, node, message->next_ready, now_ns);
+        }
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_RELAY) {
+        comms_tree_received(comms, node, message->relay, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_ROSTER) {
+        comms_roster_received(comms, node, message->roster, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MEET) {
         comms_meeting_received(comms, node, message->meet, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MET) {
@@ -266,12 +294,16 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
     exec_node_takes_bulk(comms->exec, node, mesh_node_offers(comms->mesh, node, MESH_OFFERS_BULK));
     exec_node_up(comms->exec, node, now_ns);
     comms_meeting_node_lost(comms, node); /* it says Meet again where it still is a guest */
+    comms->now_ns = now_ns;
+    comms_posts_node_up(comms, node);
     comms_farewells_node_up(comms, node);
     comms_drain_node_up(comms, node);
     DL_FOREACH(comms->comms, comm)
     {
         comms_guest_node_up(comm->guest, node);
+        const struct comms_claim *claim = comm->by_tree ? comms_formation_claim(comm, node) : NULL;
         if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
+            (!comm->by_tree || (claim != NULL && claim->needed)) &&
             comms_user_may(comms, comm->terms.owner_uid, node)) {
             comms_formation_announce_to(comm, node);
         }
@@ -299,6 +331,9 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
     exec_node_down(comms->exec, node, &lost);
     DL_FOREACH(comms->comms, comm)
     {
+        if (comm->sparse && cause->status == STATUS_UNREACHABLE && !comms_link_is_needed(comm, node)) {
+            continue; /* nobody needed the connection, and the node runs */
+        }
         comms_loss_node_down(comm, node, &lost, now_ns);
         if (comm->state == COMMS_COMM_FORMING && !comms_is_next(comm)) {
             struct comms_claim *claim = comms_formation_claim(comm, node);
@@ -314,7 +349,7 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
             if (index == comm->node_count ||
                 (comm->state == COMMS_COMM_FORMED &&
                  comm->nodes[index].left_count == comm->nodes[index].rank_count &&
-                 !comms_op_any_pending(comm))) {
+                 !comms_tree_passes(comm, index) && !comms_op_any_pending(comm))) {
                 if (index < comm->node_count) {
                     p2p_node_lost(comm->p2p, index, now_ns);
                 }

@@ -7,6 +7,8 @@
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/roster.h"
+#include "daemon/comm/tree.h"
 
 /*
  * A node announces its ranks to all nodes that may have ranks of the user (users.c), as far as it is
@@ -108,14 +110,7 @@ void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *c
 
 /* --- Announcements --- */
 
-struct announcement {
-    Commd__Mesh__Message message;
-    Commd__Mesh__Announce body;
-    Commd__Mesh__CommTerms terms;
-    uint32_t ranks[COMMS_LOCAL_RANKS_MAX];
-};
-
-static void announcement_fill(const struct communicator *comm, struct announcement *out)
+void comms_formation_fill(const struct communicator *comm, struct comms_announcement *out)
 {
     commd__mesh__message__init(&out->message);
     commd__mesh__announce__init(&out->body);
@@ -139,6 +134,7 @@ static void announcement_fill(const struct communicator *comm, struct announceme
     out->body.rails = comm->comms->rail_count;
     out->body.says_reach = true;
     out->body.agrees = true;
+    out->body.tree = comm->by_tree;
     out->body.comm_id = comm->comm_id;
     out->message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
     out->message.announce = &out->body;
@@ -147,25 +143,25 @@ static void announcement_fill(const struct communicator *comm, struct announceme
 void comms_formation_announce_to(struct communicator *comm, uint32_t node)
 {
     if (comm->announced) {
-        struct announcement announcement;
-        announcement_fill(comm, &announcement);
+        struct comms_announcement announcement;
+        comms_formation_fill(comm, &announcement);
         communicator_send(comm, node, &announcement.message);
     }
 }
 
 void comms_formation_answer(struct communicator *comm, const Commd__Mesh__Announce *announced, uint32_t node)
 {
-    struct announcement announcement;
-    announcement_fill(comm, &announcement);
+    struct comms_announcement announcement;
+    comms_formation_fill(comm, &announcement);
     announcement.body.answer = true;
     announcement.body.answered_nonce = announced->nonce;
     announcement.body.answered_revision = announced->revision;
     communicator_send(comm, node, &announcement.message);
 }
 
-static void announce(struct communicator *comm)
+static void announce(struct communicator *comm, uint64_t now_ns)
 {
-    struct announcement announcement;
+    struct comms_announcement announcement;
     struct comms_member *member;
     comm->revision++;
     DL_FOREACH(comm->members, member)
@@ -174,21 +170,38 @@ static void announce(struct communicator *comm)
             member->announced_revision = comm->revision;
         }
     }
-    announcement_fill(comm, &announcement);
-    comms_users_broadcast(comm, &announcement.message);
+    comm->by_tree =
+        comm->by_tree || (comm->terms.size >= COMMS_TREE_RANKS_LEAST && !mesh_is_complete(comm->comms->mesh));
     comm->announced = true;
+    if (comm->by_tree) {
+        comms_guest_report(comm, now_ns);
+        return;
+    }
+    comms_formation_fill(comm, &announcement);
+    comms_users_broadcast(comm, &announcement.message);
 }
 
 /* Announces a change of the promise. The ranks are the same, so other nodes need not answer. */
 static void update(struct communicator *comm)
 {
-    struct announcement announcement;
-    announcement_fill(comm, &announcement);
+    struct comms_announcement announcement;
+    comms_formation_fill(comm, &announcement);
     announcement.body.answer = true;
     const struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         if (claim->rank_count > 0) {
             communicator_send(comm, claim->node, &announcement.message);
+        }
+    }
+}
+
+/* To the nodes to which this node has announced its ranks itself. */
+static void withdraw_directly(struct communicator *comm, const Commd__Mesh__Message *message)
+{
+    const struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim->needed) {
+            communicator_send(comm, claim->node, message);
         }
     }
 }
@@ -206,14 +219,15 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     body.text = (char *)cause->text;
     body.failed = failed;
     Commd__Mesh__Message message = MESH_MESSAGE(WITHDRAW, withdraw, &body);
-    if (comm->state == COMMS_COMM_FORMED) {
-        for (uint32_t i = 0; i < comm->node_count; i++) {
-            if (i != comm->own_index) {
-                communicator_send(comm, comm->nodes[i].node, &message);
-            }
-        }
+    if (comm->state == COMMS_COMM_FORMED || comm->sparse) {
+        communicator_broadcast(comm, &message);
+    } else if (comm->by_tree) {
+        withdraw_directly(comm, &message);
     } else {
         comms_users_broadcast(comm, &message);
+    }
+    if (comm->by_tree) {
+        comms_guest_withdraw(comm, &body);
     }
 }
 
@@ -246,15 +260,18 @@ uint8_t *comms_formation_known(const struct communicator *comm, uint32_t *known)
     return bits;
 }
 
-/* Whether every rank is claimed exactly once. */
+/* Whether every rank is claimed exactly once, and all nodes have the same list: each has heard of each other
+ * from itself, or all from one roster. */
 static bool is_complete(const struct communicator *comm)
 {
     uint64_t claimed = comm->rank_count;
+    bool heard = true;
     const struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         claimed += claim->rank_count;
+        heard = heard && (claim->rank_count == 0 || !claim->by_roster);
     }
-    if (claimed != comm->terms.size) {
+    if (claimed != comm->terms.size || (!heard && !comm->roster_is_whole)) {
         return false;
     }
     uint32_t known = 0;
@@ -372,6 +389,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
         .node_of_rank = comm->node_of_rank,
         .failed = on_exec_failed,
         .disagreed = comms_dispute_found,
+        .need = comm->sparse ? comms_links_wanted : NULL,
         .context = comm,
         .account = comm->account,
         .rail_count = agreed_rails(comm),
@@ -417,6 +435,7 @@ static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct e
         .account = comm->account,
         .done = comms_p2p_done,
         .failed = on_exec_failed,
+        .need = comm->sparse ? comms_links_wanted : NULL,
         .context = comm,
     };
     status = p2p_comm_new(comm->comms->p2p, &options, &comm->p2p, error);
@@ -477,7 +496,9 @@ void comms_formation_formed(struct communicator *comm, uint64_t now_ns)
     trace_comm(comm->comm_id, comm->terms.owner_uid, comm->name);
     trace_comm_formed(comm->comm_id, 0, 0, 0, 0, comm->terms.size);
     comms_verdicts_begin(comm, now_ns);
-    comms_reach_begin(comm, now_ns);
+    if (!comm->sparse) {
+        comms_reach_begin(comm, now_ns);
+    }
     comms_cells_make(comm);
     char left_out[COMMS_LEFT_OUT_BYTES];
     if (communicator_may_log(comm, &comm->comms->formed_log, now_ns, left_out)) {
@@ -501,9 +522,31 @@ void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns)
     }
 }
 
+/* The promise is made. */
+static void promised(struct communicator *comm, uint64_t now_ns)
+{
+    comm->sparse = comm->roster_is_whole;
+    if (comm->sparse) {
+        comms_tree_begin(comm, now_ns);
+        comms_roster_pass(comm);
+    }
+}
+
+static void fail_broken(struct communicator *comm, uint64_t now_ns)
+{
+    struct error error;
+    error_set(&error, STATUS_ABORTED, "communicator \"%s\": its nodes had agreed to form it, but %s",
+              comm->name, comm->last_loss[0] != '\0' ? comm->last_loss : "one of them cannot any more");
+    communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+}
+
 void comms_formation_work(struct communicator *comm, uint64_t now_ns)
 {
     struct error error;
+    if (comm->is_broken) {
+        fail_broken(comm, now_ns);
+        return;
+    }
     if (comm->comm_id == 0 && comm->refusal_ns != TIME_NEVER) {
         comms_formation_hold_refusals(comm, now_ns);
         if (comm->state != COMMS_COMM_FORMING) {
@@ -516,21 +559,27 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
     }
     if (comm->announce_wanted) {
         comm->announce_wanted = false;
-        announce(comm);
+        announce(comm, now_ns);
     }
     comms_guest_announce(comm, now_ns);
     if (comm->state != COMMS_COMM_FORMING) {
         return;
     }
-    if (comm->comm_id == 0 && is_complete(comm) && comms_promise_make(comm, &error) != STATUS_OK) {
-        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
-        return;
+    if (comm->comm_id == 0 && is_complete(comm)) {
+        if (comms_promise_make(comm, &error) != STATUS_OK) {
+            communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+            return;
+        }
+        promised(comm, now_ns);
     }
     if (comm->update_wanted) {
         comm->update_wanted = false;
-        update(comm);
+        if (!comm->sparse) {
+            update(comm);
+        }
     }
-    if (comm->comm_id != 0 && comms_promise_is_mutual(comm)) {
+    if (comm->state == COMMS_COMM_FORMING && comm->comm_id != 0 &&
+        (comm->sparse ? comms_tree_is_ready(comm) : comms_promise_is_mutual(comm))) {
         comms_loss_set_agrees(comm);
         comms_formation_formed(comm, now_ns);
     }

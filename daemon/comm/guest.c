@@ -5,6 +5,7 @@
 
 #include "daemon/base/weight.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/roster.h"
 
 #define PLACE_SEED 0x706c61636573u /* part of the protocol: all nodes must have the same */
 
@@ -60,12 +61,35 @@ static bool next_place(const struct comms_guest *guest, uint32_t *place)
 
 /* --- Turning to places --- */
 
-static void say(const struct comms *comms, const struct comms_key *key, uint32_t node, bool over)
+static void say_why(const struct comms *comms, const struct comms_key *key, uint32_t node,
+                    const Commd__Mesh__Withdraw *end)
 {
     Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
     body.name = (char *)(uintptr_t)key->name;
     body.owner_uid = key->owner_uid;
-    body.over = over;
+    body.over = true;
+    body.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+    enum status status = mesh_send(comms->mesh, node, &message);
+    (void)status; /* if this fails the node is lost, and forgets the guest */
+}
+
+/* Says Meet to a place, which may be this node, with what this node's communicator has to report. */
+static void say(struct comms *comms, const struct comms_key *key, uint32_t node, uint64_t now_ns)
+{
+    struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
+    struct comms_announcement announcement;
+    Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+    if (comm != NULL && comm->by_tree && comm->announced && comm->state == COMMS_COMM_FORMING) {
+        comms_formation_fill(comm, &announcement);
+        body.report = &announcement.body;
+    }
+    if (node == COMMS_NODE_OWN) {
+        comms_meeting_join(comms, node, key, body.report, now_ns);
+        return;
+    }
+    body.name = (char *)(uintptr_t)key->name;
+    body.owner_uid = key->owner_uid;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
     enum status status = mesh_send(comms->mesh, node, &message);
     (void)status; /* if this fails the node is lost, and is told when it is up again */
@@ -82,18 +106,19 @@ static bool turn_to_next(struct comms_guest *guest, uint64_t now_ns)
     struct comms_place *place = &guest->places[guest->place_count++];
     place->node = node;
     if (node == COMMS_NODE_OWN) {
-        comms_meeting_join(guest->comms, COMMS_NODE_OWN, &guest->key, now_ns);
+        say(guest->comms, &guest->key, COMMS_NODE_OWN, now_ns);
         return true;
     }
     place->needed = true;
     mesh_need(mesh, node, MESH_NEED_CALL);
     if (mesh_node_is_up(mesh, node)) {
-        say(guest->comms, &guest->key, node, false);
+        say(guest->comms, &guest->key, node, now_ns);
     }
     return true;
 }
 
-struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, uint64_t now_ns)
+struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, bool reports,
+                                    uint64_t now_ns)
 {
     struct comms_guest *guest = calloc(1, sizeof *guest);
     if (guest == NULL) {
@@ -101,7 +126,9 @@ struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key 
     }
     guest->comms = comms;
     guest->key = *key;
-    for (uint32_t i = 0; i < MEETING_FIRST && turn_to_next(guest, now_ns); i++) {
+    guest->reports = reports;
+    for (uint32_t i = 0; i < (reports ? MEETING_FIRST_REPORTS : MEETING_FIRST) && turn_to_next(guest, now_ns);
+         i++) {
     }
     guest->next_ns = time_after(now_ns, MEETING_NEXT_NS);
     return guest;
@@ -117,13 +144,47 @@ void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
     if (guest == NULL || now_ns < guest->next_ns) {
         return;
     }
-    guest->next_ns = turn_to_next(guest, now_ns) ? time_after(now_ns, MEETING_NEXT_NS) : TIME_NEVER;
+    bool turned = turn_to_next(guest, now_ns);
+    uint64_t pause_ns = guest->reports ? guest->place_count * MEETING_NEXT_NS : MEETING_NEXT_NS;
+    guest->next_ns = turned ? time_after(now_ns, pause_ns) : TIME_NEVER;
 }
 
 void comms_guest_node_up(const struct comms_guest *guest, uint32_t node)
 {
     if (turned_to(guest, node)) {
-        say(guest->comms, &guest->key, node, false);
+        say(guest->comms, &guest->key, node, guest->comms->now_ns);
+    }
+}
+
+bool comms_guest_knows(const struct comms_guest *guest, uint32_t node)
+{
+    return turned_to(guest, node);
+}
+
+void comms_guest_report(const struct communicator *comm, uint64_t now_ns)
+{
+    const struct comms_guest *guest = comm->guest;
+    for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
+        uint32_t node = guest->places[i].node;
+        if (node == COMMS_NODE_OWN || mesh_node_is_up(guest->comms->mesh, node)) {
+            say(guest->comms, &guest->key, node, now_ns);
+        }
+    }
+}
+
+void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Withdraw *end)
+{
+    const struct comms_guest *guest = comm->guest;
+    for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
+        uint32_t node = guest->places[i].node;
+        if (node != COMMS_NODE_OWN) {
+            say_why(guest->comms, &guest->key, node, end);
+            continue;
+        }
+        if (end->failed) {
+            comms_meeting_end(guest->comms, node, &guest->key, end);
+        }
+        comms_meeting_leave(guest->comms, node, &guest->key);
     }
 }
 
@@ -169,7 +230,7 @@ void comms_farewells_node_up(struct comms *comms, uint32_t node)
     DL_FOREACH_SAFE(comms->farewells, farewell, next)
     {
         if (farewell->node == node) {
-            say(comms, &farewell->key, node, true);
+            say_why(comms, &farewell->key, node, NULL);
             farewell_free(comms, farewell);
         }
     }
@@ -211,8 +272,8 @@ void comms_guest_free(struct comms_guest *guest)
         if (place->node == COMMS_NODE_OWN) {
             comms_meeting_leave(guest->comms, COMMS_NODE_OWN, &guest->key);
         } else if (mesh_node_is_up(guest->comms->mesh, place->node)) {
-            say(guest->comms, &guest->key, place->node, true);
-        } else {
+            say_why(guest->comms, &guest->key, place->node, NULL);
+        } else if (!guest->reports) { /* otherwise a later report counts more than this one */
             farewell_new(guest->comms, &guest->key, place->node);
         }
     }
@@ -227,7 +288,7 @@ void comms_guest_announce(struct communicator *comm, uint64_t now_ns)
     if (!comm->announced || comm->guest != NULL || mesh_is_complete(comm->comms->mesh)) {
         return;
     }
-    comm->guest = comms_guest_new(comm->comms, &comm->key, now_ns);
+    comm->guest = comms_guest_new(comm->comms, &comm->key, comm->by_tree, now_ns);
     if (comm->guest == NULL) {
         struct error error;
         error_set(&error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
@@ -239,7 +300,8 @@ void comms_guest_meets(struct communicator *comm, uint32_t node, uint64_t now_ns
 {
     struct comms_claim *claim;
     struct error error;
-    bool known = comms_formation_claim(comm, node) != NULL;
+    const struct comms_claim *present = comms_formation_claim(comm, node);
+    bool known = present != NULL && (present->needed || !comm->by_tree);
     if (!comms_user_may(comm->comms, comm->terms.owner_uid, node)) {
         return;
     }

@@ -1,5 +1,7 @@
 #include "daemon/comm/loss.h"
 
+#include "daemon/comm/tree.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -151,12 +153,17 @@ static struct comms_loss_address address_of(const struct communicator *comm, uin
                                        .comm_id = comm->comm_id,
                                        .previous_id = comm->loss->previous_id,
                                        .rank_count = comm->terms.size,
-                                       .node_count = comm->node_count};
+                                       .node_count = comm->node_count,
+                                       .dials = comm->sparse};
 }
 
 static void on_send(void *context, uint32_t node, const struct agreement_message *message)
 {
-    struct comms_loss_address to = address_of(context, node);
+    struct communicator *comm = context;
+    struct comms_loss_address to = address_of(comm, node);
+    if (comm->sparse) {
+        comms_link_need(comm, node, comm->comms->now_ns);
+    }
     comms_loss_send(&to, message);
 }
 
@@ -311,13 +318,19 @@ static bool make_agreement(struct communicator *comm, uint64_t now_ns)
     return loss->agreement != NULL;
 }
 
+/* Of a communicator without a connection for each pair of nodes: to those that are connected, and to the
+ * lowest one, which leads. Others hear of it when they ask. */
 static void send_gone(const struct communicator *comm, const struct agreement_value *value)
 {
     struct agreement_message message = {.step = AGREEMENT_GONE, .value = value};
+    bool lowest = true;
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index && !comm->loss->nodes[i].down) {
+        bool there = i != comm->own_index && !comm->loss->nodes[i].down &&
+                     (!comm->sparse || comm->nodes[i].left_count < comm->nodes[i].rank_count);
+        if (there && (!comm->sparse || lowest || mesh_node_is_up(comm->comms->mesh, comm->nodes[i].node))) {
             on_send((void *)(uintptr_t)comm, i, &message);
         }
+        lowest = lowest && !there;
     }
 }
 
@@ -492,6 +505,11 @@ static void node_is_down(struct communicator *comm, uint32_t index, bool dead, u
     if (loss->agreement != NULL && loss->verdict == NULL && !loss->gave_up) {
         agreement_node_down(loss->agreement, index, now_ns);
     }
+}
+
+void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    node_is_down(comm, index, false, now_ns);
 }
 
 void comms_loss_node_down(struct communicator *comm, uint32_t node, const struct error *cause,

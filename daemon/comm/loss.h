@@ -89,6 +89,8 @@ bool comms_loss_rank_is_gone(const struct communicator *comm, uint32_t rank);
 /* Call it for every communicator, before anything else. */
 void comms_loss_node_down(struct communicator *comm, uint32_t node, const struct error *cause,
                           uint64_t now_ns);
+/* There is no connection to the node of that index in the communicator: it counts as lost. */
+void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t now_ns);
 void comms_loss_received(struct comms *comms, uint32_t node, const Commd__Mesh__Agree *said, uint64_t now_ns);
 /* Whether a local rank is there: it can have a part in the agreement, and in the next generation. */
 bool comms_loss_has_locals(const struct communicator *comm);
@@ -105,6 +107,7 @@ struct comms_loss_address {
     uint32_t node;
     uint64_t comm_id, previous_id;
     uint32_t rank_count, node_count;
+    bool dials; /* there may be no connection yet */
 };
 void comms_loss_send(const struct comms_loss_address *to, const struct agreement_message *message);
 /* The value's bitmaps are those of the message. Returns false if the message makes no sense. */

@@ -1,4 +1,5 @@
 #include "daemon/comm/loss.h"
+#include "daemon/comm/tree.h"
 
 /* Agreements between nodes: enum agreement_step has the numbers of the protocol's steps. */
 _Static_assert((int)AGREEMENT_GONE == (int)COMMD__MESH__AGREE__STEP__GONE &&
@@ -43,6 +44,10 @@ void comms_loss_send(const struct comms_loss_address *to, const struct agreement
         body.value = &value;
     }
     Commd__Mesh__Message out = MESH_MESSAGE(AGREE, agree, &body);
+    if (to->dials) {
+        comms_post(to->comms, to->node, &out);
+        return;
+    }
     enum status status = mesh_send(to->comms->mesh, to->node, &out);
     (void)status; /* if this fails the node is lost: node_down has come, or will */
 }

@@ -1,45 +1,9 @@
-#include "daemon/comm/meeting.h"
+#include "daemon/comm/meeting_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include <utlist.h>
-
-/* A node with ranks, at a place. */
-struct guest {
-    struct guest *prev, *next;       /* in its meeting, the latest last */
-    struct guest *of_prev, *of_next; /* of its node, the oldest first */
-    struct meeting *meeting;
-    struct visitor *visitor;
-    uint64_t number; /* grows with each guest of the meeting */
-    uint64_t told;   /* it knows of the guests up to this number */
-};
-
-/* The nodes with ranks of one name. */
-struct meeting {
-    struct meeting *prev, *next; /* in `untold` */
-    struct comms_key key;
-    struct guest *guests;
-    uint64_t last_number;
-    bool is_untold; /* some guest does not know of another one */
-    UT_hash_handle hh;
-};
-
-/* A node that is somebody's guest here. */
-struct visitor {
-    uint32_t node;
-    uint32_t count;
-    struct guest *guests;
-    UT_hash_handle hh;
-};
-
-struct comms_meetings {
-    struct meeting *by_key;
-    struct visitor *visitors;
-    struct meeting *untold;
-    uint64_t tell_ns;
-    uint64_t told_ns; /* the last time; 0 before */
-};
 
 /* --- Tables --- */
 
@@ -70,6 +34,7 @@ static void guest_free(struct comms_meetings *meetings, struct guest *guest)
     struct visitor *visitor = guest->visitor;
     DL_DELETE(meeting->guests, guest);
     DL_DELETE2(visitor->guests, guest, of_prev, of_next);
+    free(guest->report);
     free(guest);
     if (--visitor->count == 0) {
         HASH_DEL(meetings->visitors, visitor);
@@ -79,6 +44,7 @@ static void guest_free(struct comms_meetings *meetings, struct guest *guest)
         if (meeting->is_untold) {
             DL_DELETE(meetings->untold, meeting);
         }
+        meeting_not_partial(meetings, meeting);
         HASH_DEL(meetings->by_key, meeting);
         free(meeting);
     }
@@ -166,7 +132,21 @@ static struct guest *guest_make(struct comms_meetings *meetings, uint32_t node, 
 
 /* --- Coming and going --- */
 
-void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key, uint64_t now_ns)
+static void untold(struct comms_meetings *meetings, struct meeting *meeting, uint64_t now_ns)
+{
+    if (!meeting->is_untold) {
+        if (meetings->untold == NULL) {
+            uint64_t earliest_ns = time_after(meetings->told_ns, MEETING_PAUSE_NS);
+            meetings->tell_ns = time_after(now_ns, MEETING_TELL_NS);
+            meetings->tell_ns = meetings->tell_ns > earliest_ns ? meetings->tell_ns : earliest_ns;
+        }
+        meeting->is_untold = true;
+        DL_APPEND(meetings->untold, meeting);
+    }
+}
+
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key,
+                        const Commd__Mesh__Announce *report, uint64_t now_ns)
 {
     struct comms_meetings *meetings = meetings_of(comms);
     struct guest *guest = meetings != NULL ? guest_make(meetings, node, key) : NULL;
@@ -178,15 +158,10 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_k
     DL_APPEND(meeting->guests, guest);
     guest->number = ++meeting->last_number;
     guest->told = 0;
-    if (!meeting->is_untold) {
-        if (meetings->untold == NULL) {
-            uint64_t earliest_ns = time_after(meetings->told_ns, MEETING_PAUSE_NS);
-            meetings->tell_ns = time_after(now_ns, MEETING_TELL_NS);
-            meetings->tell_ns = meetings->tell_ns > earliest_ns ? meetings->tell_ns : earliest_ns;
-        }
-        meeting->is_untold = true;
-        DL_APPEND(meetings->untold, meeting);
-    }
+    free(guest->report);
+    guest->report = report != NULL ? meeting_report_new(report) : NULL;
+    guest->is_odd = guest->is_old = false;
+    untold(meetings, meeting, now_ns);
     if (guest->visitor->count > MEETING_GUESTS_MAX) {
         guest_free(meetings, guest->visitor->guests);
     }
@@ -198,7 +173,23 @@ void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_
         comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
     struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
     if (guest != NULL) {
+        bool reported = guest->report != NULL && !guest->is_old;
+        bool last = meeting->guests->next == NULL;
         guest_free(comms->meetings, guest);
+        if (reported && !last) { /* a report that contradicted that one may fit now */
+            untold(comms->meetings, meeting, comms->now_ns);
+        }
+    }
+}
+
+void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_key *key,
+                       const Commd__Mesh__Withdraw *end)
+{
+    struct meeting *meeting =
+        comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
+    const struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
+    if (guest != NULL && guest->report != NULL && !guest->is_old && !guest->is_odd) {
+        meeting_tell_end(comms, meeting, node, end);
     }
 }
 
@@ -215,9 +206,12 @@ void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mes
     }
     (void)comms_key_make(&key, meet->owner_uid, meet->name);
     if (meet->over) {
+        if (meet->end != NULL && meet->end->failed) {
+            comms_meeting_end(comms, node, &key, meet->end);
+        }
         comms_meeting_leave(comms, node, &key);
     } else {
-        comms_meeting_join(comms, node, &key, now_ns);
+        comms_meeting_join(comms, node, &key, meet->report, now_ns);
     }
 }
 
@@ -311,31 +305,59 @@ static void tell_own(struct comms *comms, const struct comms_key *key, uint64_t 
     }
 }
 
+static void tell_all(struct comms *comms, const struct meeting *meeting, uint64_t now_ns)
+{
+    struct comms_key key = meeting->key;
+    struct guest *guest;
+    DL_FOREACH(meeting->guests, guest)
+    {
+        if (guest->visitor->node != COMMS_NODE_OWN) {
+            tell_guest(comms, guest);
+        }
+    }
+    tell_own(comms, &key, now_ns);
+}
+
+static void tell_partial(struct comms *comms, uint64_t now_ns)
+{
+    struct comms_meetings *meetings = comms->meetings;
+    if (now_ns < meetings->partial_ns) {
+        return;
+    }
+    while (meetings->partial != NULL) {
+        struct meeting *meeting = meetings->partial;
+        meeting_not_partial(meetings, meeting);
+        meeting_tell_partial(comms, meeting);
+    }
+}
+
 void comms_meeting_tick(struct comms *comms, uint64_t now_ns)
 {
     struct comms_meetings *meetings = comms->meetings;
-    if (meetings == NULL || meetings->untold == NULL || now_ns < meetings->tell_ns) {
+    if (meetings == NULL) {
+        return;
+    }
+    tell_partial(comms, now_ns);
+    if (meetings->untold == NULL || now_ns < meetings->tell_ns) {
         return;
     }
     meetings->told_ns = now_ns;
     while (meetings->untold != NULL) {
         struct meeting *meeting = meetings->untold;
-        struct comms_key key = meeting->key;
-        struct guest *guest;
         DL_DELETE(meetings->untold, meeting);
         meeting->is_untold = false;
-        DL_FOREACH(meeting->guests, guest)
-        {
-            if (guest->visitor->node != COMMS_NODE_OWN) {
-                tell_guest(comms, guest);
-            }
+        if (meeting_is_reported(meeting)) {
+            meeting_tell_reports(comms, meeting, now_ns);
+        } else {
+            tell_all(comms, meeting, now_ns);
         }
-        tell_own(comms, &key, now_ns);
     }
 }
 
 uint64_t comms_meeting_deadline_ns(const struct comms *comms)
 {
     const struct comms_meetings *meetings = comms->meetings;
-    return meetings != NULL && meetings->untold != NULL ? meetings->tell_ns : TIME_NEVER;
+    uint64_t untold_ns = meetings != NULL && meetings->untold != NULL ? meetings->tell_ns : TIME_NEVER;
+    return meetings != NULL && meetings->partial != NULL ? time_min(untold_ns, meetings->partial_ns)
+                                                         : untold_ns;
 }

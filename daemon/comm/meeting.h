@@ -24,6 +24,8 @@
  * connection until the communicator has formed.
  */
 #define MEETING_FIRST 3
+#define MEETING_FIRST_REPORTS 1         /* of a communicator that may form by a tree: see roster.h */
+#define MEETING_PARTIAL_NS (1 * TIME_S) /* how often guests are told which ranks have been reported */
 #define MEETING_PLACES_MAX 16
 #define MEETING_NEXT_NS (1 * TIME_S)
 /* A place waits that long before it tells guests of new ones, so that many who come at once cost few
@@ -50,10 +52,12 @@ struct comms_guest {
     struct comms_place places[MEETING_PLACES_MAX]; /* to which it has turned */
     uint32_t place_count;
     uint64_t next_ns; /* when to turn to one more; TIME_NEVER: never */
+    bool reports;     /* its communicator may form by a tree: roster.h */
 };
 
 /* Turns to the first places. Null without memory. The other functions accept null. */
-struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, uint64_t now_ns);
+struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, bool reports,
+                                    uint64_t now_ns);
 /* Tells the places that it is over. */
 void comms_guest_free(struct comms_guest *guest);
 /* Call it when the deadline has passed. */
@@ -68,6 +72,12 @@ void comms_farewells_node_up(struct comms *comms, uint32_t node);
 void comms_farewells_tick(struct comms *comms, uint64_t now_ns);
 uint64_t comms_farewells_deadline_ns(const struct comms *comms);
 
+/* Tells the places of the communicator's ranks again: they, or its nonce, have changed. */
+void comms_guest_report(const struct communicator *comm, uint64_t now_ns);
+/* Tells the places that it is over, and why. */
+void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Withdraw *end);
+/* Whether it has turned to that node. */
+bool comms_guest_knows(const struct comms_guest *guest, uint32_t node);
 /* Call it when the communicator's ranks were announced. Makes it a guest, unless the cluster is complete. */
 void comms_guest_announce(struct communicator *comm, uint64_t now_ns);
 /* That node has ranks of the communicator, or may have: announces ours to it. */
@@ -77,7 +87,11 @@ void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh_
 /* --- The place --- */
 
 /* A node says Meet. COMMS_NODE_OWN: a communicator of this node. */
-void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key, uint64_t now_ns);
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key,
+                        const Commd__Mesh__Announce *report, uint64_t now_ns);
+/* The node's part has failed, and with it the communicator: tells the other guests that have reported. */
+void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_key *key,
+                       const Commd__Mesh__Withdraw *end);
 void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key);
 void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
                             uint64_t now_ns);

@@ -5,6 +5,7 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/tree.h"
 
 /* Generations that follow a verdict: loss.h. */
 
@@ -87,7 +88,9 @@ static bool next_copy_claims(struct communicator *next, const struct communicato
         if (comms_formation_claim_make(next, next->nodes[i].node, &claim, &error) != STATUS_OK) {
             return false;
         }
-        comms_formation_need(next, claim);
+        if (!from->sparse) {
+            comms_formation_need(next, claim);
+        }
         claim->latency_ns = was->latency_ns;
         claim->bytes_per_s = was->bytes_per_s;
         claim->rails = was->rails;
@@ -139,6 +142,7 @@ static bool next_fill(struct communicator *next, struct communicator *from)
     next->loss->is_next = true;
     next->loss->agrees = next->node_count > 1;
     next->loss->previous_id = from->comm_id;
+    next->sparse = from->sparse;
     if (communicator_find_id(next->comms, next->comm_id) != NULL) {
         return false;
     }
@@ -169,6 +173,9 @@ struct communicator *comms_next_of(struct communicator *comm, uint64_t now_ns)
     next_copy_state(next, comm);
     next->loss->previous = comm;
     loss->next = next;
+    if (next->sparse) {
+        comms_tree_begin(next, now_ns);
+    }
     communicator_queue(next);
     return next;
 }
@@ -365,6 +372,12 @@ static void say_ready(struct communicator *next)
 static void form(struct communicator *next, uint64_t now_ns)
 {
     struct comms_loss *loss = next->loss;
+    if (next->sparse) {
+        if (next->rank_count == next->local_count && comms_tree_is_ready(next)) {
+            comms_formation_formed(next, now_ns);
+        }
+        return;
+    }
     if (next->rank_count == next->local_count && !loss->nodes[next->own_index].ready) {
         say_ready(next);
     }
@@ -446,10 +459,13 @@ void comms_next_deadline(struct communicator *comm, uint64_t now_ns)
         return;
     }
     comms_text_begin(&text, why, sizeof why);
-    for (uint32_t i = 0; i < comm->node_count; i++) {
+    for (uint32_t i = 0; !comm->sparse && i < comm->node_count; i++) {
         if (!comm->loss->nodes[i].ready) {
             comms_text_add(&text, "%s%s", text.length > 0 ? ", " : "", comm->node_names[i]);
         }
+    }
+    if (comm->sparse) {
+        comms_tree_unready(comm, &text);
     }
     for (uint32_t rank = 0; rank < comm->terms.size; rank++) {
         if (comm->node_of_rank[rank] == comm->own_index && !has_member(comm, rank)) {

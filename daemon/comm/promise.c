@@ -6,6 +6,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/loss.h"
+#include "daemon/comm/tree.h"
 
 static void promise_drop(struct communicator *comm)
 {
@@ -13,6 +14,7 @@ static void promise_drop(struct communicator *comm)
         HASH_DELETE(hh_id, comm->comms->by_id, comm);
         comm->has_id = false;
     }
+    comms_links_release(comm);
     free(comm->nodes);
     free(comm->node_names);
     free(comm->node_of_rank);
@@ -54,9 +56,20 @@ void comms_promise_free(struct communicator *comm)
     promise_drop(comm);
 }
 
-void comms_promise_take_back(struct communicator *comm)
+void comms_promise_void(struct communicator *comm)
 {
     if (comm->comm_id != 0) {
+        promise_drop(comm);
+        comm->sparse = false;
+    }
+}
+
+void comms_promise_take_back(struct communicator *comm)
+{
+    if (comm->comm_id != 0 && comm->sparse) {
+        comm->is_broken = true; /* the other nodes count on it, and form by a tree only once */
+        communicator_queue(comm);
+    } else if (comm->comm_id != 0) {
         promise_drop(comm);
         comm->update_wanted = true;
         communicator_queue(comm);

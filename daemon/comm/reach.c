@@ -8,6 +8,8 @@
  * milliseconds after the communicator was formed.
  */
 #define REACH_PATIENCE_NS (2 * TIME_S) /* rails not connected by then are not used */
+/* The same where each pair of nodes is dialled only now. */
+#define REACH_PATIENCE_SPARSE_NS (10 * TIME_S)
 #define REACH_LOOK_NS (5 * TIME_MS)
 
 bool comms_reach_is_agreed(const struct communicator *comm)
@@ -51,7 +53,8 @@ void comms_reach_begin(struct communicator *comm, uint64_t now_ns)
 {
     if (comm->agrees_rails) {
         comm->reach_ns = now_ns;
-        comm->reach_until_ns = time_after(now_ns, REACH_PATIENCE_NS);
+        comm->reach_until_ns =
+            time_after(now_ns, comm->sparse ? REACH_PATIENCE_SPARSE_NS : REACH_PATIENCE_NS);
         communicator_arm(comm);
     }
 }
@@ -72,11 +75,7 @@ void comms_reach_step(struct communicator *comm, uint64_t now_ns)
     body.comm_id = comm->comm_id;
     body.rails = reached;
     Commd__Mesh__Message message = MESH_MESSAGE(REACH, reach, &body);
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index) {
-            communicator_send(comm, comm->nodes[i].node, &message);
-        }
-    }
+    communicator_broadcast(comm, &message);
     use_rails(comm);
 }
 

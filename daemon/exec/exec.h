@@ -124,6 +124,7 @@ uint64_t exec_next_deadline_ns(const struct exec *exec);
 void exec_tick(struct exec *exec, uint64_t now_ns);
 
 /* This node's part of one communicator. exec_comm_new copies everything that the pointers refer to. */
+#define EXEC_ALL_NODES UINT32_MAX
 struct exec_comm_options {
     uint64_t comm_id; /* the same on all nodes; never used by another communicator */
     uint32_t generation;
@@ -151,6 +152,14 @@ struct exec_comm_options {
      * empty.
      */
     void (*disagreed)(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
+    /*
+     * Null: the node has connections to all nodes of the communicator. Otherwise they may be missing: an
+     * operation that sends to such a node waits, and asks for the connection. EXEC_ALL_NODES: for those to
+     * all nodes, because slices are spread over rails. Called from exec_run, repeatedly. Returns whether the
+     * connection is there. If not, the callee fails the communicator if it is not there in time, and calls
+     * exec_node_up when it is.
+     */
+    bool (*need)(void *context, uint32_t node, uint64_t now_ns);
     void *context;
     uint32_t rail_count;         /* agreed by all nodes; 0 or 1: rail 0 alone. Ignored on one node */
     bool rails_wait;             /* operations of several slices wait for exec_comm_use_rails */

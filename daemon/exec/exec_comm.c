@@ -311,6 +311,11 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
         }
         arrived |= waited && !lane_comes_in(lane);
     }
+    struct exec_lane *agreement = &comm->lanes[EXEC_AGREEMENT_LANE];
+    if (!comm->failed && agreement->state == LANE_ROUNDS && lane_is_sending(agreement)) {
+        lane_advance(agreement, now_ns); /* it waited for a connection */
+        arrived = true;
+    }
     if (arrived) {
         receive_resume(comm); /* data that has arrived for them can be taken now */
     }

@@ -489,6 +489,8 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
 enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
                         struct error *error) COMM_MUST_USE;
 /* Sends the next message of the round's first unfinished send. The cost is subtracted from the turn. */
+/* Whether there is a connection for the next send. If not, exec_node_up wakes the lane. */
+bool lane_may_send(const struct exec_lane *lane);
 enum status lane_send(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* The most elements in one message. A larger transfer takes several; each is copied, if at all, within one
  * turn. */

@@ -45,6 +45,9 @@ static enum status lane_go_on_sending(struct exec_lane *lane, struct error *erro
         if (lane_is_far_ahead(lane)) {
             return STATUS_OK; /* lane_sent wakes it */
         }
+        if (!lane_may_send(lane)) {
+            return STATUS_OK;
+        }
         if (comm->turn_left_bytes == 0 && lane->index != EXEC_AGREEMENT_LANE) {
             exec_wake(comm->exec);
             return STATUS_OK;

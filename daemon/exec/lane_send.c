@@ -68,6 +68,23 @@ static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
     lane_copy_free(copy);
 }
 
+/*
+ * Whether there is a connection to that node. If it is missing, it is asked for: on the main thread, where
+ * exec_node_up wakes the lane. The connections of other rails are there before an operation uses them
+ * (spread.c).
+ */
+static bool node_is_linked(const struct exec_lane *lane, uint32_t node)
+{
+    const struct exec_comm *comm = lane->comm;
+    return comm->options.need == NULL || lane->streams[node] != NULL ||
+           comm->options.need(comm->options.context, node, comm->exec->now_ns);
+}
+
+bool lane_may_send(const struct exec_lane *lane)
+{
+    return node_is_linked(lane, lane->transfers.sends[lane->sends_done].node);
+}
+
 static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
                                struct error *error)
 {

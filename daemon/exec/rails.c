@@ -450,6 +450,7 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns)
         rails->peers[peer]->is_down = false;
         dial(rails, peer, now_ns);
     }
+    exec_wake(exec); /* lanes may wait for this connection */
 }
 
 void exec_node_takes_bulk(struct exec *exec, uint32_t peer, bool takes)

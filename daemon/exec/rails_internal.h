@@ -116,6 +116,7 @@ struct exec_shared {
      * thread. */
     atomic_uint references;
     uint32_t rail_count; /* that slices are spread over, rail 0 included */
+    bool wants_rails;    /* it needs the rails' connections to all nodes */
     uint32_t used_rails; /* set once all nodes have agreed */
     bool aborted;        /* with this cause: */
     struct error abort_cause;

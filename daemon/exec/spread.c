@@ -82,6 +82,17 @@ static void rail_create(void *context, uint64_t now_ns)
     }
 }
 
+/* The rails' connections to all nodes are needed from now on. */
+static void want_rails(struct exec_comm *comm)
+{
+    comm->shared->wants_rails = true;
+    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+        if (node != comm->options.node_index) {
+            rails_want(comm->shared->rails, comm->peers[node], comm->shared->rail_count);
+        }
+    }
+}
+
 enum status shared_new(struct exec_comm *comm, struct error *error)
 {
     const struct exec_comm_options *options = &comm->options;
@@ -107,10 +118,8 @@ enum status shared_new(struct exec_comm *comm, struct error *error)
     comm->shared = shared;
     comm->share_count = alone ? 1 : rail_count;
     comm_use_rails(comm, rails_of(comm->share_count), !options->rails_wait);
-    for (uint32_t node = 0; node < options->node_count; node++) {
-        if (node != options->node_index) {
-            rails_want(rails, comm->peers[node], rail_count);
-        }
+    if (options->need == NULL) {
+        want_rails(comm);
     }
     for (uint32_t rail = 1; rail < rail_count; rail++) {
         struct shared_rail *at = &shared->of_rail[rail];
@@ -202,7 +211,7 @@ void shared_leave(struct exec_comm *comm)
     if (shared == NULL) {
         return;
     }
-    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+    for (uint32_t node = 0; shared->wants_rails && node < comm->options.node_count; node++) {
         if (node != comm->options.node_index) {
             rails_unwant(shared->rails, comm->peers[node], shared->rail_count);
         }
@@ -396,6 +405,10 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
         return SPREAD_NOT;
     }
     uint32_t node;
+    if (!local && !shared->wants_rails) {
+        want_rails(comm);
+        (void)comm->options.need(comm->options.context, EXEC_ALL_NODES, comm->exec->now_ns);
+    }
     if (!local && (!comm->rails_agreed || spread_missing_rail(comm, op, &node) > 0)) {
         return SPREAD_WAITS;
     }

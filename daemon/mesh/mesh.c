@@ -367,6 +367,11 @@ bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node)
     return true;
 }
 
+uint64_t mesh_patience_ns(const struct mesh *mesh)
+{
+    return mesh->options.heartbeat_timeout_ns;
+}
+
 const char *mesh_own_name(const struct mesh *mesh)
 {
     return mesh->node_name;

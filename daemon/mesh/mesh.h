@@ -256,6 +256,8 @@ bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature);
 /* Whether a node of that name is known and not removed; *node gets its index. */
 bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node);
 const char *mesh_own_name(const struct mesh *mesh);
+/* How long a node may be silent (mesh_options.heartbeat_timeout_ns). */
+uint64_t mesh_patience_ns(const struct mesh *mesh);
 uint64_t mesh_own_instance(const struct mesh *mesh);
 
 #endif

@@ -96,6 +96,12 @@ static bool out_has_room(const struct p2p_out *out)
            out->in_flight_bytes < P2P_IN_FLIGHT_MAX_BYTES;
 }
 
+/* Whether there is a connection to the node. If it is missing, it is asked for. */
+static bool is_linked(const struct p2p_comm *comm, uint32_t node)
+{
+    return comm->options.need == NULL || comm->options.need(comm->options.context, node, comm->p2p->now_ns);
+}
+
 /* Returns false if it must be tried again, or if the connection is lost, which the mesh reports. */
 static bool out_send(struct p2p_out *out, const struct message_header *header, const void *payload,
                      uint32_t payload_bytes, net_sent_function *sent, void *context)
@@ -106,6 +112,9 @@ static bool out_send(struct p2p_out *out, const struct message_header *header, c
     struct error error;
     enum status status = STATUS_OK;
     message_header_encode(header, bytes);
+    if (out->stream == NULL && !is_linked(comm, link->node)) {
+        return false;
+    }
     if (out->stream == NULL) {
         status = net_stream_open_for(comm->p2p->net, comm->peers[link->node], NET_STREAM_MESSAGE,
                                      comm->options.owner_uid, comm->options.account, &out->stream, &error);
@@ -320,6 +329,9 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
     struct net_stream *stream = NULL;
     struct error error;
     message_header_encode(&header, encoded);
+    if (!is_linked(comm, node)) {
+        return STATUS_IN_PROGRESS;
+    }
     enum status status = net_stream_open_for(comm->p2p->net, comm->peers[node], NET_STREAM_MESSAGE,
                                              comm->options.owner_uid, comm->options.account, &stream, &error);
     if (status != STATUS_OK) {

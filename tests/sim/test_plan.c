@@ -56,6 +56,7 @@ static void compare(struct cluster *cluster, const char *rule, enum op_kind kind
     sim_comm_form(comm, &(struct sim_options){.algorithms = rule}, 60 * TIME_S);
     cluster_run(cluster, TIME_S); /* places still tell nodes of each other */
     struct sim_call call = {.kind = kind, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = count};
+    sim_comm_run(comm, &call); /* the first one waits for connections */
     remember_sent(cluster, before);
     struct sim_op *op = sim_op_new(comm, &call);
     for (uint32_t i = 0; i < PLAN_NODES; i++) {

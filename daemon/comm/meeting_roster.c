@@ -1,0 +1,269 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/comm/meeting_internal.h"
+#include "daemon/comm/roster.h"
+#include "daemon/comm/tree.h"
+
+/* A place's reports, and the rosters that it makes of them: see roster.h. */
+
+#define REPORT_MAX_BYTES 16384u
+
+/* --- Reports --- */
+
+struct comms_report *meeting_report_new(const Commd__Mesh__Announce *said)
+{
+    Commd__Mesh__Announce kept = *said;
+    if (said->terms == NULL || !comms_announce_is_sound(said) || said->answer || !said->tree) {
+        return NULL;
+    }
+    kept.name = (char *)(uintptr_t)protobuf_c_empty_string;
+    kept.owner_uid = 0;
+    kept.terms = NULL;
+    kept.comm_id = 0;
+    size_t size_bytes = commd__mesh__announce__get_packed_size(&kept);
+    struct comms_report *report =
+        size_bytes <= REPORT_MAX_BYTES ? calloc(1, sizeof *report + size_bytes) : NULL;
+    if (report != NULL) {
+        comms_terms_from_wire(said->terms, &report->terms);
+        report->size_bytes = size_bytes;
+        commd__mesh__announce__pack(&kept, report->bytes);
+    }
+    return report;
+}
+
+bool meeting_is_reported(const struct meeting *meeting)
+{
+    const struct guest *guest;
+    DL_FOREACH(meeting->guests, guest)
+    {
+        if (guest->report == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* --- What they say together --- */
+
+struct view {
+    const struct guest *first;       /* whose terms count */
+    struct guest **owners;           /* by rank */
+    struct guest **fitting;          /* guests that do not contradict earlier ones */
+    Commd__Mesh__Announce **reports; /* theirs */
+    uint32_t count;
+    uint64_t rank_count;
+};
+
+static void view_clear(struct view *view)
+{
+    for (uint32_t i = 0; view->reports != NULL && i < view->count; i++) {
+        commd__mesh__announce__free_unpacked(view->reports[i], NULL);
+    }
+    free(view->owners);
+    free(view->fitting);
+    free(view->reports);
+}
+
+static const char *name_of(const struct comms *comms, const struct guest *guest)
+{
+    uint32_t node = guest->visitor->node;
+    return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
+}
+
+/* Tells a guest of another one: they connect, and settle what is between them. */
+static void introduce(struct comms *comms, const struct guest *guest, const struct guest *other)
+{
+    Commd__Mesh__Met body = COMMD__MESH__MET__INIT;
+    char *name = (char *)(uintptr_t)name_of(comms, other);
+    body.name = (char *)(uintptr_t)guest->meeting->key.name;
+    body.owner_uid = guest->meeting->key.owner_uid;
+    body.nodes = &name;
+    body.n_nodes = 1;
+    Commd__Mesh__Message message = MESH_MESSAGE(MET, met, &body);
+    uint32_t node = guest->visitor->node;
+    if (node == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, node)) {
+        comms_post(comms, node, &message);
+    }
+}
+
+/* The guest that this one contradicts; null: none. */
+static const struct guest *contradicted(const struct view *view, const struct guest *guest,
+                                        const Commd__Mesh__Announce *report)
+{
+    char asks[96], has[96];
+    if (comms_terms_differ(&guest->report->terms, &view->first->report->terms, asks, has, sizeof asks)) {
+        return view->first;
+    }
+    for (size_t i = 0; i < report->n_ranks; i++) {
+        if (view->owners[report->ranks[i]] != NULL) {
+            return view->owners[report->ranks[i]];
+        }
+    }
+    return NULL;
+}
+
+/* Adds a guest's report to the view, unless it contradicts it. Returns false without memory. */
+static bool add(struct comms *comms, struct view *view, struct guest *guest)
+{
+    Commd__Mesh__Announce *report =
+        commd__mesh__announce__unpack(NULL, guest->report->size_bytes, guest->report->bytes);
+    if (report == NULL) {
+        return false;
+    }
+    const struct guest *other = contradicted(view, guest, report);
+    if (other != NULL) {
+        if (!guest->is_odd) {
+            introduce(comms, guest, other);
+            introduce(comms, other, guest);
+        }
+        guest->is_odd = true;
+        commd__mesh__announce__free_unpacked(report, NULL);
+        return true;
+    }
+    guest->is_odd = false;
+    for (size_t i = 0; i < report->n_ranks; i++) {
+        view->owners[report->ranks[i]] = guest;
+    }
+    view->rank_count += report->n_ranks;
+    view->fitting[view->count] = guest;
+    view->reports[view->count++] = report;
+    return true;
+}
+
+/* Earlier reports count more than later ones, and new ones more than those of a communicator that may be
+ * over. Returns false without memory. */
+static bool view_make(struct comms *comms, const struct meeting *meeting, struct view *view)
+{
+    struct guest *guest;
+    size_t guests = 0;
+    *view = (struct view){0};
+    DL_FOREACH(meeting->guests, guest)
+    {
+        guests++;
+        if (view->first == NULL || (view->first->is_old && !guest->is_old)) {
+            view->first = guest;
+        }
+    }
+    view->owners = calloc(view->first->report->terms.size, sizeof(struct guest *));
+    view->fitting = calloc(guests, sizeof(struct guest *));
+    view->reports = calloc(guests, sizeof(Commd__Mesh__Announce *));
+    bool made = view->owners != NULL && view->fitting != NULL && view->reports != NULL;
+    for (unsigned old = 0; old < 2; old++) {
+        DL_FOREACH(meeting->guests, guest)
+        {
+            if (made && guest->is_old == (old == 1)) {
+                made = add(comms, view, guest);
+            }
+        }
+    }
+    return made;
+}
+
+/* --- Telling --- */
+
+struct receivers {
+    struct comms *comms;
+    struct guest *const *guests;
+    uint32_t count;
+};
+
+static void send_part(void *context, const uint8_t *bytes, size_t size_bytes)
+{
+    const struct receivers *to = context;
+    for (uint32_t i = 0; i < to->count; i++) {
+        uint32_t node = to->guests[i]->visitor->node;
+        if (node == COMMS_NODE_OWN || mesh_node_is_up(to->comms->mesh, node)) {
+            comms_post_packed(to->comms, node, bytes, size_bytes);
+        }
+    }
+}
+
+static void tell_view(struct comms *comms, const struct meeting *meeting, const struct view *view,
+                      struct receivers *to, bool is_complete)
+{
+    struct comms_roster roster = {.name = meeting->key.name,
+                                  .owner_uid = meeting->key.owner_uid,
+                                  .is_complete = is_complete,
+                                  .count = view->count};
+    roster.items = calloc((size_t)view->count + 1, sizeof *roster.items);
+    for (uint32_t i = 0; roster.items != NULL && i < view->count; i++) {
+        roster.items[i].node = name_of(comms, view->fitting[i]);
+        roster.items[i].report = *view->reports[i];
+    }
+    if (roster.items != NULL) {
+        (void)comms_roster_write(&roster, send_part, to);
+    }
+    free(roster.items);
+}
+
+static void partial_soon(struct comms_meetings *meetings, struct meeting *meeting, uint64_t now_ns)
+{
+    if (!meeting->is_partial) {
+        if (meetings->partial == NULL) {
+            meetings->partial_ns = time_after(now_ns, MEETING_PARTIAL_NS);
+        }
+        meeting->is_partial = true;
+        DL_APPEND2(meetings->partial, meeting, partial_prev, partial_next);
+    }
+}
+
+void meeting_not_partial(struct comms_meetings *meetings, struct meeting *meeting)
+{
+    if (meeting->is_partial) {
+        meeting->is_partial = false;
+        DL_DELETE2(meetings->partial, meeting, partial_prev, partial_next);
+    }
+}
+
+void meeting_tell_reports(struct comms *comms, struct meeting *meeting, uint64_t now_ns)
+{
+    struct view view;
+    if (view_make(comms, meeting, &view) && view.rank_count == view.first->report->terms.size) {
+        struct receivers root = {.comms = comms, .guests = &view.owners[0], .count = 1};
+        tell_view(comms, meeting, &view, &root, true);
+        meeting_not_partial(comms->meetings, meeting);
+        for (uint32_t i = 0; i < view.count; i++) {
+            view.fitting[i]->is_old = true;
+        }
+    } else {
+        partial_soon(comms->meetings, meeting, now_ns);
+    }
+    view_clear(&view);
+}
+
+void meeting_tell_partial(struct comms *comms, struct meeting *meeting)
+{
+    struct view view;
+    if (!meeting_is_reported(meeting)) {
+        return;
+    }
+    if (view_make(comms, meeting, &view)) {
+        struct receivers all = {.comms = comms, .guests = view.fitting, .count = view.count};
+        tell_view(comms, meeting, &view, &all, false);
+    }
+    view_clear(&view);
+}
+
+void meeting_tell_end(struct comms *comms, struct meeting *meeting, uint32_t node,
+                      const Commd__Mesh__Withdraw *end)
+{
+    Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
+    const struct guest *guest;
+    body.name = meeting->key.name;
+    body.owner_uid = meeting->key.owner_uid;
+    body.ended_by = (char *)(uintptr_t)(node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
+                                                               : mesh_node_name(comms->mesh, node));
+    body.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
+    Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &body);
+    DL_FOREACH(meeting->guests, guest)
+    {
+        uint32_t to = guest->visitor->node;
+        if (to != node && guest->report != NULL && !guest->is_odd &&
+            (to == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, to))) {
+            comms_post(comms, to, &message);
+        }
+    }
+}

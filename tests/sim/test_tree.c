@@ -1,0 +1,411 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/large_cluster.h"
+#include "tests/sim/sim_messages.h"
+#include "tests/sim/sim_text.h"
+
+/*
+ * Communicators of many ranks in clusters in which not every node is connected to every other: they form by a
+ * tree, and their nodes connect to others only when they need to (daemon/comm/roster.h, tree.h).
+ */
+
+static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
+static const struct sim_call exchange = {
+    .kind = OP_KIND_ALL_TO_ALL, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 7};
+
+/* Rank r is on node (size - 1 - r) * step of the cluster. */
+static struct sim_comm *comm_of(struct cluster *cluster, const char *name, uint32_t size, uint32_t step)
+{
+    uint32_t node_of_rank[CLUSTER_NODES_MAX];
+    for (uint32_t i = 0; i < size; i++) {
+        node_of_rank[i] = (size - 1 - i) * step % cluster->node_count;
+    }
+    return sim_comm_new(cluster, name, size, node_of_rank);
+}
+
+static uint32_t all_links(const struct cluster *cluster)
+{
+    uint32_t count = 0;
+    for (uint32_t node = 0; node < cluster->node_count; node++) {
+        count += cluster->nodes[node].alive ? links_of(cluster, node) : 0;
+    }
+    return count / 2;
+}
+
+/* --- It forms, and works --- */
+
+/* Nodes form with few connections, and the first operations dial what they need. */
+static void test_links(void **state)
+{
+    (void)state;
+    enum { NODES = 80 };
+    struct cluster *cluster = large_cluster(200, NODES);
+    struct sim_comm *comm = comm_of(cluster, "tree", NODES, 1);
+    uint32_t before = all_links(cluster);
+    sim_comm_form(comm, NULL, TIME_S);
+    /* A connection of each node to the place, and one to its parent. */
+    assert_in_range(all_links(cluster), before, before + 2 * (NODES - 1));
+    sim_comm_run(comm,
+                 &(struct sim_call){.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM});
+    sim_comm_run(comm, &barrier);
+    sim_comm_run(comm, &sum);
+    assert_in_range(all_links(cluster), before, NODES * (NODES - 1) / 4);
+    sim_comm_run(comm, &exchange);
+    assert_int_equal(all_links(cluster), NODES * (NODES - 1) / 2);
+    cluster_run(cluster, 30 * TIME_S); /* connections that it needs stay */
+    assert_int_equal(all_links(cluster), NODES * (NODES - 1) / 2);
+    sim_comm_run(comm, &sum);
+    sim_comm_free(comm);
+    cluster_run(cluster, 30 * TIME_S);
+    assert_in_range(all_links(cluster), 1, before);
+    cluster_free(cluster);
+}
+
+static void test_several_ranks_on_a_node(void **state)
+{
+    (void)state;
+    struct cluster *cluster = large_cluster(201, 40);
+    struct sim_comm *many = comm_of(cluster, "many", 100, 3), *few;
+    static const uint32_t two[64] = {[7] = 5, [8] = 5, [33] = 5};
+    few = sim_comm_new(cluster, "few", 64, two);
+    sim_comm_form(many, NULL, 2 * TIME_S);
+    sim_comm_form(few, NULL, 2 * TIME_S);
+    sim_comm_run(many, &sum);
+    sim_comm_run(few, &sum);
+    sim_comm_run(many, &exchange);
+    sim_comm_run(few, &exchange);
+    sim_comm_free(few);
+    sim_comm_free(many);
+    cluster_free(cluster);
+}
+
+/* Ranks come one by one, over seconds: it forms when the last one has come. */
+static void test_ranks_that_come_late(void **state)
+{
+    (void)state;
+    enum { SIZE = 48 };
+    struct cluster *cluster = large_cluster(202, 64);
+    struct sim_comm *comm = comm_of(cluster, "slow", SIZE, 1);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        sim_comm_join(comm, (rank * 7 + 5) % SIZE, 0, NULL);
+        cluster_run(cluster, random_below(&cluster->random, 400) * TIME_MS);
+    }
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, TIME_S));
+    assert_int_equal(verdict_of(comm, 11)->status, STATUS_OK);
+    sim_comm_run(comm, &sum);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* The same name again and again, with ranks on other nodes each time. */
+static void test_a_name_again(void **state)
+{
+    (void)state;
+    enum { SIZE = 40 };
+    struct cluster *cluster = large_cluster(203, 61);
+    for (uint32_t round = 1; round < 8; round++) {
+        struct sim_comm *comm = comm_of(cluster, "again", SIZE, round);
+        sim_comm_form(comm, NULL, 4 * TIME_S);
+        sim_comm_run(comm, &sum);
+        sim_comm_free(comm);
+        cluster_run(cluster, random_below(&cluster->random, 100) * TIME_MS);
+    }
+    cluster_free(cluster);
+}
+
+/* Messages between nodes that were never connected, some of which leave at once. */
+static void test_messages(void **state)
+{
+    (void)state;
+    enum { SIZE = 50 };
+    struct cluster *cluster = large_cluster(204, SIZE);
+    struct sim_comm *comm = comm_of(cluster, "mail", SIZE, 1);
+    sim_comm_form(comm, NULL, 2 * TIME_S);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        uint32_t to = (rank + 17) % SIZE;
+        for (uint32_t size = 1; size <= 100000; size *= 100) {
+            sim_message_post(
+                comm,
+                &(struct sim_message_call){
+                    .sends = true, .rank = rank, .peer = to, .tag = 3, .dtype = DTYPE_F32, .count = size});
+            sim_message_post(comm,
+                             &(struct sim_message_call){
+                                 .rank = to, .peer = rank, .tag = 3, .dtype = DTYPE_F32, .count = size});
+        }
+    }
+    assert_true(cluster_run_until(cluster, sim_comm_idle, comm, 20 * TIME_S));
+    sim_messages_check(comm);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* Ranks leave in turn, those in the middle of the tree first. A receive from a rank that has left fails. */
+static void test_leaving(void **state)
+{
+    (void)state;
+    enum { SIZE = 75, LAST = 74 };
+    struct cluster *cluster = large_cluster(205, SIZE);
+    struct sim_comm *comm = comm_of(cluster, "leave", SIZE, 1);
+    sim_comm_form(comm, NULL, 2 * TIME_S);
+    struct sim_message *last = sim_message_post(
+        comm, &(struct sim_message_call){.rank = LAST, .peer = 73, .tag = 1, .dtype = DTYPE_F32, .count = 5});
+    for (uint32_t rank = 0; rank < 73; rank++) {
+        sim_comm_leave(comm, rank, COMMS_LEAVE_ORDERLY);
+        cluster_run(cluster, random_below(&cluster->random, 300) * TIME_MS);
+    }
+    cluster_run(cluster, 20 * TIME_S);
+    assert_false(last->done);
+    assert_false(comm->ranks[LAST].aborted);
+    sim_comm_leave(comm, 73, COMMS_LEAVE_ORDERLY);
+    cluster_run(cluster, 100 * TIME_MS);
+    assert_true(last->done);
+    assert_int_equal(last->result.status, STATUS_RANK_LOST);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* --- What does not fit --- */
+
+static void run_stranger(uint32_t which, bool late, uint32_t size, enum status status, const char *text)
+{
+    enum { SIZE = 40 };
+    struct cluster *cluster = large_cluster(which, 50);
+    struct sim_comm *comm = comm_of(cluster, "fit", SIZE, 1);
+    static const uint32_t there[SIZE] = {[9] = 45};
+    struct sim_comm *stranger = sim_comm_new(cluster, "fit", SIZE, there);
+    if (late) {
+        sim_comm_form(comm, NULL, 2 * TIME_S);
+        cluster_run(cluster, 30 * TIME_S);
+    } else {
+        for (uint32_t rank = 0; rank < SIZE - 1; rank++) {
+            sim_comm_join(comm, rank, 0, NULL);
+        }
+        cluster_run(cluster, 100 * TIME_MS);
+    }
+    sim_comm_join(stranger, 9, size, NULL);
+    cluster_run(cluster, 4 * TIME_S);
+    assert_text(verdict_of(stranger, 9), status, "fit", text);
+    if (!late) {
+        sim_comm_join(comm, SIZE - 1, 0, NULL);
+        assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 5 * TIME_S));
+    }
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        assert_int_equal(verdict_of(comm, rank)->status, STATUS_OK);
+    }
+    sim_comm_run(comm, &sum);
+    sim_comm_free(stranger);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_rank_that_is_taken(void **state)
+{
+    (void)state;
+    run_stranger(206, false, 40, STATUS_ALREADY_EXISTS, "rank 9");
+    run_stranger(207, true, 40, STATUS_ALREADY_EXISTS, "rank 9");
+}
+
+static void test_another_size(void **state)
+{
+    (void)state;
+    run_stranger(208, false, 41, STATUS_MISMATCH, "size 41");
+    run_stranger(209, true, 41, STATUS_MISMATCH, "size 41");
+}
+
+/* --- Losses --- */
+
+static bool all_told(const void *context)
+{
+    const struct sim_comm *comm = context;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        const struct sim_rank *rank = &comm->ranks[i];
+        if (rank->member != NULL && !rank->aborted &&
+            (!rank->formed || rank->formed_result.status == STATUS_OK)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* All ranks that are left were told the same, which names the node. */
+static void assert_one_verdict(const struct sim_comm *comm, const char *name)
+{
+    const struct error *first = NULL;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        const struct sim_rank *rank = &comm->ranks[i];
+        if (rank->member == NULL) {
+            continue;
+        }
+        assert_true(rank->aborted);
+        first = first == NULL ? &rank->abort_cause : first;
+        assert_text(&rank->abort_cause, STATUS_NODE_LOST, name, "");
+        assert_string_equal(rank->abort_cause.text, first->text);
+    }
+}
+
+/* The next generation of a rank. */
+struct next {
+    struct comms_member *member;
+    struct error result;
+    bool formed;
+};
+
+static void on_formed(void *context, struct comms_member *member, const struct error *result, uint64_t now_ns)
+{
+    struct next *next = context;
+    (void)member;
+    (void)now_ns;
+    next->formed = true;
+    next->result = *result;
+}
+
+static void on_completed(void *context, struct comms_member *member,
+                         const struct comms_completion *completion, uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)completion;
+    (void)now_ns;
+}
+
+static void on_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)now_ns;
+    fail_msg("the next generation failed: %s", cause->text);
+}
+
+struct nexts {
+    struct next of[CLUSTER_NODES_MAX];
+    uint32_t size;
+};
+
+static bool nexts_formed(const void *context)
+{
+    const struct nexts *nexts = context;
+    for (uint32_t i = 0; i < nexts->size; i++) {
+        if (nexts->of[i].member != NULL && !nexts->of[i].formed) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* All that are left shrink, and the next generation forms. */
+static void shrink(struct cluster *cluster, struct sim_comm *comm)
+{
+    static struct nexts nexts;
+    memset(&nexts, 0, sizeof nexts);
+    nexts.size = comm->size;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        struct comms_member_handler handler = {
+            .context = &nexts.of[i], .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
+        struct error error;
+        if (comm->ranks[i].member != NULL) {
+            enum status status = comms_member_shrink(comm->ranks[i].member, &(struct comms_shrink){0},
+                                                     &handler, cluster->now_ns, &nexts.of[i].member, &error);
+            if (status != STATUS_OK) {
+                fail_msg("rank %u: %s", i, error.text);
+            }
+        }
+    }
+    cluster_touch(cluster);
+    assert_true(cluster_run_until(cluster, nexts_formed, &nexts, 5 * TIME_S));
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (nexts.of[i].member != NULL) {
+            assert_int_equal(nexts.of[i].result.status, STATUS_OK);
+            comms_member_leave(nexts.of[i].member, COMMS_LEAVE_ORDERLY, cluster->now_ns);
+        }
+    }
+    cluster_touch(cluster);
+    cluster_run(cluster, 100 * TIME_MS);
+}
+
+/* A node dies: rank says whose. All others are told in time, and go on without it. */
+static void run_loss(uint32_t which, uint32_t lost_rank, bool host, const struct sim_call *call)
+{
+    enum { SIZE = 70 };
+    struct cluster *cluster = large_cluster(which, SIZE);
+    struct sim_comm *comm = comm_of(cluster, "lose", SIZE, 1);
+    uint32_t node = comm->ranks[lost_rank].node->index;
+    sim_comm_form(comm, NULL, 2 * TIME_S);
+    sim_comm_run(comm, &barrier);
+    struct sim_op *op = call != NULL ? sim_op_new(comm, call) : NULL;
+    for (uint32_t rank = 0; op != NULL && rank < SIZE; rank++) {
+        if (rank != lost_rank) {
+            sim_op_post(op, rank);
+        }
+    }
+    cluster_run(cluster, 2 * TIME_MS);
+    (host ? cluster_kill : cluster_crash)(cluster, node);
+    sim_comm_forget_node(comm, node);
+    cluster_bury(cluster, node);
+    assert_true(cluster_run_until(cluster, all_told, comm, host ? 6 * TIME_S : 3 * TIME_S));
+    assert_one_verdict(comm, cluster->nodes[node].name);
+    shrink(cluster, comm);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_node_is_lost(void **state)
+{
+    (void)state;
+    run_loss(210, 0, false, &sum);
+    run_loss(211, 0, true, NULL);
+    run_loss(212, 3, false, NULL);
+    run_loss(213, 5, true, &sum);
+    run_loss(214, 69, false, NULL);
+    run_loss(215, 69, true, &exchange);
+}
+
+/* Every node may be lost at any time of the formation. Either all others form it and then lose it, or none
+ * has formed it, and the others wait. */
+static void run_loss_while_forming(uint32_t which, uint64_t after_ns)
+{
+    enum { SIZE = 60 };
+    struct cluster *cluster = large_cluster(which, SIZE);
+    struct sim_comm *comm = comm_of(cluster, "early", SIZE, 1);
+    uint32_t node = (uint32_t)random_below(&cluster->random, SIZE);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        sim_comm_join(comm, rank, 0, &(struct sim_options){.form_timeout_ms = 8000});
+    }
+    cluster_run(cluster, after_ns);
+    cluster_crash(cluster, node);
+    sim_comm_forget_node(comm, node);
+    cluster_bury(cluster, node);
+    assert_true(cluster_run_until(cluster, all_told, comm, 20 * TIME_S));
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_node_is_lost_while_it_forms(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 24; i++) {
+        run_loss_while_forming(220 + i, i * 2 * TIME_MS);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_links),
+        cmocka_unit_test(test_several_ranks_on_a_node),
+        cmocka_unit_test(test_ranks_that_come_late),
+        cmocka_unit_test(test_a_name_again),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_leaving),
+        cmocka_unit_test(test_a_rank_that_is_taken),
+        cmocka_unit_test(test_another_size),
+        cmocka_unit_test(test_a_node_is_lost),
+        cmocka_unit_test(test_a_node_is_lost_while_it_forms),
+    };
+    return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
+}

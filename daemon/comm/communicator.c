@@ -48,7 +48,8 @@ uint32_t communicator_node_index(const struct communicator *comm, uint32_t node)
 
 void communicator_send(struct communicator *comm, uint32_t node, const Commd__Mesh__Message *message)
 {
-    uint32_t index = comm->sparse ? communicator_node_index(comm, node) : comm->node_count;
+    bool relayed = comm->sparse && comms_tree_carries(message);
+    uint32_t index = relayed ? communicator_node_index(comm, node) : comm->node_count;
     if (index < comm->node_count) {
         comms_tree_send(comm, index, message);
         return;

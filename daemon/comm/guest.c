@@ -80,8 +80,11 @@ static void say(struct comms *comms, const struct comms_key *key, uint32_t node,
     struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
     struct comms_announcement announcement;
     Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
-    if (comm != NULL && comm->by_tree && comm->announced && comm->state == COMMS_COMM_FORMING) {
-        comms_formation_fill(comm, &announcement);
+    if (comm != NULL && comm->by_tree && !comm->announced) {
+        return; /* it reports once its ranks are announced */
+    }
+    if (comm != NULL && comm->by_tree) {
+        comms_formation_fill(comm, &announcement); /* also if it has formed: others' ranks may come too late */
         body.report = &announcement.body;
     }
     if (node == COMMS_NODE_OWN) {

@@ -204,8 +204,7 @@ void comms_tree_to_children(struct communicator *comm, const uint8_t *bytes, siz
     }
 }
 
-/* Whether such messages travel along the tree. */
-static bool may_be_relayed(const Commd__Mesh__Message *message)
+bool comms_tree_carries(const Commd__Mesh__Message *message)
 {
     return message->body_case == COMMD__MESH__MESSAGE__BODY_WITHDRAW ||
            message->body_case == COMMD__MESH__MESSAGE__BODY_ABORT ||
@@ -223,7 +222,7 @@ static void deliver(struct communicator *comm, const Commd__Mesh__Relay *relay, 
     struct comms *comms = comm->comms;
     Commd__Mesh__Message *inner = commd__mesh__message__unpack(NULL, relay->message.len, relay->message.data);
     comms->relaying = comm;
-    if (inner == NULL || !may_be_relayed(inner)) {
+    if (inner == NULL || !comms_tree_carries(inner)) {
         comms_violation(comms, comm->nodes[relay->from].node, "a message that cannot be understood", now_ns);
     } else {
         comms_control_received(comms, comm->nodes[relay->from].node, inner, now_ns);

@@ -19,8 +19,8 @@
 #define COMMS_TREE_WIDTH 8u
 /* Communicators of so many ranks may form by a tree (roster.h). Smaller ones connect each pair of nodes. */
 #define COMMS_TREE_RANKS_LEAST 32u
-#define COMMS_LINKS_LOOK_NS (50 * TIME_MS) /* how often it is checked whether needed connections are there   \
-                                            */
+/* How often it is checked whether needed connections are there. */
+#define COMMS_LINKS_LOOK_NS (50 * TIME_MS)
 /* A node that others have lost is given up after this time without a connection, otherwise at the end of the
  * patience. What others say may be about its last process. */
 #define COMMS_LINKS_LEAST_NS (1 * TIME_S)
@@ -42,6 +42,8 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns);
 
 /* The promise is made, or it is a next generation: connects to parent and children. */
 void comms_tree_begin(struct communicator *comm, uint64_t now_ns);
+/* Whether such messages travel along the tree. */
+bool comms_tree_carries(const Commd__Mesh__Message *message);
 /* Sends a message to one node, or to all others. */
 void comms_tree_send(struct communicator *comm, uint32_t index, const Commd__Mesh__Message *message);
 void comms_tree_broadcast(struct communicator *comm, const Commd__Mesh__Message *message);

@@ -35,7 +35,7 @@ class Ranks:
             self.clients.append(client)
         self.comms = [None] * len(self.clients)
 
-    def together(self, work):
+    def together(self, what, work):
         """Runs work(rank) for all ranks at once. Returns the seconds until the last one is done."""
         failures = []
         barrier = threading.Barrier(len(self.clients) + 1)
@@ -54,7 +54,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if failures:
-            raise SystemExit("\n".join(failures[:5]))
+            raise SystemExit("\n".join([what, *failures[:5]]))
         return time.monotonic() - begin
 
     def form(self, name):
@@ -62,7 +62,7 @@ class Ranks:
             result, self.comms[rank] = self.library.init(self.clients[rank], name, rank, len(self.clients), 60000, 60000)
             return result
 
-        return self.together(init)
+        return self.together("comm_init", init)
 
     def all_reduce(self, count):
         size = len(self.clients)
@@ -73,14 +73,14 @@ class Ranks:
             result = self.library.comm_all_reduce(self.comms[rank], inputs[rank], outputs[rank], count, F32, SUM, None)
             return result or self.library.comm_sync(self.comms[rank], 60000)
 
-        seconds = self.together(call)
+        seconds = self.together(f"all_reduce of {count}", call)
         expected = size * (size + 1) / 2
         if any(output[i] != expected for output in outputs for i in (0, count // 2, count - 1)):
             raise SystemExit("a wrong sum")
         return seconds
 
     def destroy(self):
-        self.together(lambda rank: self.library.comm_destroy(self.comms[rank]))
+        self.together("comm_destroy", lambda rank: self.library.comm_destroy(self.comms[rank]))
 
 
 def links(cluster):

@@ -84,7 +84,8 @@ static void say(struct comms *comms, const struct comms_key *key, uint32_t node,
         return; /* it reports once its ranks are announced */
     }
     if (comm != NULL && comm->by_tree) {
-        comms_formation_fill(comm, &announcement); /* also if it has formed: others' ranks may come too late */
+        comms_formation_fill(comm,
+                             &announcement); /* also if it has formed: others' ranks may come too late */
         body.report = &announcement.body;
     }
     if (node == COMMS_NODE_OWN) {

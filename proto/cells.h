@@ -71,6 +71,7 @@ struct cells_rank {
     _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t by_commd; /* the last operation that it handed to commd */
     _Atomic uint32_t sleepers;                                /* its threads that sleep at the bell */
     _Atomic uint32_t bell;                                    /* a futex */
+    uint64_t tickets[CELLS_DEPTH]; /* between nodes, of each cell: for traces (node_cells.h) */
     struct cell_header headers[CELLS_DEPTH];
     struct cell_counts counts; /* for statistics; nobody decides by them */
 };

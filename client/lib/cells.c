@@ -200,7 +200,7 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
     struct client_cells *cells = comm->cells;
     uint64_t seq = op->cell->seq;
     if (cells_is_between_nodes(cells)) {
-        cells_nodes_write(&cells->node, comm->rank, cells->rank, seq, &op->cell->call);
+        cells_nodes_write(&cells->node, comm->rank, cells->rank, seq, op->ticket, &op->cell->call);
         if (node_cells_publish(&cells->node, cells->rank, seq)) {
             rings_ring(comm->client->rings);
         }

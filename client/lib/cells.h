@@ -86,7 +86,7 @@ void cells_blocks_read(struct cells_shared *shared, uint32_t rank_count, uint32_
 
 /* cells_nodes.c: the same of a communicator of several nodes. */
 void cells_nodes_write(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
-                       const struct client_call *call);
+                       uint64_t ticket, const struct client_call *call);
 void cells_nodes_read(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
                       const struct client_call *call);
 

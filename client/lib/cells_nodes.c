@@ -6,11 +6,12 @@
  * commd's (proto/node_cells.h). */
 
 void cells_nodes_write(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
-                       const struct client_call *call)
+                       uint64_t ticket, const struct client_call *call)
 {
     struct cell_header *header = cells_header(cells->shared, local_rank, seq);
     size_t size_bytes = cells_published_bytes(&call->terms, cells->rank_count, rank);
     header->said = (struct cell_terms){.terms = call->terms, .factor = call->options.factor};
+    cells->shared->ranks[local_rank].tickets[seq % CELLS_DEPTH] = ticket;
     if (size_bytes > 0) {
         memcpy(node_cells_input(cells, &call->terms, rank, local_rank, seq), call->input.at, size_bytes);
     }

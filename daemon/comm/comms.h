@@ -206,7 +206,7 @@ struct comms_op {
     uint64_t ticket;       /* chosen by the owner, returned in the completion */
     uint64_t number;       /* those left out went through cells; 0: the next one */
     uint64_t waited_ms;    /* since the call, in cells */
-    bool in_cell;          /* it was taken from the rank's cell: there is no ticket yet. Set by comms */
+    bool in_cell;          /* it was taken from the rank's cell. Set by comms */
     struct op_terms terms; /* as the rank states them; the hash is ignored */
     double factor;         /* premul_sum */
     uint64_t timeout_ms;   /* 0: the communicator's */
@@ -229,7 +229,7 @@ struct comms_completion {
     uint64_t ticket;
     const struct error *result;
     const struct comms_detail *detail; /* of a failure; null: nothing more is known */
-    bool in_cells;                     /* the rank knows it already, and there is no ticket */
+    bool in_cells;                     /* the rank knows it already */
     uint32_t source_rank;              /* recv */
     uint64_t count_elements;           /* recv: number of elements received */
 };

@@ -130,7 +130,8 @@ static bool take_part(struct comms_member *member, uint64_t seq, uint64_t now_ns
     if (!op_terms_are_valid(&said.terms, &what) || !node_cells_take(cells, &said.terms)) {
         return false;
     }
-    struct comms_op op = {.terms = said.terms, .factor = said.factor};
+    const volatile uint64_t *ticket = &cells->shared->ranks[member->local_index].tickets[seq % CELLS_DEPTH];
+    struct comms_op op = {.ticket = *ticket, .terms = said.terms, .factor = said.factor};
     struct comms_cell_place place = {0};
     if (cells_published_bytes(&said.terms, cells->rank_count, member->rank) > 0) {
         place.input = node_cells_input(cells, &said.terms, member->rank, member->local_index, seq);

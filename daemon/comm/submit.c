@@ -374,6 +374,7 @@ enum status comms_submit_cell(struct comms_member *member, const struct comms_op
         return status;
     }
     op.in_cell = true;
+    trace_op_taken(member->comm->comm_id, member->posted_seq + 1, terms.kind, member->rank, 0, op.ticket);
     return post_op(member, &op, &terms, held, op_bytes, now_ns, error);
 }
 

@@ -1,3 +1,5 @@
+#include <stdio.h>
+
 #include "client/lib/internal.h"
 
 /* How a program ends a communicator on all its ranks. */
@@ -39,6 +41,22 @@ static comm_result_t tell_abort(struct comm_comm *comm, const char *reason)
     return result;
 }
 
+/* Later calls fail at once. commd says the same, soon; operations that end before know as much. */
+static void fail_aborted(struct comm_comm *comm, const char *reason)
+{
+    if (comm->failure != COMM_OK) {
+        return;
+    }
+    const char *node = comm_node_of(comm, comm->rank);
+    int32_t pid = (int32_t)comm->client->pid;
+    member_fail(comm, COMM_ABORTED, "communicator \"%s\": aborted by rank %u (pid %d) on node %s%s%s",
+                comm->name, comm->rank, (int)pid, node, reason[0] != '\0' ? ": " : "", reason);
+    comm->failure_data.rank_count = 1;
+    comm->failure_data.ranks[0] = comm->rank;
+    comm->failure_data.pids[0] = pid;
+    (void)snprintf(comm->failure_data.node, sizeof comm->failure_data.node, "%s", node);
+}
+
 comm_result_t comm_abort(comm_t *comm, const char *reason)
 {
     if (comm == NULL) {
@@ -62,10 +80,8 @@ comm_result_t comm_abort(comm_t *comm, const char *reason)
                          comm->name, client->path);
     } else {
         result = tell_abort(comm, reason);
-        if (result == COMM_OK) { /* later calls fail at once; commd says the same, soon */
-            member_fail(comm, COMM_ABORTED, "communicator \"%s\": aborted by rank %u (pid %d) on node %s%s%s",
-                        comm->name, comm->rank, (int)client->pid, comm_node_of(comm, comm->rank),
-                        reason[0] != '\0' ? ": " : "", reason);
+        if (result == COMM_OK) {
+            fail_aborted(comm, reason);
         }
     }
     held_feed(client); /* ends what is held */

@@ -478,7 +478,12 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
         }
         bool in_cell = op->posts[member->local_index].in_cell;
         if (in_cell && !op->answered_well) {
-            return false; /* the rank submits it, and is told then */
+            if (comm->state != COMMS_COMM_FAILED || op->cause != NULL) {
+                return false; /* the rank submits it, and is told then */
+            }
+            member->completed_seq++; /* the end of the communicator tells the rank */
+            comms_op_settle(op, member);
+            return true;
         }
         struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;
         struct comms_detail detail = op_detail(op);

@@ -295,8 +295,11 @@ bool comms_node_cells_claim(struct comms_member *member, const struct comms_op *
     const struct communicator_post *post = op != NULL ? &op->posts[member->local_index] : NULL;
     if (post != NULL && post->in_cell && post->owed && !op->answered_well) {
         claim(op, member, asked, now_ns);
-    } else {
+    } else if (comm->state == COMMS_COMM_FORMED ||
+               node_cells_look(&comm->cells->node, asked->number) == CELLS_DIRECT) {
         tell_answered(member, asked, now_ns);
+    } else {
+        return false; /* refused, like all operations of a communicator that has failed */
     }
     return true;
 }

@@ -128,11 +128,9 @@ struct communicator_post {
     struct comms_buffers *buffers; /* null before the post, after the end, and if refused */
     uint32_t rank;
     bool posted;
-    bool owed; /* the owner was not notified of the end yet */
-    /* Taken from a cell, and not submitted since: node_cells.h. If it is submitted while the operation runs,
-     * `claimed` has the rank's buffers. */
-    bool in_cell;
-    struct comms_buffers *claimed;
+    bool owed;                     /* the owner was not notified of the end yet */
+    bool in_cell;                  /* taken from a cell, and not submitted since: node_cells.h */
+    struct comms_buffers *claimed; /* submitted since, while it runs: where the rank wants the result */
 };
 
 struct communicator_op {
@@ -600,15 +598,6 @@ void comms_reach_begin(struct communicator *comm, uint64_t now_ns);
 void comms_reach_step(struct communicator *comm, uint64_t now_ns);
 /* Returns false if the node may not send this. */
 bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Reach *said);
-
-/* submit.c, for node_cells.c */
-/* As comms_submit, of an operation that was published in the member's cell, where its buffers are. On an
- * error nothing was done. */
-enum status comms_submit_cell(struct comms_member *member, const struct comms_op *op,
-                              const struct comms_cell_place *place, uint64_t now_ns,
-                              struct error *error) COMM_MUST_USE;
-/* The rank has submitted an operation that is pending already: its time runs as this call says. */
-void comms_submit_deadline(struct communicator_op *op, const struct comms_op *call, uint64_t now_ns);
 
 /* op_life.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);

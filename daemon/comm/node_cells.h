@@ -15,6 +15,7 @@
  * that the ranks must submit it, and such a post waits for that: then it gets its ticket, and the rank is
  * told by a completion.
  */
+struct comms_cell_place;
 struct communicator;
 struct communicator_op;
 struct comms_member;
@@ -31,5 +32,14 @@ bool comms_node_cells_claim(struct comms_member *member, const struct comms_op *
 /* The operation has ended, or its ranks are told although it has not. Call it before its buffers are freed.
  */
 void comms_node_cells_answer(struct communicator_op *op, bool ended_well);
+
+/* submit.c, for node_cells.c */
+/* As comms_submit, of an operation that was published in the member's cell, where its buffers are. On an
+ * error nothing was done. */
+enum status comms_submit_cell(struct comms_member *member, const struct comms_op *op,
+                              const struct comms_cell_place *place, uint64_t now_ns,
+                              struct error *error) COMM_MUST_USE;
+/* The rank has submitted an operation that is pending already: its time runs as this call says. */
+void comms_submit_deadline(struct communicator_op *op, const struct comms_op *call, uint64_t now_ns);
 
 #endif

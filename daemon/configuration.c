@@ -10,6 +10,7 @@
 #include "daemon/comm/comms.h"
 #include "daemon/conf/address.h"
 #include "daemon/conf/credential.h"
+#include "daemon/conf/rail_addresses.h"
 #include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/quic_address.h"
@@ -21,7 +22,7 @@ struct quic_options configuration_quic(const struct configuration *configuration
     const struct conf *conf = configuration->conf;
     return (struct quic_options){
         .node_name = conf->node_name,
-        .bind_address = conf->listen,
+        .bind_address = configuration->listen,
         .certificate_path = conf->certificate,
         .key_path = conf->key,
         .key_is_credential = conf_is_credential(conf->key),
@@ -121,8 +122,10 @@ static void count_threads(struct configuration *configuration)
 {
     const struct conf *conf = configuration->conf;
     long processors = workers_processors();
+    uint32_t cards = 1 + conf_rail_addresses_count(conf->rail_addresses);
     uint32_t rails = is_loopback(conf->listen) ? 1 : workers_rails_default(processors);
     uint32_t threads = workers_threads_default(processors);
+    rails = rails < cards ? cards : rails; /* each network card has a rail */
     rails = conf->rails != 0 ? (uint32_t)conf->rails : rails;
     rails = conf->standalone ? 1 : rails;
     threads = conf->worker_threads != 0 ? (uint32_t)conf->worker_threads : threads;
@@ -165,7 +168,7 @@ static enum status check_neighbours(const struct configuration *configuration,
                                     const struct conf_node **sorted, struct error *error)
 {
     const struct conf *conf = configuration->conf;
-    struct conf_node own = {conf->node_name, conf->listen, NULL};
+    struct conf_node own = {.name = conf->node_name, .address = conf->listen};
     for (size_t i = 0; i < conf->node_count; i++) {
         sorted[i] = &conf->nodes[i];
     }
@@ -180,6 +183,55 @@ static enum status check_neighbours(const struct configuration *configuration,
                              "each; expected ports at least %u apart",
                              named->source, named->address, low->name, high->name, configuration->rail_count,
                              configuration->rail_count);
+        }
+    }
+    return STATUS_OK;
+}
+
+/* Whether each of our network cards has a rail. */
+static enum status check_rail_count(const struct conf *conf, struct error *error)
+{
+    uint32_t cards = 1 + conf_rail_addresses_count(conf->rail_addresses);
+    if (conf->rails == 0 || conf->rails >= cards) {
+        return STATUS_OK;
+    }
+    return error_set(
+        error, STATUS_CONFIG,
+        "%s: rails = %llu: with its rail_addresses this node has %u network addresses; expected at "
+        "least %u rails, or 0",
+        conf_source(conf, "rails"), (unsigned long long)conf->rails, cards, cards);
+}
+
+/* What is wrong with our address for a rail, as `why`. */
+static enum status check_own_rail(const struct configuration *configuration, uint32_t rail, struct error *why)
+{
+    char text[QUIC_ADDRESS_TEXT_MAX_BYTES + 64];
+    struct quic_address address;
+    if (!conf_rail_address("host:1", configuration->conf->rail_addresses, rail, text, sizeof text)) {
+        return error_set(why, STATUS_CONFIG, "the address of rail %u is too long", rail);
+    }
+    enum status status = quic_address_parse(text, AF_UNSPEC, &address, why);
+    text[conf_address_host_bytes(text)] = '\0';
+    if (status == STATUS_OK && address.base.sa_family != configuration->family) {
+        status = error_set(why, STATUS_CONFIG, "%s is no IPv%d address, as the node's address is", text,
+                           configuration->family == AF_INET ? 4 : 6);
+    } else if (status == STATUS_OK && !quic_address_is_local(&address)) {
+        status = error_set(why, STATUS_CONFIG, "%s is no address of this machine", text);
+    }
+    return status;
+}
+
+static enum status check_own_rails(const struct configuration *configuration, struct error *error)
+{
+    const struct conf *conf = configuration->conf;
+    uint32_t cards = 1 + conf_rail_addresses_count(conf->rail_addresses);
+    for (uint32_t rail = 1; rail < cards; rail++) {
+        struct error why;
+        if (check_own_rail(configuration, rail, &why) != STATUS_OK) {
+            return error_set(
+                error, STATUS_CONFIG,
+                "%s: rail_addresses = \"%s\": %s; expected addresses of this node's network cards",
+                conf_source(conf, "rail_addresses"), conf->rail_addresses, why.text);
         }
     }
     return STATUS_OK;
@@ -202,7 +254,10 @@ static enum status check_addresses(const struct configuration *configuration, st
     }
     status = check_neighbours(configuration, sorted, error);
     free(sorted);
-    return status;
+    if (status == STATUS_OK) {
+        status = check_rail_count(conf, error);
+    }
+    return status == STATUS_OK ? conf_rail_addresses_check(conf, error) : status;
 }
 
 static enum status find_own_address(struct configuration *configuration, struct error *error)
@@ -264,10 +319,16 @@ static enum status check(struct configuration *configuration, const struct confi
         return status;
     }
     status = check_addresses(configuration, error);
+    if (status == STATUS_OK && !conf_rail_listen(conf->listen, conf->rail_addresses, configuration->listen,
+                                                 sizeof configuration->listen)) {
+        status = error_set(error, STATUS_CONFIG, "%s: listen = \"%s\": it is too long",
+                           conf_source(conf, "listen"), conf->listen);
+    }
     if (status == STATUS_OK && present != NULL) {
         configuration->family = present->family;
     } else if (status == STATUS_OK) {
         status = find_own_address(configuration, error);
+        status = status == STATUS_OK ? check_own_rails(configuration, error) : status;
     }
     return status == STATUS_OK ? load_certificates(configuration, error) : status;
 }

@@ -13,6 +13,7 @@ struct configuration {
     struct conf *conf;
     struct quic_tls *certificates; /* null: standalone */
     int family;                    /* of the network's socket: AF_INET or AF_INET6; 0: standalone */
+    char listen[512];              /* where rail 0's socket is bound: conf_rail_listen */
     uint32_t rail_count;           /* network threads, the main one included */
     uint32_t thread_count;         /* at least rail_count */
 };

@@ -259,6 +259,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .unmapper = daemon->unmapper,
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
+                                  .rail_addresses = conf->rail_addresses,
                                   .standalone = conf->standalone,
                                   .metrics = conf->metrics,
                                   .started_ns = loop_now_ns(),

@@ -108,7 +108,7 @@ static void resolved(struct nodes *nodes, uint32_t node, const char *address, ui
     }
     enum status status = mesh_resolve_node(nodes->mesh, node, address, now_ns, &error);
     if (status == STATUS_OK) {
-        status = rails_move_peer(nodes->rails, node, address, &error);
+        status = rails_move_peer(nodes->rails, node, address, NULL, &error);
     }
     if (status != STATUS_OK) {
         log_error("%s", error.text);
@@ -187,7 +187,7 @@ enum status nodes_add(struct nodes *nodes, const struct conf_node *node, struct 
     uint32_t index;
     enum status status = mesh_add_node(nodes->mesh, node->name, node->address, &index, error);
     if (status == STATUS_OK) {
-        status = rails_add_peer(nodes->rails, index, node->name, node->address, error);
+        status = rails_add_peer(nodes->rails, index, node->name, node->address, node->rail_addresses, error);
     }
     return status == STATUS_OK ? note_address(nodes, index, node->address, error) : status;
 }
@@ -221,7 +221,7 @@ static void node_move(struct nodes *nodes, const struct mesh_node_info *from, ui
     conf_changes_add(&one, "node %s: moved from %s to %s", from->name, from->address, to->address);
     enum status status = mesh_move_node(nodes->mesh, node, to->address, now_ns, &error);
     if (status == STATUS_OK) {
-        status = rails_move_peer(nodes->rails, node, to->address, &error);
+        status = rails_move_peer(nodes->rails, node, to->address, to->rail_addresses, &error);
     }
     if (status == STATUS_OK) {
         status = note_address(nodes, node, to->address, &error);
@@ -232,6 +232,19 @@ static void node_move(struct nodes *nodes, const struct mesh_node_info *from, ui
         conf_changes_add(&changes->applied, "%s", one.texts[0]);
     }
     conf_change_list_free(&one);
+}
+
+/* The rails' addresses alone have changed. They are used from the next dial on. */
+static void node_move_rails(struct nodes *nodes, const struct mesh_node_info *info, uint32_t node,
+                            const struct conf_node *to, struct conf_changes *changes)
+{
+    struct error error;
+    const char *address = info->resolved_address[0] != '\0' ? info->resolved_address : to->address;
+    if (rails_move_peer(nodes->rails, node, address, to->rail_addresses, &error) == STATUS_OK) {
+        conf_changes_add(&changes->applied, "node %s: rail_addresses = \"%s\"", to->name, to->rail_addresses);
+    } else {
+        conf_changes_add(&changes->failed, "%s: nodes: %s", to->source, error.text);
+    }
 }
 
 static void update_known(struct nodes *nodes, const struct conf *conf, struct conf_changes *changes,
@@ -248,6 +261,8 @@ static void update_known(struct nodes *nodes, const struct conf *conf, struct co
             node_remove(nodes, node, changes, now_ns);
         } else if (strcmp(wanted->address, info.address) != 0) {
             node_move(nodes, &info, node, wanted, changes, now_ns);
+        } else if (strcmp(wanted->rail_addresses, rails_peer_addresses(nodes->rails, node)) != 0) {
+            node_move_rails(nodes, &info, node, wanted, changes);
         }
     }
 }

@@ -13,6 +13,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/time.h"
+#include "daemon/conf/rail_addresses.h"
 
 #define WORKER_TURN_MAX_MS 3600000u
 #define WORKER_LAST_TURNS 100
@@ -185,7 +186,7 @@ static enum status worker_make_net(struct worker *worker, const struct workers_o
         return STATUS_OK;
     }
     struct quic_options options = *quic;
-    if (!rails_address(quic->bind_address, worker->index, address, sizeof address)) {
+    if (!conf_rail_address(quic->bind_address, NULL, worker->index, address, sizeof address)) {
         return error_set(error, STATUS_CONFIG, "rails: listen = \"%s\" leaves no port for rail %u",
                          quic->bind_address, worker->index);
     }

@@ -13,6 +13,7 @@ static const struct column columns[] = {
     {"address", "ADDRESS", COLUMN_TEXT},
     {"heartbeat_round_trip_ns", "HEARTBEAT", COLUMN_NS},
     {"rails_connected/rails_needed", "RAILS", COLUMN_SHARE},
+    {"rail_addresses", "RAILS AT", COLUMN_TEXT},
     {"sent_bytes", "SENT", COLUMN_BYTES},
     {"received_bytes", "RECEIVED", COLUMN_BYTES},
     {"lost_packets", "LOST", COLUMN_NUMBER},

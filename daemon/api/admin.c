@@ -198,6 +198,7 @@ static void fill_node(const struct api *api, uint32_t node, struct node_links *l
     row->resumed_count = info.net.resumed_count + traffic->resumed_count;
     row->certificate_ends_s = info.net.certificate_ends_s;
     row->rails_needed = 1 + traffic->needed;
+    row->rail_addresses = (char *)(api->rails != NULL ? rails_peer_addresses(api->rails, node) : "");
     row->rails_connected = info.net.up + traffic->connected;
     row->settings_differ = (char *)info.differs;
     row->resolved_address = (char *)info.resolved_address;
@@ -236,6 +237,7 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
             row->self = true;
             row->name = (char *)mesh_own_name(api->mesh);
             row->address = api->network_address;
+            row->rail_addresses = api->rail_addresses;
             row->state = (char *)"up";
             row->since_ms = (now_ns - api->started_ns) / TIME_MS;
             row->instance = mesh_own_instance(api->mesh);

@@ -88,6 +88,7 @@ struct api_options {
     struct unmapper *unmapper; /* unmaps clients' memory; null: unmapped in place. Must outlive the api */
     const char *cluster_name;
     const char *network_address; /* "" if standalone */
+    const char *rail_addresses;  /* of this node; null: none */
     bool standalone;
     const char *metrics; /* where HTTP serves the metrics (metrics_http.h); null or "": nowhere */
     uint64_t started_ns;

@@ -265,8 +265,8 @@ static void write_metrics(void *context, struct metrics_text *text, uint64_t now
 static enum status server_make(struct api *api, const struct api_options *options, struct error *error)
 {
     enum status status = budget_new(NULL, &api->budget, error);
-    if (status == STATUS_OK &&
-        (api->cluster_name == NULL || api->network_address == NULL || api->gpus_absent == NULL)) {
+    if (status == STATUS_OK && (api->cluster_name == NULL || api->network_address == NULL ||
+                                api->rail_addresses == NULL || api->gpus_absent == NULL)) {
         status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
     }
     if (status == STATUS_OK) {
@@ -336,6 +336,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     }
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
+    api->rail_addresses = strdup(options->rail_addresses != NULL ? options->rail_addresses : "");
     api->fd_reaper = options->fd_reaper;
     api->gpus = options->gpus;
     api->ipc_handles = options->ipc_handles;
@@ -390,6 +391,7 @@ void api_free(struct api *api)
     }
     budget_free(api->budget);
     free(api->network_address);
+    free(api->rail_addresses);
     free(api->gpus_absent);
     free(api->cluster_name);
     free(api);

@@ -207,6 +207,7 @@ struct api {
     struct api_heart *heart;
     char *cluster_name;
     char *network_address;
+    char *rail_addresses;
     bool standalone;
     struct api_drain drain;
     uint64_t started_ns;

@@ -15,6 +15,7 @@
 #include "daemon/conf/metrics_address.h"
 #include "daemon/conf/node_path.h"
 #include "daemon/conf/nodes.h"
+#include "daemon/conf/rail_addresses.h"
 #include "daemon/conf/source.h"
 #include "daemon/conf/users.h"
 #include "proto/types.h"
@@ -31,6 +32,7 @@ enum setting_type {
     SETTING_OPTIONAL_PATH, /* likewise, or empty */
     SETTING_NODE_NAME,
     SETTING_ADDRESS,
+    SETTING_RAIL_ADDRESSES,
     SETTING_MODE,
     SETTING_LEVEL,
     SETTING_GPUS,
@@ -67,6 +69,7 @@ static const struct setting schema[] = {
     TEXT(node_name, SETTING_NODE_NAME, "", false),
     TEXT(cluster_name, SETTING_TEXT, "", false),
     TEXT(listen, SETTING_ADDRESS, "", false),
+    TEXT(rail_addresses, SETTING_RAIL_ADDRESSES, "", false),
     TEXT(certificate, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/%n.crt", true),
     TEXT(key, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/%n.key", true),
     TEXT(authority, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/ca.crt", true),
@@ -129,6 +132,11 @@ static bool mode_is_valid(const char *text)
     return digits > 0 && digits <= 4 && text[digits] == '\0' && strtoul(text, NULL, 8) <= 0777;
 }
 
+static bool is_one_of(const char *text, const char *one, const char *two, const char *three)
+{
+    return strcmp(text, one) == 0 || strcmp(text, two) == 0 || strcmp(text, three) == 0;
+}
+
 static const char *text_expectation(enum setting_type type, const char *text)
 {
     enum log_level level;
@@ -142,26 +150,22 @@ static const char *text_expectation(enum setting_type type, const char *text)
         return conf_node_name_expected(text);
     case SETTING_ADDRESS:
         return conf_address_expected(text);
+    case SETTING_RAIL_ADDRESSES:
+        return conf_rail_addresses_expected(text);
     case SETTING_MODE:
         return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
     case SETTING_GPUS:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
     case SETTING_GPU_ENGINE:
-        return strcmp(text, "auto") != 0 && strcmp(text, "nccl") != 0 && strcmp(text, "kernels") != 0
-                   ? "auto, nccl or kernels"
-                   : NULL;
+        return is_one_of(text, "auto", "nccl", "kernels") ? NULL : "auto, nccl or kernels";
     case SETTING_GPU_TUNING:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 && text[0] != '/'
                    ? "auto, off or a file's path from /"
                    : NULL;
     case SETTING_BULK_LINKS:
-        return strcmp(text, "auto") != 0 && strcmp(text, "quic") != 0 && strcmp(text, "tls") != 0
-                   ? "auto, quic or tls"
-                   : NULL;
+        return is_one_of(text, "auto", "quic", "tls") ? NULL : "auto, quic or tls";
     case SETTING_IPC_HANDLES:
-        return strcmp(text, "auto") != 0 && strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0
-                   ? "auto, accept or refuse"
-                   : NULL;
+        return is_one_of(text, "auto", "accept", "refuse") ? NULL : "auto, accept or refuse";
     case SETTING_GROUP:
         return *text == '\0' || getgrnam(text) != NULL ? NULL : "the name of a group on this node";
     case SETTING_METRICS:
@@ -439,9 +443,11 @@ enum status conf_load(const struct conf_options *options, struct conf **out, str
         status = conf_users_check(conf, error);
     }
     if (status == STATUS_OK) {
-        size_t listen = 0;
+        size_t listen = 0, rails = 0;
         (void)find_setting("listen", &listen);
-        status = conf_nodes_find_own(conf, conf->sources[0], &conf->sources[listen], error);
+        (void)find_setting("rail_addresses", &rails);
+        status =
+            conf_nodes_find_own(conf, conf->sources[0], &conf->sources[listen], &conf->sources[rails], error);
     }
     if (status == STATUS_OK) {
         status = expand_paths(conf, error);
@@ -509,10 +515,14 @@ void conf_visit(const struct conf *conf, conf_visit_function *visit, void *conte
         visit(context, schema[i].key, value, conf->sources[i], &waiting);
     }
     for (size_t i = 0; i < conf->node_count; i++) {
+        const struct conf_node *node = &conf->nodes[i];
         char key[NODE_NAME_MAX_BYTES + 16];
-        snprintf(key, sizeof key, "nodes.%s", conf->nodes[i].name);
-        visit(context, key, conf->nodes[i].address, conf->nodes[i].source,
-              &(struct conf_waiting){NULL, NULL});
+        snprintf(key, sizeof key, "nodes.%s", node->name);
+        visit(context, key, node->address, node->source, &(struct conf_waiting){NULL, NULL});
+        if (node->rail_addresses[0] != '\0') {
+            snprintf(key, sizeof key, "nodes.%s.rails", node->name);
+            visit(context, key, node->rail_addresses, node->source, &(struct conf_waiting){NULL, NULL});
+        }
     }
     conf_users_visit(conf, visit, context);
 }

@@ -21,7 +21,8 @@
 struct conf_node {
     char *name;
     char *address;
-    char *source; /* "file:line" */
+    char *rail_addresses; /* of rails 1, 2, ...: rail_addresses.h; "": none */
+    char *source;         /* "file:line" */
 };
 
 /* A user who may have ranks only on some nodes. */
@@ -39,6 +40,7 @@ struct conf {
     char *node_name;
     char *cluster_name;
     char *listen;
+    char *rail_addresses; /* of this node: rail_addresses.h */
     char *certificate;
     char *key;
     char *authority;

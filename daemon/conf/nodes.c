@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/conf/address.h"
+#include "daemon/conf/rail_addresses.h"
 #include "proto/types.h"
 
 bool conf_node_name_is_valid(const char *text)
@@ -39,6 +40,7 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
     describe_place(path, entry, where, sizeof where);
     const char *name = NULL;
     const char *address = NULL;
+    const char *rail_addresses = "";
     if (!config_setting_is_group(entry)) {
         return error_set(error, STATUS_CONFIG,
                          "%s: nodes: expected { name = \"...\"; address = \"host:port\"; }", where);
@@ -55,9 +57,13 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
         } else if (strcmp(key, "address") == 0) {
             address = text;
             expected = text != NULL ? conf_address_expected(text) : expected;
+        } else if (strcmp(key, "rail_addresses") == 0) {
+            rail_addresses = text;
+            expected = text != NULL ? conf_rail_addresses_expected(text) : expected;
         } else {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: %s: unknown key (name and address are known)",
-                             where, key);
+            return error_set(error, STATUS_CONFIG,
+                             "%s: nodes: %s: unknown key (name, address and rail_addresses are known)", where,
+                             key);
         }
         if (expected != NULL) {
             return error_set(error, STATUS_CONFIG, "%s: nodes: %s = \"%s\": expected %s", where, key,
@@ -70,9 +76,10 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
     struct conf_node *node = &conf->nodes[conf->node_count];
     node->name = strdup(name);
     node->address = strdup(address);
+    node->rail_addresses = strdup(rail_addresses);
     node->source = strdup(where);
     conf->node_count++;
-    if (node->name == NULL || node->address == NULL || node->source == NULL) {
+    if (node->name == NULL || node->address == NULL || node->rail_addresses == NULL || node->source == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
     }
     return STATUS_OK;
@@ -149,26 +156,39 @@ enum status conf_nodes_read(struct conf *conf, const config_setting_t *list, con
     return status == STATUS_OK ? check_doubles(conf, error) : status;
 }
 
+/* The setting takes a value of our entry in the list if it is not set itself; otherwise the value is freed.
+ * Returns false without memory. */
+static bool take_over(char **setting, char **source, char *value, const char *where)
+{
+    bool takes = (*setting)[0] == '\0' && value[0] != '\0';
+    char *copy = takes ? strdup(where) : NULL;
+    if (copy == NULL) {
+        free(value);
+        return !takes;
+    }
+    free(*setting);
+    free(*source);
+    *setting = value;
+    *source = copy;
+    return true;
+}
+
 enum status conf_nodes_find_own(struct conf *conf, const char *name_source, char **listen_source,
-                                struct error *error)
+                                char **rails_source, struct error *error)
 {
     for (size_t i = 0; i < conf->node_count; i++) {
-        if (strcmp(conf->nodes[i].name, conf->node_name) != 0) {
+        struct conf_node *own = &conf->nodes[i];
+        if (strcmp(own->name, conf->node_name) != 0) {
             continue;
         }
-        if (conf->listen[0] == '\0') {
-            free(conf->listen);
-            free(*listen_source);
-            conf->listen = conf->nodes[i].address;
-            *listen_source = conf->nodes[i].source;
-        } else {
-            free(conf->nodes[i].address);
-            free(conf->nodes[i].source);
-        }
-        free(conf->nodes[i].name);
-        memmove(&conf->nodes[i], &conf->nodes[i + 1], (conf->node_count - i - 1) * sizeof *conf->nodes);
+        bool listens = take_over(&conf->listen, listen_source, own->address, own->source);
+        bool has_rails = take_over(&conf->rail_addresses, rails_source, own->rail_addresses, own->source);
+        free(own->source);
+        free(own->name);
+        memmove(own, own + 1, (conf->node_count - i - 1) * sizeof *own);
         conf->node_count--;
-        return STATUS_OK;
+        return listens && has_rails ? STATUS_OK
+                                    : error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
     }
     if (conf->node_count == 0 && conf->listen[0] == '\0') {
         conf->standalone = true; /* no node is listed: this machine serves only its own ranks */
@@ -186,6 +206,7 @@ void conf_nodes_free(struct conf *conf)
     for (size_t i = 0; i < conf->node_count; i++) {
         free(conf->nodes[i].name);
         free(conf->nodes[i].address);
+        free(conf->nodes[i].rail_addresses);
         free(conf->nodes[i].source);
     }
     free(conf->nodes);

@@ -16,12 +16,13 @@ const char *conf_node_name_expected(const char *text);
 enum status conf_nodes_read(struct conf *conf, const config_setting_t *list, const char *path,
                             struct error *error) COMM_MUST_USE;
 /*
- * Removes this node from the list. Its address there is what we listen on, unless `listen` is set.
- * name_source: where our name comes from. *listen_source gets the source of `listen` if it comes from the
- * list. CONFIG if this node is not in the list.
+ * Removes this node from the list. Its address there is what we listen on, unless `listen` is set; its
+ * rail_addresses there are ours, unless that is set. name_source: where our name comes from. *listen_source
+ * and *rails_source get the source of `listen` and `rail_addresses` if they come from the list. CONFIG if
+ * this node is not in the list.
  */
 enum status conf_nodes_find_own(struct conf *conf, const char *name_source, char **listen_source,
-                                struct error *error) COMM_MUST_USE;
+                                char **rails_source, struct error *error) COMM_MUST_USE;
 void conf_nodes_free(struct conf *conf);
 
 #endif

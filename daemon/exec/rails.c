@@ -8,6 +8,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
+#include "daemon/conf/rail_addresses.h"
 #include "daemon/exec/rails_internal.h"
 #include "daemon/net/bulk.h"
 
@@ -18,6 +19,7 @@
 enum link_word {
     ORDER_ADD, /* a new peer */
     ORDER_MOVE,
+    ORDER_SPARE, /* see net_set_spare */
     ORDER_REMOVE,
     ORDER_CONNECT,
     ORDER_DISCONNECT,
@@ -38,7 +40,7 @@ struct link_mail {
     enum link_word word;
     bool closed_by_peer; /* of NEWS_DOWN */
     struct error cause;
-    char address[]; /* of ORDER_ADD and ORDER_MOVE */
+    char address[]; /* of ORDER_ADD, ORDER_MOVE and ORDER_SPARE */
 };
 
 static void on_order(void *context, uint64_t now_ns);
@@ -256,6 +258,9 @@ static void on_order(void *context, uint64_t now_ns)
     case ORDER_MOVE:
         status = net_move_peer(net, mail->peer, mail->address, &error);
         break;
+    case ORDER_SPARE:
+        net_set_spare(net, mail->peer, mail->address);
+        break;
     case ORDER_REMOVE:
         net_remove_peer(net, mail->peer, &mail->cause);
         break;
@@ -348,36 +353,43 @@ void rails_tick(struct rails *rails, uint64_t now_ns)
 
 /* --- Peers --- */
 
-/* Writes "host:port" with the rail's port. Returns false if there is none, or it would be too large. */
-bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
+/* Keeps what the caller says of a node's rails. */
+static enum status keep_addresses(struct rails_peer *peer, const char *rail_addresses, struct error *error)
 {
-    const char *colon = strrchr(address, ':');
-    char *end = NULL;
-    unsigned long port = colon == NULL ? 0 : strtoul(colon + 1, &end, 10);
-    if (colon == NULL || end == colon + 1 || *end != '\0' || port + rail > UINT16_MAX) {
-        return false;
+    char *copy = strdup(rail_addresses);
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", peer->name);
     }
-    int length = snprintf(out, size, "%.*s:%lu", (int)(colon - address), address, port + rail);
-    return length > 0 && (size_t)length < size;
+    free(peer->rail_addresses);
+    peer->rail_addresses = copy;
+    return STATUS_OK;
 }
 
-/* Tells each rail the peer's address for that rail. */
+const char *rails_peer_addresses(const struct rails *rails, uint32_t peer)
+{
+    const struct rails_peer *at = peer < rails->peer_count ? rails->peers[peer] : NULL;
+    return at != NULL && at->rail_addresses != NULL ? at->rail_addresses : "";
+}
+
+/* Tells each rail the peer's address for that rail, and the one that is used if that fails. */
 static enum status peer_address(struct rails *rails, uint32_t peer, const char *address, enum link_word word,
                                 struct error *error)
 {
-    const char *name = rails->peers[peer]->name;
-    char of_rail[512];
-    if (rails->network_count > 1 &&
-        !rails_address(address, rails->network_count - 1, of_rail, sizeof of_rail)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", name,
-                         rails->network_count - 1, address);
-    }
-    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        (void)rails_address(address, rail, of_rail, sizeof of_rail);
-        if (!link_send(&rails->endpoints[rail], peer, word, of_rail, NULL)) {
-            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    const struct rails_peer *at = rails->peers[peer];
+    char of_rail[512], spare[512];
+    for (uint32_t rail = rails->network_count - 1; rail > 0; rail--) { /* the largest port first */
+        if (!conf_rail_address(address, at->rail_addresses, rail, of_rail, sizeof of_rail)) {
+            return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port",
+                             at->name, rail, address);
+        }
+        bool has_spare = conf_rail_spare(address, at->rail_addresses, rail, spare, sizeof spare);
+        if (!link_send(&rails->endpoints[rail], peer, word, of_rail, NULL) ||
+            !link_send(&rails->endpoints[rail], peer, ORDER_SPARE, has_spare ? spare : "", NULL)) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", at->name);
         }
     }
+    bool has_spare = conf_rail_spare(address, at->rail_addresses, 0, spare, sizeof spare);
+    net_set_spare(rails->execs[0]->net, peer, has_spare ? spare : "");
     return STATUS_OK;
 }
 
@@ -397,7 +409,7 @@ static struct rails_peer *peer_place(struct rails *rails, uint32_t peer, const c
 }
 
 enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name, const char *address,
-                           struct error *error)
+                           const char *rail_addresses, struct error *error)
 {
     struct rails_peer *at = peer <= rails->peer_count ? peer_place(rails, peer, name) : NULL;
     if (at == NULL) { /* or an earlier peer got no memory */
@@ -406,7 +418,8 @@ enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name,
     rails->peer_count = rails->peer_count > peer ? rails->peer_count : peer + 1;
     at->dials = strcmp(rails->node_name, name) < 0;
     rails->dial_ns = 0; /* communicators may still need the connection from before the removal */
-    return peer_address(rails, peer, address, ORDER_ADD, error);
+    enum status status = keep_addresses(at, rail_addresses, error);
+    return status == STATUS_OK ? peer_address(rails, peer, address, ORDER_ADD, error) : status;
 }
 
 /* The network drops attempts that are under way without a report. */
@@ -463,9 +476,16 @@ void exec_node_takes_bulk(struct exec *exec, uint32_t peer, bool takes)
     }
 }
 
-enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *address, struct error *error)
+enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *address,
+                            const char *rail_addresses, struct error *error)
 {
-    enum status status = peer_address(rails, peer, address, ORDER_MOVE, error);
+    enum status status = STATUS_OK;
+    if (rail_addresses != NULL) {
+        status = keep_addresses(rails->peers[peer], rail_addresses, error);
+    }
+    if (status == STATUS_OK) {
+        status = peer_address(rails, peer, address, ORDER_MOVE, error);
+    }
     if (status == STATUS_OK) {
         forget_attempts(rails, peer);
     }
@@ -540,6 +560,7 @@ void rails_free(struct rails *rails, uint64_t now_ns)
     }
     rails->execs[0]->rails = NULL;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
+        free(rails->peers[peer] != NULL ? rails->peers[peer]->rail_addresses : NULL);
         free(rails->peers[peer]);
     }
     for (uint32_t rail = 1; rail < rails->count; rail++) {

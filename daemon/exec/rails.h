@@ -42,20 +42,21 @@ void rails_free(struct rails *rails, uint64_t now_ns);
 
 /*
  * Adds a node that the main net knows by this index, or adds it again. Rail r of a node listens on the port
- * of its address + r. The node whose name sorts first dials.
+ * of its address + r, and on the host that rail_addresses says (conf/rail_addresses.h; "": on that of the
+ * address). The node whose name sorts first dials. The texts are copied.
  */
 enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name, const char *address,
-                           struct error *error) COMM_MUST_USE;
+                           const char *rail_addresses, struct error *error) COMM_MUST_USE;
 
 /* Removes a node that the main net has removed, for that cause; rails_add_peer undoes it. */
 void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *cause);
-/* Sets a new address, used for every later dial. INVALID_ARGUMENT, NO_MEMORY. */
+/* Sets new addresses, used for every later dial. rail_addresses: null keeps what was said before.
+ * INVALID_ARGUMENT, NO_MEMORY. */
 enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *address,
-                            struct error *error) COMM_MUST_USE;
-
-/* Writes "host:port" with the port of a rail. Returns false if the address has no port, or the rail's would
- * be too large. */
-bool rails_address(const char *address, uint32_t rail, char *out, size_t size);
+                            const char *rail_addresses, struct error *error) COMM_MUST_USE;
+/* What was said last; "" for an unknown peer. Valid until the next call of rails_add_peer or rails_move_peer.
+ */
+const char *rails_peer_addresses(const struct rails *rails, uint32_t peer);
 
 /* Traffic of all rails but rail 0 to and from one node, as of about RAILS_PUBLISH_NS ago. */
 #define RAILS_PUBLISH_NS 100000000u

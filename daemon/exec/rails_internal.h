@@ -31,6 +31,7 @@ struct rails_peer {
     bool dials;                              /* this node does; else the peer */
     bool is_down;                            /* for the mesh: rails then refuse connections */
     struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
+    char *rail_addresses;                    /* null: none */
     char name[];
 };
 

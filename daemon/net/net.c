@@ -70,6 +70,13 @@ enum status net_move_peer(struct net *net, uint32_t peer, const char *address, s
     return net->operations->move_peer(net, peer, address, error);
 }
 
+void net_set_spare(struct net *net, uint32_t peer, const char *address)
+{
+    if (net != NULL && net->operations->set_spare != NULL) {
+        net->operations->set_spare(net, peer, address);
+    }
+}
+
 enum status net_connect(struct net *net, uint32_t peer, struct error *error)
 {
     return net->operations->connect(net, peer, error);

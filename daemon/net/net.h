@@ -146,6 +146,7 @@ struct net_operations {
                             struct error *error);
     void (*remove_peer)(struct net *net, uint32_t peer, const struct error *cause);
     enum status (*move_peer)(struct net *net, uint32_t peer, const char *address, struct error *error);
+    void (*set_spare)(struct net *net, uint32_t peer, const char *address); /* null: spares are not used */
     enum status (*connect)(struct net *net, uint32_t peer, struct error *error);
     void (*disconnect)(struct net *net, uint32_t peer, const struct error *cause);
     void (*keep_alive)(struct net *net, uint32_t peer, bool keep); /* null: connections stay anyway */
@@ -244,6 +245,13 @@ void net_remove_peer(struct net *net, uint32_t peer, const struct error *cause);
  */
 enum status net_move_peer(struct net *net, uint32_t peer, const char *address,
                           struct error *error) COMM_MUST_USE;
+
+/*
+ * Says at which other address a known node can be reached, for example that of another network card. It is
+ * dialled in turn with the first one, until there is a connection. So a session whose path fails goes on over
+ * the other one. "", a name, or what does not parse: none, as at first. net_move_peer does not change it.
+ */
+void net_set_spare(struct net *net, uint32_t peer, const char *address);
 
 /*
  * Starts one attempt to connect. Its outcome is peer_up or connect_failed, never from within this call. Does

@@ -362,6 +362,17 @@ static enum status quic_move_peer(struct net *net, uint32_t index, const char *a
                : error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
 }
 
+static void quic_set_spare(struct net *net, uint32_t index, const char *address)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    struct error why;
+    assert(index < endpoint->peer_count);
+    struct quic_peer *peer = endpoint->peers[index];
+    if (quic_address_parse(address, endpoint->socket.local.base.sa_family, &peer->spare, &why) != STATUS_OK) {
+        peer->spare = (struct quic_address){0};
+    }
+}
+
 static enum status quic_add_peer(struct net *net, const char *name, const char *address, uint32_t *index,
                                  struct error *error)
 {
@@ -522,6 +533,7 @@ static const struct net_operations quic_operations = {
     .add_peer = quic_add_peer,
     .remove_peer = quic_remove_peer,
     .move_peer = quic_move_peer,
+    .set_spare = quic_set_spare,
     .connect = quic_connect,
     .disconnect = quic_disconnect,
     .keep_alive = quic_keep_alive,

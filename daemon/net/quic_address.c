@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define QUIC_HOST_MAX_BYTES 253 /* a DNS name */
 
@@ -172,6 +173,18 @@ bool quic_address_is_loopback(const struct quic_address *address)
     struct quic_address_key key;
     quic_address_key(address, &key);
     return quic_address_is_v4(address) ? key.bytes[12] == 127 : IN6_IS_ADDR_LOOPBACK(&address->v6.sin6_addr);
+}
+
+bool quic_address_is_local(const struct quic_address *address)
+{
+    struct quic_address any_port = *address;
+    int fd = socket(address->base.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    quic_address_set_port(&any_port, 0);
+    bool is_local = fd >= 0 && bind(fd, &any_port.base, any_port.size) == 0;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return is_local;
 }
 
 bool quic_address_is_v4(const struct quic_address *address)

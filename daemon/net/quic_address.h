@@ -50,6 +50,8 @@ uint16_t quic_address_port(const struct quic_address *address);
 void quic_address_set_port(struct quic_address *address, uint16_t port);
 bool quic_address_is_wildcard(const struct quic_address *address);
 bool quic_address_is_loopback(const struct quic_address *address);
+/* Whether a socket of this machine can be bound to the host. */
+bool quic_address_is_local(const struct quic_address *address);
 /* IPv4, also when IPv6-mapped. */
 bool quic_address_is_v4(const struct quic_address *address);
 

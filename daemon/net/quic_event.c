@@ -98,24 +98,34 @@ void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *pee
 
 /* --- Doing the work --- */
 
+static const struct quic_address *quic_dial_address(struct quic_peer *peer)
+{
+    return peer->spare.size > 0 && peer->dial_count++ % 2 == 1 ? &peer->spare : &peer->address;
+}
+
 static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, uint64_t now_ns)
 {
     struct error error;
     bool is_suspended = peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED;
     const struct quic_connection *present = peer->up != NULL && !is_suspended ? peer->up : peer->dial;
-    if (present != NULL) {
+    bool goes_home =
+        peer->goes_home && present != NULL && present == peer->up && !present->failed && peer->dial == NULL;
+    peer->goes_home = false;
+    if (present != NULL && !goes_home) {
         if (present->failed) {
             quic_work_dial(endpoint, peer); /* dial after the failed connection is closed */
         }
         return;
     }
-    const struct quic_address *address = is_suspended ? quic_session_address(peer->up) : &peer->address;
+    const struct quic_address *address = goes_home      ? &peer->address
+                                         : is_suspended ? quic_session_address(peer->up)
+                                                        : quic_dial_address(peer);
     if (quic_connection_dial(endpoint, peer, address, &error) == STATUS_OK) {
         return;
     }
     if (is_suspended) {
         quic_session_attempt_failed(peer->up, now_ns);
-    } else {
+    } else if (!goes_home) {
         quic_peer_not_reached(endpoint, peer, &error, now_ns);
     }
 }

@@ -44,6 +44,7 @@
  * - quic_write.c: outgoing packets: streams in turn, batches, pacing, path MTU.
  * - quic_session.c: what outlives a connection: it is lost, dialled again, and the streams go on.
  * - quic_watch.c: notices that a connection is lost.
+ * - quic_home.c: brings a connection back from a spare address.
  * - quic_greeting.c, quic_numbers.c: what two nodes tell each other about that; they do not use the files
  * above.
  * - quic_send.c, quic_receive.c: outgoing and incoming streams (stream_queue.h, stream_intake.h).
@@ -249,9 +250,14 @@ struct quic_peer {
     bool has_address; /* otherwise the next two are empty: the host is a name that is not resolved yet */
     struct quic_address address;
     struct quic_address_key key;
-    struct quic_address seen; /* where it was when its connection was lost; size 0: unknown */
-    uint32_t slots;           /* of incoming handshakes from this address and port */
-    struct quic_line line;    /* datagrams from this address and port that wait */
+    struct quic_address seen;  /* where it was when its connection was lost; size 0: unknown */
+    struct quic_address spare; /* see net_set_spare; size 0: none */
+    uint32_t dial_count;       /* attempts since the last session began: in turn at the two addresses */
+    bool goes_home;            /* the next attempt goes to the first address, though a connection is up */
+    uint64_t home_ns;          /* when it is due; 0: not known */
+    uint64_t home_wait_ns;     /* before the last one; 0: there was none for long */
+    uint32_t slots;            /* of incoming handshakes from this address and port */
+    struct quic_line line;     /* datagrams from this address and port that wait */
     struct quic_connection *up;
     struct quic_connection *dial;     /* our attempt, until it is up */
     struct quic_connection *greeting; /* the peer's attempt, authenticated, until it is up */

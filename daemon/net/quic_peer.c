@@ -272,6 +272,7 @@ static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
     peer->up = connection;
     peer->outcome_due = false;
     peer->connected_count++;
+    peer->dial_count = 0;
     if (endpoint->base.peer_handler.peer_up != NULL) {
         endpoint->base.peer_handler.peer_up(endpoint->base.peer_handler.context, peer->index, now_ns);
     }

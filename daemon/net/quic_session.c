@@ -345,8 +345,21 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
 const struct quic_address *quic_session_address(const struct quic_connection *suspended)
 {
     const struct quic_peer *peer = suspended->peer;
-    bool last_seen = peer->seen.size > 0 && suspended->session.attempts % 2 == 1;
-    return last_seen || !peer->has_address ? &peer->seen : &peer->address;
+    const struct quic_address *known[] = {&peer->seen, &peer->spare, &peer->address}, *different[3];
+    unsigned count = 0;
+    for (unsigned i = 0; i < 3; i++) {
+        struct quic_address_key key, other;
+        bool is_new = known[i]->size > 0;
+        for (unsigned j = 0; is_new && j < count; j++) {
+            quic_address_key(known[i], &key);
+            quic_address_key(different[j], &other);
+            is_new = memcmp(&key, &other, sizeof key) != 0;
+        }
+        if (is_new) {
+            different[count++] = known[i];
+        }
+    }
+    return count == 0 ? &peer->seen : different[(suspended->session.attempts - 1) % count];
 }
 
 void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns)

@@ -77,7 +77,7 @@ struct quic_session {
     uint64_t give_up_ns;
     uint64_t attempt_ns; /* when the next attempt is due */
     uint64_t attempt_length_ns;
-    unsigned attempts; /* in turn at the address where the peer was last, and at the configured one */
+    unsigned attempts; /* in turn at the address where the peer was last, its spare one, and the first one */
 };
 
 /* A receiver that waits until its sender resumes it. */
@@ -105,6 +105,14 @@ void quic_session_tick(struct quic_connection *connection, uint64_t now_ns);
 struct quic_receiver *quic_session_take_unresumed(struct quic_connection *connection, uint64_t number);
 /* Frees what the session has, its streams excepted. */
 void quic_session_clear(struct quic_connection *connection);
+
+/* --- quic_home.c --- */
+
+/* Called on the connection's timer. A connection at the peer's spare address may be due to go back to the
+ * first one: then that is dialled, not within this call. */
+void quic_home_watch(struct quic_connection *connection, uint64_t now_ns);
+/* When quic_home_watch has to be called next; TIME_NEVER: the connection is where it belongs. */
+uint64_t quic_home_deadline_ns(const struct quic_connection *connection);
 
 /* --- quic_watch.c --- */
 

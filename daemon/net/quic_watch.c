@@ -128,10 +128,12 @@ void quic_watch(struct quic_connection *connection, uint64_t now_ns)
         greeting_fails(connection, now_ns);
     } else if (connection->state == QUIC_STATE_UP) {
         watch_streams(connection, now_ns);
+        quic_home_watch(connection, now_ns);
     }
 }
 
 uint64_t quic_watch_deadline_ns(const struct quic_connection *connection)
 {
-    return time_min(silence_deadline_ns(connection), greeting_deadline_ns(connection));
+    uint64_t deadline_ns = time_min(silence_deadline_ns(connection), greeting_deadline_ns(connection));
+    return time_min(deadline_ns, quic_home_deadline_ns(connection));
 }

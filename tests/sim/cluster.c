@@ -85,7 +85,7 @@ static void node_add_peer(struct cluster_node *node, const struct cluster_node *
     network_address(node->cluster->network, other->name, address);
     if (mesh_add_node(node->mesh, other->name, address, &peer, &error) != STATUS_OK ||
         (node->rails != NULL &&
-         rails_add_peer(node->rails, peer, other->name, address, &error) != STATUS_OK)) {
+         rails_add_peer(node->rails, peer, other->name, address, "", &error) != STATUS_OK)) {
         fail_msg("%s: %s", node->name, error.text);
     }
 }

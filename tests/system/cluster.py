@@ -66,17 +66,21 @@ class Cluster:
     daemon_command = []  # words put in front of commd's command line
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
-                 daemon_environment=None, build=BUILD):
+                 daemon_environment=None, build=BUILD, cards=1):
         """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay, on loopback. There
         is one relay for each of `rails`.
 
         gpus: how many doubles of GPUs (tests/cuda_double) each node has.
 
         build: the folder with commd and commctl.
+
+        cards: how many network cards each node has in its namespace. Card 1 is veth1 with an address in 10.98.0.0/24 on a bridge of its own, and so on.
+        The configuration names them as rail_addresses.
         """
         self._need_doubles(client_environment, daemon_environment)
         self.gpus = gpus
         self.build = build
+        self.cards = cards
         self.programs = {}  # by node: a program to run instead of commd
         self.client_environment = client_environment or {}
         self.daemon_environment = daemon_environment or {}
@@ -146,6 +150,33 @@ class Cluster:
             run("ip", "-n", namespace, "link", "set", "veth0", "up")
             run("ip", "-n", namespace, "addr", "add", f"10.97.0.{index + 1}/24", "dev", "veth0")
             self.addresses[name] = f"10.97.0.{index + 1}:7400"
+        for card in range(1, self.cards):
+            self._make_card(hub, card)
+
+    def card_address(self, name, card):
+        return f"10.{97 + card}.0.{self.names.index(name) + 1}"
+
+    def _make_card(self, hub, card):
+        run("ip", "-n", hub, "link", "add", f"bridge{card}", "type", "bridge")
+        run("ip", "-n", hub, "link", "set", f"bridge{card}", "up")
+        for index, name in enumerate(self.names):
+            namespace = self.namespaces[name]
+            run("ip", "-n", namespace, "link", "add", f"veth{card}", "type", "veth", "peer", "name", f"port{index}-{card}", "netns", hub)
+            run("ip", "-n", hub, "link", "set", f"port{index}-{card}", "master", f"bridge{card}", "up")
+            run("ip", "-n", namespace, "link", "set", f"veth{card}", "up")
+            run("ip", "-n", namespace, "addr", "add", f"{self.card_address(name, card)}/24", "dev", f"veth{card}")
+
+    def set_card(self, name, card, state):
+        """state: "up" or "down". Takes the port off the bridge, so that the node itself sees nothing but silence."""
+        port = f"port{self.names.index(name)}" + (f"-{card}" if card else "")
+        run("ip", "-n", self.namespaces["*hub"], "link", "set", port, *(["master", f"bridge{card}"] if state == "up" else ["nomaster"]))
+
+    def card_bytes(self, name, card):
+        """How many bytes the node has sent through that card."""
+        return int(self.read_in_node(name, f"/sys/class/net/veth{card}/statistics/tx_bytes"))
+
+    def rail_addresses(self, name):
+        return ", ".join(self.card_address(name, card) for card in range(1, self.cards))
 
     def _start_relay(self, pair, loss, delay_ms, seed):
         """Either node may open the connection. So each node's configuration has a relay's address in place of the other node's."""
@@ -186,7 +217,8 @@ class Cluster:
 
     def write_config(self, name, certificate=None, key=None, authority=None, node_name=None):
         pki = self.folder / "pki"
-        nodes = ", ".join(f'{{ name = "{each}"; address = "{self.seen.get((name, each), self.addresses[each])}"; }}' for each in self.names)
+        rails = {each: f' rail_addresses = "{self.rail_addresses(each)}";' if self.cards > 1 else "" for each in self.names}
+        nodes = ", ".join(f'{{ name = "{each}"; address = "{self.seen.get((name, each), self.addresses[each])}";{rails[each]} }}' for each in self.names)
         self.config_path(name).write_text(
             f'node_name = "{node_name or name}";\ncluster_name = "test";\nnodes = ( {nodes} );\n'
             f'certificate = "{certificate or pki / (name + ".crt")}";\nkey = "{key or pki / (name + ".key")}";\n'

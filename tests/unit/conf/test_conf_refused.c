@@ -205,7 +205,7 @@ static void test_nodes_refused(void **state)
         {"nodes = (\n { address = \"h:1\"; } );", 2, "nodes: a node needs a name and an address"},
         {"nodes = ( { } );", 1, "nodes: a node needs a name and an address"},
         {"nodes = ( {\n name = \"a\";\n port = 7; } );", 3,
-         "nodes: port: unknown key (name and address are known)"},
+         "nodes: port: unknown key (name, address and rail_addresses are known)"},
         {"nodes = ( { name =\n 5; address = \"h:1\"; } );", 1, "nodes: name = \"\": expected a text"},
         {"nodes = ( { name = \"a\";\n address = 7400; } );", 2, "nodes: address = \"\": expected a text"},
         {"nodes = ( { name = \"a\";\n address = \"h\"; } );", 2,

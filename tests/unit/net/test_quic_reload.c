@@ -232,12 +232,44 @@ static void a_moved_peer_is_dialled_at_its_new_address(void **state)
     assert_true(both_up(NULL)); /* the connection that works stays */
 }
 
+/* The first address does not answer, so the next dial goes to the spare one; without a spare one, it does
+ * not. */
+static void a_peer_is_dialled_at_its_spare_address_in_turn(void **state)
+{
+    (void)state;
+    char address[32];
+    a = quic_node_new(loop, pki, "a", NULL);
+    b = quic_node_new(loop, pki, "b", NULL);
+    quic_node_add_peer(a, "b", 9); /* nobody is there */
+    quic_node_add_peer(b, "a", a->port);
+    for (uint32_t failed = 1; failed <= 2; failed++) {
+        quic_node_connect(a, 0);
+        assert_true(quic_run_until_count(loop, &a->failed_calls[0], failed, 5000));
+    }
+    snprintf(address, sizeof address, "127.0.0.1:%u", b->port);
+    net_set_spare(a->net, 0, address);
+    net_set_spare(a->net, 0, "nonsense"); /* is none */
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until_count(loop, &a->failed_calls[0], 3, 5000));
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until_count(loop, &a->failed_calls[0], 4, 5000));
+    net_set_spare(a->net, 0, address);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until_count(loop, &a->failed_calls[0], 5, 5000)); /* the first address first */
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, both_up, NULL, 3000));
+    net_set_spare(NULL, 0, address); /* a node alone has no network */
+    quic_run_for(loop, 100);
+    assert_true(both_up(NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(reload_takes_new_files_and_keeps_old_ones_on_failure, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_revoked_peer_that_was_dialled_is_dropped, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_peer_is_dialled_at_its_spare_address_in_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(a_revoked_peer_that_dialled_is_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(a_peer_of_an_authority_that_is_gone_is_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(the_end_of_certificates_is_known, setup, teardown),

@@ -8,13 +8,17 @@ from report import busbw_gbs, size_text
 COLOURS = {"commd": "#0b6bcb", "commd plain": "#7fb2e5", "Open MPI": "#d1711c", "MPICH": "#8a4fb3", "Intel MPI": "#b3261e", "Gloo": "#3c8a2e"}
 GROWTH_BYTES = (1 << 11, 1 << 17, 1 << 23)  # of these, the smallest and the largest that were measured everywhere are drawn
 WIDTH, HEIGHT, MARGIN = 420, 300, 48
-CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH = 58, 24, 300
+CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH = 58, 24, 320
 FARTHEST = 8  # ratios of 8 and 1/8, and those beyond, have the strongest colours
 
 
 def text(x, y, words, **attributes):
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{html.escape(str(words))}</text>'
+
+
+def number_text(value):
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def panel(title, series, left, top, x_text):
@@ -33,7 +37,7 @@ def panel(title, series, left, top, x_text):
     parts = [f'<g transform="translate({left},{top})">', text(WIDTH / 2, 20, title, text_anchor="middle", font_weight="bold"),
              f'<rect x="{MARGIN}" y="{MARGIN}" width="{WIDTH - 2 * MARGIN}" height="{HEIGHT - 2 * MARGIN}" fill="none" stroke="#999"/>',
              text(MARGIN, HEIGHT - MARGIN + 16, x_text(low_x)), text(WIDTH - MARGIN, HEIGHT - MARGIN + 16, x_text(high_x), text_anchor="end"),
-             text(MARGIN - 4, MARGIN + 4, f"{high_y:.3g}", text_anchor="end"), text(MARGIN - 4, HEIGHT - MARGIN, f"{low_y:.2g}", text_anchor="end")]
+             text(MARGIN - 4, MARGIN + 4, number_text(high_y), text_anchor="end"), text(MARGIN - 4, HEIGHT - MARGIN, number_text(low_y), text_anchor="end")]
     for number, (name, line) in enumerate((name, line) for name, line in series.items() if line):
         colour = COLOURS.get(name, "#555")
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(map(place, line))}"/>')

@@ -90,6 +90,9 @@ class Plots(unittest.TestCase):
     def texts(self, drawing):
         return [each.text for each in xml.etree.ElementTree.fromstring(drawing).iter(SVG + "text")]
 
+    def test_numbers_at_the_axes(self):
+        self.assertEqual([plots.number_text(value) for value in (0.01234, 3, 999.4, 45500.2)], ["0.0123", "3", "999", "45500"])
+
     def test_colours(self):
         self.assertEqual(plots.colour_of(1), "rgb(255,255,255)")
         self.assertEqual(plots.colour_of(8), plots.colour_of(100))

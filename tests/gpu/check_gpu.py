@@ -193,6 +193,20 @@ class GpuChecks:
                 raise AssertionError(f"{gpu['memories']} memories of 2 ranks")
             return "by descriptor" if gpu["memories_by_ipc"] == 0 else f"{gpu['memories_by_ipc']} of 2 by legacy handle"
 
+    def memory_pools(self):
+        """Between the two halves commd is killed and started again."""
+        with self.cluster("a") as cluster:
+            processes = [cluster.client("a", sys.executable, ROOT / "tests/system/memory_pools_gpu.py", cluster.socket("a"), rank, 2, 0) for rank in range(2)]
+            for process in processes:
+                test_gpu_failures.read_until(process, "READY")
+            gpu = cluster.json("a", "gpus")["gpus"][0]
+            cluster.daemons["a"].kill()
+            cluster.daemons["a"].wait(timeout=20)
+            cluster.start("a")
+            self.wait_for(cluster, processes)
+            cluster.wait_gpus_idle()
+            return f"{gpu['memories']} memories of 2 ranks, {gpu['memories_by_ipc']} by legacy handle"
+
     @staticmethod
     def become(user, *command):
         return [sys.executable, "-c", BECOME, user, *command]
@@ -390,6 +404,7 @@ class GpuChecks:
             run("two communicators in two orders, 2 on one GPU", self.two_orders)
             run("two communicators in two orders, CUDA_DEVICE_MAX_CONNECTIONS=1, 2 on one GPU", self.one_connection, self.two_orders)
             run("memory freed and allocated again, 2 on one GPU", self.reuse, "aa")
+            run("memory of CUDA memory pools, 2 on one GPU", self.memory_pools)
             run("all types and operators, 2 on one GPU", self.matrix, "aa")
 
     def nodes(self):

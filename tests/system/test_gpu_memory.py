@@ -115,7 +115,7 @@ class GpuMemory(FailureCase):
         with Cluster("a", gpus=2) as cluster:
             def imported():
                 return [(gpu["memories"], gpu["memories_by_ipc"]) for gpu in cluster.json("a", "gpus")["gpus"]]
-            ranks = [cluster.client("a", sys.executable, ROOT / "tests/system/memory_pools_gpu.py", cluster.socket("a"), rank, 2) for rank in range(2)]
+            ranks = [cluster.client("a", sys.executable, ROOT / "tests/system/memory_pools_gpu.py", cluster.socket("a"), rank, 2, rank) for rank in range(2)]
             for process in ranks:
                 read_until(process, "READY")
             self.assertEqual(imported(), [(3, 0)] * 2)

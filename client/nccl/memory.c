@@ -3,7 +3,7 @@
 
 #include "client/nccl/communicator.h"
 
-/* Memory that commd works on without a copy, and registrations. */
+/* Memory that commd works on without a copy, and windows. */
 
 /* Each is freed through the connection that made it: after a restart of commd there is another one. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -88,27 +88,6 @@ NCCL_EXPORT(ncclResult_t, ncclMemFree, void *memory)
         free(allocation);
     }
     return failure_from_library(freed);
-}
-
-/* The first operation that uses the memory registers it: nothing is to be done before. */
-NCCL_EXPORT(ncclResult_t, ncclCommRegister, ncclComm_t comm, void *buffer, size_t size, void **handle)
-{
-    ncclResult_t result = communicator_check(comm, "ncclCommRegister");
-    if (result != NCCL_SUCCESS) {
-        return result;
-    }
-    if (buffer == NULL || size == 0 || handle == NULL) {
-        return failure_set(NCCL_INVALID_ARGUMENT, "ncclCommRegister: %zu bytes at %p", size, buffer);
-    }
-    *handle = NULL;
-    return NCCL_SUCCESS;
-}
-
-NCCL_EXPORT(ncclResult_t, ncclCommDeregister, ncclComm_t comm, void *handle)
-{
-    (void)handle;
-    return comm != NULL ? NCCL_SUCCESS
-                        : failure_set(NCCL_INVALID_ARGUMENT, "ncclCommDeregister: a null communicator");
 }
 
 /* As NCCL where windows are not possible: the call succeeds, and the window is null. */

@@ -1,5 +1,7 @@
+#include "tests/cuda_double/cuda_double.h"
 #include "tests/system/nccl_program.h"
 
+#include <dlfcn.h>
 #include <limits.h>
 #include <string.h>
 
@@ -334,6 +336,65 @@ void case_memory(void)
     expect(ncclMemFree(memory), ncclSuccess, "ncclMemFree");
     expect(ncclMemFree(memory), ncclInvalidArgument, "ncclMemFree");
     expect(ncclMemFree(NULL), ncclSuccess, "ncclMemFree");
+    destroy_all();
+}
+
+static void *cuda_symbol(const char *name)
+{
+    const char *path = getenv("COMMD_CUDA_LIBRARY");
+    void *library = dlopen(path != NULL ? path : "libcuda.so.1", RTLD_NOW);
+    void *symbol = library != NULL ? dlsym(library, name) : NULL;
+    expect_true(symbol != NULL, name);
+    return symbol;
+}
+
+/* Memory of a new pool. */
+static cuda_pointer alloc_from_pool(const struct local *local, int handle_types, size_t bytes)
+{
+    cuda_result (*create)(cuda_pool * pool, const struct cuda_pool_properties *properties);
+    cuda_result (*alloc)(cuda_pointer * pointer, size_t bytes, cuda_pool pool, cuda_stream stream);
+    void *symbols[] = {cuda_symbol("cuMemPoolCreate"), cuda_symbol("cuMemAllocFromPoolAsync")};
+    memcpy(&create, &symbols[0], sizeof create);
+    memcpy(&alloc, &symbols[1], sizeof alloc);
+    struct cuda_pool_properties properties = {
+        .type = CUDA_ALLOCATION_PINNED,
+        .handle_types = handle_types,
+        .location = {.type = CUDA_LOCATION_DEVICE, .id = local->device}};
+    cuda_pool pool;
+    cuda_pointer pointer = 0;
+    cuda(create(&pool, &properties), "cuMemPoolCreate");
+    cuda(alloc(&pointer, bytes, pool, local->stream), "cuMemAllocFromPoolAsync");
+    return pointer;
+}
+
+/* Memory of CUDA memory pools works between its registration and the last end of it. */
+void case_pools(void)
+{
+    init_all();
+    struct local *local = &locals[0];
+    void *handle = NULL, *again = NULL, *none = &handle;
+    enter(local);
+    cuda_pointer own = local->send, closed = alloc_from_pool(local, 0, BUFFER_BYTES);
+    local->send = alloc_from_pool(local, CUDA_HANDLE_POSIX_FD, BUFFER_BYTES);
+    wait_stream(local);
+    expect(ncclCommRegister(local->comm, AT(closed), BUFFER_BYTES, &none), ncclInvalidUsage,
+           "ncclCommRegister");
+    expect_text("cudaMemPoolCreate");
+    expect_true(none == NULL, "a registration that is refused is null");
+    expect(ncclCommRegister(local->comm, AT(local->send), BUFFER_BYTES, &handle), ncclSuccess,
+           "ncclCommRegister");
+    expect(ncclCommRegister(local->comm, AT(local->send + 256), 256, &again), ncclSuccess,
+           "ncclCommRegister");
+    expect_true(handle != NULL && again == handle, "an allocation has one registration");
+    expect(ncclCommDeregister(local->comm, again), ncclSuccess, "ncclCommDeregister");
+    check_all_work();
+    enter(local);
+    expect(ncclCommDeregister(local->comm, handle), ncclSuccess, "ncclCommDeregister");
+    expect(ncclCommDeregister(local->comm, handle), ncclInvalidArgument, "ncclCommDeregister");
+    cuda(driver->memory_free_async(local->send, local->stream), "memory_free_async");
+    cuda(driver->memory_free_async(closed, local->stream), "memory_free_async");
+    wait_stream(local);
+    local->send = own;
     destroy_all();
 }
 

@@ -17,6 +17,7 @@ static const struct {
              {"messages", case_messages},
              {"splits", case_splits},
              {"memory", case_memory},
+             {"pools", case_pools},
              {"configs", case_configs},
              {"operators", case_operators},
              {"life", case_life},

@@ -85,6 +85,7 @@ void case_groups(void);
 void case_messages(void);
 void case_splits(void);
 void case_memory(void);
+void case_pools(void);
 void case_configs(void);
 void case_operators(void);
 void case_life(void);

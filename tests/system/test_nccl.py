@@ -76,7 +76,7 @@ class Cases(unittest.TestCase):
 
 
 class NcclCases(Cases):
-    WELL = ("kinds", "arguments", "groups", "messages", "splits", "memory", "configs", "life")
+    WELL = ("kinds", "arguments", "groups", "messages", "splits", "memory", "pools", "configs", "life")
 
     def test_two_processes(self):
         self.check(TWO_PROCESSES, *self.WELL, "operators", "non-blocking", "graph")

@@ -46,7 +46,7 @@ comm_result_t pool_check(const struct comm_client *client, const void *at, cuda_
     }
     return error_report(COMM_UNSUPPORTED,
                         "the memory at %p is of a CUDA memory pool (cudaMallocAsync), and is not "
-                        "registered: call comm_mem_register before it is used, and "
+                        "registered: call comm_mem_register (ncclCommRegister) before it is used, and "
                         "comm_mem_deregister before it is freed; or use memory of comm_mem_alloc",
                         at);
 }

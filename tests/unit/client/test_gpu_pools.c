@@ -97,7 +97,7 @@ static void test_refusals(void **state)
     const cuda_pool closed[] = {usual, pool_make(0), pool_make(CUDA_HANDLE_POSIX_FD)};
     unsigned char *memory = pool_alloc(closed[2], 5000);
     assert_int_equal(reduce_now(comm, memory, memory, 10), COMM_UNSUPPORTED);
-    assert_error_says("is not registered: call comm_mem_register before it is used");
+    assert_error_says("is not registered: call comm_mem_register (ncclCommRegister) before it is used");
     assert_int_equal(reduce_now(old_comm, memory, memory, 10), COMM_UNSUPPORTED);
     assert_error_says("this commd is too old");
     assert_int_equal(enroll(&old, memory, 5000), COMM_UNSUPPORTED);

@@ -139,17 +139,23 @@ double coll_predict(const struct coll_algorithm *algorithm, const struct coll_ch
     return total;
 }
 
-const struct coll_algorithm *coll_select(const struct coll_choice *choice, const struct coll_network *network,
-                                         const struct coll_overrides *overrides)
+/* Whether some node sends to all others, or receives from all others, in one round. */
+static bool needs_all_links(const struct coll_algorithm *algorithm, const struct coll_choice *choice)
 {
-    const struct coll_algorithm *named = overrides != NULL ? coll_overrides_find(overrides, choice) : NULL;
-    if (named != NULL && coll_serves(named, choice)) {
-        return named;
-    }
+    struct coll_call call = coll_choice_call(choice);
+    return algorithm->transfers_max(&call) + 1 >= call.node_count;
+}
+
+/* The fastest of the algorithms that serve, or null. */
+static const struct coll_algorithm *fastest(const struct coll_choice *choice, bool few_links,
+                                            const struct coll_network *network)
+{
     double predicted[ALGORITHM_COUNT];
     double least = -1;
     for (size_t i = 0; i < ALGORITHM_COUNT; i++) {
-        predicted[i] = coll_serves(algorithms[i], choice) ? coll_predict(algorithms[i], choice, network) : -1;
+        bool counts =
+            coll_serves(algorithms[i], choice) && !(few_links && needs_all_links(algorithms[i], choice));
+        predicted[i] = counts ? coll_predict(algorithms[i], choice, network) : -1;
         if (predicted[i] >= 0 && (least < 0 || predicted[i] < least)) {
             least = predicted[i];
         }
@@ -160,4 +166,15 @@ const struct coll_algorithm *coll_select(const struct coll_choice *choice, const
         }
     }
     return NULL;
+}
+
+const struct coll_algorithm *coll_select(const struct coll_choice *choice, const struct coll_network *network,
+                                         const struct coll_overrides *overrides)
+{
+    const struct coll_algorithm *named = overrides != NULL ? coll_overrides_find(overrides, choice) : NULL;
+    if (named != NULL && coll_serves(named, choice)) {
+        return named;
+    }
+    const struct coll_algorithm *found = choice->few_links ? fastest(choice, true, network) : NULL;
+    return found != NULL ? found : fastest(choice, false, network);
 }

@@ -62,6 +62,8 @@ struct coll_choice {
     uint64_t element_bytes; /* 0 counts as 1 (a barrier) */
     uint64_t slice_bytes;   /* 0: one slice */
     bool blocks_are_equal;  /* all_to_all: as in coll_call */
+    bool few_links; /* no node sends to all others in one round, where another algorithm serves: connections
+                       are dialled when they are first used */
 };
 
 /* Slices of one operation that are in flight at once: the executor has as many lanes. */

@@ -393,6 +393,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
         .context = comm,
         .account = comm->account,
         .rail_count = agreed_rails(comm),
+        .few_links = comm->sparse,
         .rails_wait = comm->agrees_rails,
         .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,

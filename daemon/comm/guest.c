@@ -135,6 +135,7 @@ struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key 
          i++) {
     }
     guest->next_ns = time_after(now_ns, MEETING_NEXT_NS);
+    guest->turn_ns = time_after(now_ns, MEETING_NEXT_REPORTS_NS);
     return guest;
 }
 
@@ -143,14 +144,30 @@ uint64_t comms_guest_deadline_ns(const struct comms_guest *guest)
     return guest != NULL ? guest->next_ns : TIME_NEVER;
 }
 
+/* Whether a place has heard of it. */
+static bool is_with_place(const struct comms_guest *guest)
+{
+    for (uint32_t i = 0; i < guest->place_count; i++) {
+        uint32_t node = guest->places[i].node;
+        if (node == COMMS_NODE_OWN || mesh_node_is_up(guest->comms->mesh, node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
 {
     if (guest == NULL || now_ns < guest->next_ns) {
         return;
     }
+    if (guest->reports && is_with_place(guest) && now_ns < guest->turn_ns) {
+        guest->next_ns = guest->turn_ns;
+        return;
+    }
     bool turned = turn_to_next(guest, now_ns);
-    uint64_t pause_ns = guest->reports ? guest->place_count * MEETING_NEXT_NS : MEETING_NEXT_NS;
-    guest->next_ns = turned ? time_after(now_ns, pause_ns) : TIME_NEVER;
+    guest->turn_ns = time_after(now_ns, guest->place_count * MEETING_NEXT_REPORTS_NS);
+    guest->next_ns = turned ? time_after(now_ns, MEETING_NEXT_NS) : TIME_NEVER;
 }
 
 void comms_guest_node_up(const struct comms_guest *guest, uint32_t node)

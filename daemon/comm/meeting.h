@@ -24,7 +24,9 @@
  * connection until the communicator has formed.
  */
 #define MEETING_FIRST 3
-#define MEETING_FIRST_REPORTS 1         /* of a communicator that may form by a tree: see roster.h */
+#define MEETING_FIRST_REPORTS 1 /* of a communicator that may form by a tree: see roster.h */
+#define MEETING_NEXT_REPORTS_NS                                                                              \
+    (3 * TIME_S)                        /* of such a one, while a place is connected; each pause is longer */
 #define MEETING_PARTIAL_NS (1 * TIME_S) /* how often guests are told which ranks have been reported */
 #define MEETING_PLACES_MAX 16
 #define MEETING_NEXT_NS (1 * TIME_S)
@@ -52,6 +54,7 @@ struct comms_guest {
     struct comms_place places[MEETING_PLACES_MAX]; /* to which it has turned */
     uint32_t place_count;
     uint64_t next_ns; /* when to turn to one more; TIME_NEVER: never */
+    uint64_t turn_ns; /* when to do so although a place is connected */
     bool reports;     /* its communicator may form by a tree: roster.h */
 };
 

@@ -162,6 +162,7 @@ struct exec_comm_options {
     bool (*need)(void *context, uint32_t node, uint64_t now_ns);
     void *context;
     uint32_t rail_count;         /* agreed by all nodes; 0 or 1: rail 0 alone. Ignored on one node */
+    bool few_links;              /* as in coll_choice: agreed by all nodes */
     bool rails_wait;             /* operations of several slices wait for exec_comm_use_rails */
     struct coll_network network; /* agreed by all nodes: input to the choice of algorithms */
     const struct coll_overrides *overrides; /* agreed by all nodes; null for none */

@@ -202,6 +202,7 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
     const struct exec_comm_options *options = &comm->options;
     bool private_sizes = coll_stage_sizes_are_private(&op->stage);
     struct coll_choice choice = {
+        .few_links = comm->options.few_links,
         .kind = op->schedule_kind,
         .node_count = options->node_count,
         .root_node = op->root_node,

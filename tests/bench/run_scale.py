@@ -96,6 +96,13 @@ def main():
     options = parser.parse_args()
     names = [f"n{i:03d}" for i in range(options.nodes)]
     figures = {"nodes": options.nodes}
+    try:
+        measure(options, names, figures)
+    finally:  # also what was measured before a failure
+        print(json.dumps(figures))
+
+
+def measure(options, names, figures):
     with Cluster(names, namespaces=False, start=False, build=pathlib.Path(options.build)) as cluster:
         begin = time.monotonic()
         for name in names:
@@ -126,8 +133,6 @@ def main():
         figures["1_mib_ms"] = round(1000 * statistics.median(ranks.all_reduce(MIB // 4) for _ in range(7)), 1)
         figures["links_used"] = links(cluster)
         figures["load"] = os.getloadavg()[0]
-        print(json.dumps(figures))
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ static void test_links(void **state)
     struct cluster *cluster = large_cluster(200, NODES);
     struct sim_comm *comm = comm_of(cluster, "tree", NODES, 1);
     uint32_t before = all_links(cluster);
-    sim_comm_form(comm, NULL, TIME_S);
+    sim_comm_form(comm, &(struct sim_options){.algorithms = "all_to_all=pairwise"}, TIME_S);
     /* A connection of each node to the place, and one to its parent. */
     assert_in_range(all_links(cluster), before, before + 2 * (NODES - 1));
     sim_comm_run(comm,

@@ -67,6 +67,25 @@ static void test_links(void **state)
     cluster_free(cluster);
 }
 
+/* The same with QUIC on datagrams, some of which are lost. Nodes that need each other dial at once, so their
+ * attempts cross. */
+static void test_datagrams(void **state)
+{
+    (void)state;
+    enum { NODES = 40 };
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(216), .node_count = NODES, .conditions = rough, .datagrams = true});
+    cluster_connect(cluster);
+    struct sim_comm *comm = comm_of(cluster, "quic", NODES, 1);
+    sim_comm_form(comm, NULL, 3 * TIME_S);
+    sim_comm_run(comm, &(struct sim_call){
+                           .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 2});
+    sim_comm_run(comm, &sum);
+    sim_comm_run(comm, &exchange);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
 static void test_several_ranks_on_a_node(void **state)
 {
     (void)state;
@@ -397,6 +416,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_links),
+        cmocka_unit_test(test_datagrams),
         cmocka_unit_test(test_several_ranks_on_a_node),
         cmocka_unit_test(test_ranks_that_come_late),
         cmocka_unit_test(test_a_name_again),

@@ -511,7 +511,9 @@ void api_leave(struct api_session *session, uint64_t request_id, const Commd__Cl
 /* The process leaves its job. */
 void api_join_forget(struct api_join *join);
 
-/* requests.c: communicators, operations. fd: -1 or the packet's descriptor, which the caller keeps. */
+/* requests.c, submissions.c: communicators, operations. fd: -1 or a descriptor that the caller keeps. */
+/* Null if the session has no communicator of that handle. */
+struct api_comm *api_session_comm(struct api_session *session, uint32_t handle);
 void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,
                    uint64_t now_ns);
 void api_comm_shrink(struct api_session *session, uint64_t request_id,

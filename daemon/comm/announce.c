@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/formation.h"
 
 /*
  * Announcements of other nodes. If two nodes conflict, the one that was first stays. A node refuses a new

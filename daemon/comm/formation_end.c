@@ -3,6 +3,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/formation.h"
 
 /* How formation fails: ranks that leave, deadlines. */
 

@@ -4,6 +4,7 @@
 #include <utlist.h>
 
 #include "daemon/base/weight.h"
+#include "daemon/comm/formation.h"
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/roster.h"
 

@@ -1,4 +1,5 @@
 #include "daemon/comm/loss.h"
+#include "daemon/comm/formation.h"
 
 #include "daemon/comm/tree.h"
 

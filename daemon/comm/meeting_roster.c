@@ -3,6 +3,7 @@
 
 #include <utlist.h>
 
+#include "daemon/comm/formation.h"
 #include "daemon/comm/meeting_internal.h"
 #include "daemon/comm/roster.h"
 #include "daemon/comm/tree.h"

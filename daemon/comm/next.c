@@ -4,6 +4,7 @@
 #include <utlist.h>
 
 #include "daemon/base/hash.h"
+#include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/tree.h"
 

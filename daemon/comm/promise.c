@@ -5,6 +5,7 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/tree.h"
 

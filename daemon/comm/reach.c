@@ -1,5 +1,6 @@
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/formation.h"
 
 /*
  * Which rails a communicator uses. With a rail whose port is blocked, its first large operation would wait

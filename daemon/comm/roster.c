@@ -1,4 +1,5 @@
 #include "daemon/comm/roster.h"
+#include "daemon/comm/formation.h"
 
 #include <stdlib.h>
 #include <string.h>

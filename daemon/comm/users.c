@@ -1,6 +1,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/formation.h"
 
 /*
  * A node may speak only for users who may have ranks there. Its messages for other users are ignored, and it

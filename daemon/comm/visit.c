@@ -4,6 +4,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/formation.h"
 
 #define VISIT_TEXT_MAX_BYTES 256
 

@@ -198,6 +198,7 @@ struct communicator_node {
     uint32_t left_count;
     bool answered;          /* in this round of missing.c */
     bool needed;            /* the communicator needs the connection: comms_link_need */
+    bool called;            /* the need is MESH_NEED_CALL */
     uint64_t need_ns;       /* since then */
     uint32_t reached_rails; /* bits of the rails that it has named; 0: none yet */
 };

@@ -163,7 +163,7 @@ static void on_send(void *context, uint32_t node, const struct agreement_message
     struct communicator *comm = context;
     struct comms_loss_address to = address_of(comm, node);
     if (comm->sparse) {
-        comms_link_need(comm, node, comm->comms->now_ns);
+        comms_link_need(comm, node, MESH_NEED_CALL, comm->comms->now_ns);
     }
     comms_loss_send(&to, message);
 }

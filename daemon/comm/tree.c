@@ -10,30 +10,37 @@
 
 /* --- Connections --- */
 
-void comms_link_need(struct communicator *comm, uint32_t index, uint64_t now_ns)
+void comms_link_need(struct communicator *comm, uint32_t index, enum mesh_need how, uint64_t now_ns)
 {
     struct communicator_node *node = &comm->nodes[index];
-    if (node->needed || index == comm->own_index) {
+    bool calls = how == MESH_NEED_CALL && !node->called;
+    if ((node->needed && !calls) || index == comm->own_index) {
         return;
     }
+    mesh_need(comm->comms->mesh, node->node, how);
+    if (node->needed) {
+        mesh_unneed(comm->comms->mesh, node->node, MESH_NEED_BOTH); /* the call takes its place */
+    } else {
+        node->need_ns = now_ns;
+    }
     node->needed = true;
-    node->need_ns = now_ns;
-    mesh_need(comm->comms->mesh, node->node, MESH_NEED_CALL);
+    node->called = calls;
     if (!mesh_node_is_up(comm->comms->mesh, node->node)) {
         comm->link_ns = time_min(comm->link_ns, time_after(now_ns, COMMS_LINKS_LOOK_NS));
         communicator_arm(comm);
     }
 }
 
-bool comms_links_wanted(void *context, uint32_t index, uint64_t now_ns)
+bool comms_links_wanted(void *context, uint32_t index, bool mutual, uint64_t now_ns)
 {
     struct communicator *comm = context;
+    enum mesh_need how = mutual ? MESH_NEED_BOTH : MESH_NEED_CALL;
     if (index != EXEC_ALL_NODES) {
-        comms_link_need(comm, index, now_ns);
+        comms_link_need(comm, index, how, now_ns);
         return mesh_node_is_up(comm->comms->mesh, comm->nodes[index].node);
     }
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        comms_link_need(comm, i, now_ns);
+        comms_link_need(comm, i, how, now_ns);
     }
     comms_reach_begin(comm, now_ns);
     return false;
@@ -49,8 +56,9 @@ void comms_links_release(struct communicator *comm)
 {
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (comm->nodes[i].needed) {
-            comm->nodes[i].needed = false;
-            mesh_unneed(comm->comms->mesh, comm->nodes[i].node, MESH_NEED_CALL);
+            mesh_unneed(comm->comms->mesh, comm->nodes[i].node,
+                        comm->nodes[i].called ? MESH_NEED_CALL : MESH_NEED_BOTH);
+            comm->nodes[i].needed = comm->nodes[i].called = false;
         }
     }
     comm->link_ns = TIME_NEVER;
@@ -82,8 +90,9 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns)
         if (!node->needed || comm->loss->nodes[i].down || mesh_node_is_up(mesh, node->node)) {
             continue;
         }
-        uint64_t waited_ns = now_ns - node->need_ns;
-        if (waited_ns >= mesh_patience_ns(mesh) ||
+        uint64_t waited_ns = now_ns - node->need_ns, most_ns = mesh_patience_ns(mesh);
+        most_ns *= mesh_node_is_member(mesh, node->node) ? COMMS_LINKS_PATIENCES : 1;
+        if (waited_ns >= most_ns ||
             (waited_ns >= COMMS_LINKS_LEAST_NS && mesh_node_is_out_of_reach(mesh, node->node))) {
             give_up(comm, i, now_ns);
         }
@@ -129,10 +138,10 @@ static uint32_t next_hop(uint32_t own, uint32_t to)
 void comms_tree_begin(struct communicator *comm, uint64_t now_ns)
 {
     if (comm->own_index > 0) {
-        comms_link_need(comm, parent_of(comm->own_index), now_ns);
+        comms_link_need(comm, parent_of(comm->own_index), MESH_NEED_CALL, now_ns);
     }
     for (uint32_t i = first_child(comm->own_index); i < children_end(comm); i++) {
-        comms_link_need(comm, i, now_ns);
+        comms_link_need(comm, i, MESH_NEED_CALL, now_ns);
     }
 }
 

@@ -21,17 +21,19 @@
 #define COMMS_TREE_RANKS_LEAST 32u
 /* How often it is checked whether needed connections are there. */
 #define COMMS_LINKS_LOOK_NS (50 * TIME_MS)
-/* A node that others have lost is given up after this time without a connection, otherwise at the end of the
- * patience. What others say may be about its last process. */
+/* A node that others have lost is given up after this time without a connection; one that runs, as others
+ * say, after COMMS_LINKS_PATIENCES times the patience, as many nodes may dial it at once; others at its end.
+ * What others say may be about its last process. */
+#define COMMS_LINKS_PATIENCES 3u
 #define COMMS_LINKS_LEAST_NS (1 * TIME_S)
 
 /* --- Connections --- */
 
 /* The communicator needs the connection to the node with that index, until its nodes are forgotten. If there
- * is none within the patience, the communicator fails. */
-void comms_link_need(struct communicator *comm, uint32_t index, uint64_t now_ns);
+ * is none in time, the communicator fails. */
+void comms_link_need(struct communicator *comm, uint32_t index, enum mesh_need how, uint64_t now_ns);
 /* exec_comm_options.need and p2p_comm_options.need. */
-bool comms_links_wanted(void *context, uint32_t index, uint64_t now_ns);
+bool comms_links_wanted(void *context, uint32_t index, bool mutual, uint64_t now_ns);
 /* Whether the communicator needs the connection to that node, of the mesh's index. */
 bool comms_link_is_needed(const struct communicator *comm, uint32_t node);
 void comms_links_release(struct communicator *comm);

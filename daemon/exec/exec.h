@@ -155,11 +155,12 @@ struct exec_comm_options {
     /*
      * Null: the node has connections to all nodes of the communicator. Otherwise they may be missing: an
      * operation that sends to such a node waits, and asks for the connection. EXEC_ALL_NODES: for those to
-     * all nodes, because slices are spread over rails. Called from exec_run, repeatedly. Returns whether the
+     * all nodes, because slices are spread over rails. mutual: the other node will ask for it as well.
+     * Called from exec_run, repeatedly. Returns whether the
      * connection is there. If not, the callee fails the communicator if it is not there in time, and calls
      * exec_node_up when it is.
      */
-    bool (*need)(void *context, uint32_t node, uint64_t now_ns);
+    bool (*need)(void *context, uint32_t node, bool mutual, uint64_t now_ns);
     void *context;
     uint32_t rail_count;         /* agreed by all nodes; 0 or 1: rail 0 alone. Ignored on one node */
     bool few_links;              /* as in coll_choice: agreed by all nodes */

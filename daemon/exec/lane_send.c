@@ -76,8 +76,14 @@ static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
 static bool node_is_linked(const struct exec_lane *lane, uint32_t node)
 {
     const struct exec_comm *comm = lane->comm;
-    return comm->options.need == NULL || lane->streams[node] != NULL ||
-           comm->options.need(comm->options.context, node, comm->exec->now_ns);
+    bool mutual = false;
+    if (comm->options.need == NULL || lane->streams[node] != NULL) {
+        return true;
+    }
+    for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
+        mutual = mutual || lane->transfers.receives[i].node == node; /* it sends to us in this round */
+    }
+    return comm->options.need(comm->options.context, node, mutual, comm->exec->now_ns);
 }
 
 bool lane_may_send(const struct exec_lane *lane)

@@ -407,7 +407,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     uint32_t node;
     if (!local && !shared->wants_rails) {
         want_rails(comm);
-        (void)comm->options.need(comm->options.context, EXEC_ALL_NODES, comm->exec->now_ns);
+        (void)comm->options.need(comm->options.context, EXEC_ALL_NODES, true, comm->exec->now_ns);
     }
     if (!local && (!comm->rails_agreed || spread_missing_rail(comm, op, &node) > 0)) {
         return SPREAD_WAITS;

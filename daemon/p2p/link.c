@@ -99,7 +99,8 @@ static bool out_has_room(const struct p2p_out *out)
 /* Whether there is a connection to the node. If it is missing, it is asked for. */
 static bool is_linked(const struct p2p_comm *comm, uint32_t node)
 {
-    return comm->options.need == NULL || comm->options.need(comm->options.context, node, comm->p2p->now_ns);
+    return comm->options.need == NULL ||
+           comm->options.need(comm->options.context, node, false, comm->p2p->now_ns);
 }
 
 /* Returns false if it must be tried again, or if the connection is lost, which the mesh reports. */

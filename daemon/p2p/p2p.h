@@ -110,7 +110,7 @@ struct p2p_comm_options {
      * Called once. The caller is expected to call p2p_comm_abort, now or later. */
     void (*failed)(void *context, const struct error *cause, uint64_t now_ns);
     /* As exec_comm_options.need; called again for each message that waits. */
-    bool (*need)(void *context, uint32_t node, uint64_t now_ns);
+    bool (*need)(void *context, uint32_t node, bool mutual, uint64_t now_ns);
     void *context;
 };
 /* LIMIT, NO_MEMORY. */

@@ -349,6 +349,7 @@ def main():
         print(f"ok 1 - {sys.argv[2]} # SKIP no Python here has numpy and pytest (Debian: python3-numpy, python3-pytest)")
         return 0
     runner = Runner()
+    signal.signal(signal.SIGINT, interrupt)  # in a background job it is ignored, and tests would inherit that
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
     status = 0

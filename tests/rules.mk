@@ -170,7 +170,9 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
 
-tests: $(COMMD_CONTEST) $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
+# The program of the benchmark that replays traces (below), which tests/system/test_bench_traces.py runs.
+CONTEST_OF_TESTS := $(BUILD)/tests/bench/peers/commd_contest
+tests: $(CONTEST_OF_TESTS) $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(PYTHON_LIBRARY) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test-deps:
 	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --tests > /dev/null || echo "The tests of the Python package will be skipped."
@@ -186,7 +188,7 @@ check-failures: ## fail the allocations and system calls of commd and the librar
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
 	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
+test-system: all $(CONTEST_OF_TESTS) $(SYSTEM_PROGRAMS) $(CHAOS_RANK) $(NCCL_PROGRAMS) $(HOSTILE_COMMD) $(VERSION_PROGRAMS) $(NCCL_DOUBLE) $(PYTHON_LIBRARY) | test-deps ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-python: all $(PYTHON_LIBRARY) | test-deps ## run the tests of the Python package
 	@$(run_tests) $(wildcard tests/python/test_*.py)
@@ -282,7 +284,7 @@ fuzz-programs: $(if $(TARGETS),$(patsubst %,$(BUILD)/fuzz_%,$(TARGETS:fuzz_%=%))
 PEERS := $(BUILD)/tests/bench/peers
 MPIS := build/peers
 CONTEST_PARTS := $(addprefix $(PEERS)/,contest.o sweep.o replay.o trace.o)
-COMMD_CONTEST := $(PEERS)/commd_contest
+COMMD_CONTEST := $(CONTEST_OF_TESTS)
 $(COMMD_CONTEST): $(PEERS)/commd_contest.o $(CONTEST_PARTS) $(BUILD)/libcommclient.so
 	$(Q)echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -L$(BUILD) -lcommclient -Wl,-rpath,$(abspath $(BUILD))
 INSTALLED_MPIS := $(foreach each,openmpi mpich intelmpi,$(if $(wildcard $(MPIS)/$(each)/installed),$(each)))

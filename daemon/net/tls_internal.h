@@ -96,7 +96,8 @@ struct tls_sender {
     bool ready;
     bool working;
     bool finishing;
-    bool fin_sent;
+    bool fin_sent;     /* on the present carrier */
+    bool fin_was_sent; /* on any carrier: the receiver may know the end */
 };
 
 /* Incoming. */

@@ -63,6 +63,7 @@ void tls_sender_sent(struct tls_sender *sender, size_t size)
 void tls_sender_turn_over(struct tls_sender *sender, bool end)
 {
     sender->fin_sent = sender->fin_sent || end;
+    sender->fin_was_sent = sender->fin_was_sent || end;
     unready(sender);
     make_ready(sender);
 }
@@ -97,7 +98,7 @@ static void received(struct tls_sender *sender, uint64_t offset)
 bool tls_sender_receipt(struct tls_sender *sender, uint64_t offset, bool end)
 {
     if (offset > sender->queue.sent_end ||
-        (end && (!sender->fin_sent || offset != sender->queue.queued_end))) {
+        (end && (!sender->fin_was_sent || offset != sender->queue.queued_end))) {
         return false;
     }
     if (offset > sender->queue.received_end) {

@@ -19,6 +19,11 @@ static size_t give(struct tls_connection *connection, const uint8_t *bytes, size
     if (SSL_write_ex(connection->tls, bytes, size, &done) == 1) {
         connection->key_bytes += done;
         connection->peer->sent_bytes += done;
+        /* Now, as no record is half written: then it would be refused. */
+        if (connection->key_bytes >= TLS_KEY_BYTES &&
+            SSL_key_update(connection->tls, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) {
+            connection->key_bytes = 0;
+        }
         return done;
     }
     int why = SSL_get_error(connection->tls, 0);
@@ -164,11 +169,6 @@ void tls_connection_write(struct tls_connection *connection)
     size_t written = 0, part = 1;
     if (connection->state != TLS_STATE_OPEN || connection->blocked) {
         return;
-    }
-    /* It is refused while a record is half written, and asked for again then. */
-    if (connection->key_bytes >= TLS_KEY_BYTES &&
-        SSL_key_update(connection->tls, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) {
-        connection->key_bytes = 0;
     }
     while (part > 0 && written < TLS_WRITE_BYTES && connection->state == TLS_STATE_OPEN) {
         part = write_part(connection);

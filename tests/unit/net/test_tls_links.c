@@ -115,6 +115,33 @@ static void streams_end_well_across_a_cut(void **state)
     quic_source_free(small);
 }
 
+static bool b_has_all(const void *context)
+{
+    const struct tls_receiver *receiver = peer_of(b)->receivers;
+    (void)context;
+    return receiver != NULL && receiver->intake.ended && receiver->owes_receipt;
+}
+
+/* b has a stream to its end, and a does not know. b's receipt comes on the next carrier, before the end does
+ * so again. */
+static void a_receipt_may_come_before_the_end_is_sent_again(void **state)
+{
+    (void)state;
+    struct quic_source *source = quic_source_new(a, 0, 1, 100000, 100000, true);
+    peer_of(b)->tunnel_bytes += TLS_TUNNEL_AHEAD_BYTES; /* b sends greetings alone on the tunnel */
+    cut(a);
+    assert_true(quic_run_until(loop, b_has_all, NULL, 5000));
+    peer_of(a)->dial = (struct backoff){0};
+    link_both();
+    peer_of(b)->tunnel_bytes -= TLS_TUNNEL_AHEAD_BYTES;
+    assert_true(quic_run_until(loop, source_done, source, 5000));
+    assert_int_equal(source->failed, 0);
+    assert_closed(b, 1);
+    assert_complete(b);
+    assert_int_equal(a->down_calls[0] + b->down_calls[0], 0);
+    quic_source_free(source);
+}
+
 /* The other side reads nothing from TCP: the link is given up, and QUIC has the data. */
 static void a_link_that_stands_still_is_given_up(void **state)
 {
@@ -319,6 +346,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_write_that_fails_ends_the_connection_alone, setup_linked,
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(streams_end_well_across_a_cut, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_receipt_may_come_before_the_end_is_sent_again, setup_linked,
+                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(a_link_that_stands_still_is_given_up, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_link_that_carries_nothing_is_noticed_without_data, setup_linked,
                                         teardown_nodes),

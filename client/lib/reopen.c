@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -165,12 +166,22 @@ static comm_result_t check_lost(struct comm_client *client)
                : COMM_OK;
 }
 
+static bool has_hung_up(const struct comm_client *client)
+{
+    struct pollfd ready = {.fd = client->fd, .events = POLLIN};
+    return poll(&ready, 1, 0) > 0 && (ready.revents & (POLLHUP | POLLERR)) != 0;
+}
+
 /* Returns COMM_OK, and is_lost false, while the connection lives. */
 static comm_result_t begin(struct comm_client *client, bool *is_lost)
 {
     comm_result_t result = client_enter(client);
     if (result == COMM_OK) {
         client_take_all(client);
+        /* Another thread that reads notices the end in a moment. */
+        while (client->lost == COMM_OK && client->reading && has_hung_up(client)) {
+            pthread_cond_wait(&client->changed, &client->lock);
+        }
         *is_lost = client->lost != COMM_OK;
         result = *is_lost ? check_lost(client) : COMM_OK;
         client_leave(client);

@@ -264,7 +264,7 @@ class Pair(unittest.TestCase):
 
 class Rails(unittest.TestCase):
     def test_each_rail_has_its_counters(self):
-        with Cluster(["a", "b"], settings="rails = 2;", start=False) as cluster:
+        with Cluster(["a", "b"], settings='rails = 2; bulk_links = "quic";', start=False) as cluster:
             place = {name: str(cluster.folder / f"{name}-metrics.sock") for name in "ab"}
             for name in "ab":
                 cluster.start(name, "--set", f"metrics={place[name]}")

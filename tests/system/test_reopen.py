@@ -83,6 +83,8 @@ class Reopen(StandaloneTest):
     def kill(self):
         self.cluster.daemons["solo"].kill()
         self.cluster.daemons["solo"].wait(timeout=20)
+        # The kernel may close the sockets of a process a moment after it has said that the process is gone. A call that fails changes nothing.
+        self.cluster.wait(lambda: self.reopen() != 0, "the library sees the end of commd")
 
     def start(self, *options):
         self.cluster.start("solo", "--standalone", *options)

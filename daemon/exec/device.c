@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/budget.h"
+#include "daemon/exec/device_bounce.h"
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/gpu_nccl.h"
@@ -11,15 +12,6 @@
  * for their semaphores before it begins. If nothing else serves, it copies GPU buffers to pinned memory and
  * back, so that the rest of the exec sees host buffers only.
  */
-
-/* A bounce buffer: pinned memory for a GPU buffer, or for two of one rank that overlap (in place). */
-struct device_bounce {
-    unsigned char *device;
-    unsigned char *host;
-    uint64_t bytes;
-    uint32_t gpu;
-    bool written; /* to be copied back */
-};
 
 struct exec_device {
     enum {
@@ -37,12 +29,9 @@ struct exec_device {
     uint64_t given_up_ns;            /* when it was cancelled, or 0 */
     uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was queued there; or DEVICE_UNMARKED */
     uint64_t looked_ns;              /* when the driver was last asked whether the GPUs still work */
-    struct device_bounce *bounces;
-    uint32_t bounce_count;
+    struct device_bounces bounces;
 };
 
-#define DEVICE_BOUNCES_OF_RANK 3 /* input, output, residual */
-#define DEVICE_UNMARKED UINT64_MAX
 #define DEVICE_PATIENCE_NS 5000000000ull /* how long a cancelled operation waits for NCCL */
 #define DEVICE_CHECK_NS 1000000ull       /* between questions to the driver, which are slow */
 
@@ -64,13 +53,10 @@ bool device_is_needed(const struct exec_call *call)
 enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct exec_device *device = calloc(1, sizeof *device);
-    struct device_bounce *bounces = calloc((size_t)entry_count(op) * DEVICE_BOUNCES_OF_RANK, sizeof *bounces);
-    if (device == NULL || bounces == NULL) {
+    if (device == NULL || !device_bounces_init(&device->bounces, entry_count(op), device->marks)) {
         free(device);
-        free(bounces);
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
     }
-    device->bounces = bounces;
     op->device = device;
     return STATUS_OK;
 }
@@ -80,11 +66,7 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
     if (op->device == NULL) {
         return;
     }
-    for (uint32_t i = 0; i < op->device->bounce_count; i++) {
-        const struct device_bounce *bounce = &op->device->bounces[i];
-        gpu_pinned_free(comm->exec->gpus, bounce->host);
-        budget_release(comm->options.account, BUDGET_BOUNCES, gpu_pinned_size(bounce->bytes));
-    }
+    device_bounces_release(comm, &op->device->bounces);
     gpu_nccl_free(op->device->nccl);
     if (op->device->watches) {
         struct error why;
@@ -93,7 +75,6 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
             gpu_group_give_up(op->call.group, &why, comm->exec->now_ns);
         }
     }
-    free(op->device->bounces);
     free(op->device);
     op->device = NULL;
 }
@@ -158,118 +139,6 @@ static bool device_reached(struct exec_comm *comm, struct exec_device *device, u
     }
     device->looked_ns = asks ? now_ns : device->looked_ns;
     return reached;
-}
-
-/* --- Bounce buffers --- */
-
-static enum status bounce_copy(struct exec_comm *comm, struct exec_device *device,
-                               const struct device_bounce *bounce, bool in, struct error *error)
-{
-    struct gpu_queue *queue = NULL;
-    enum status status = device_queue(comm, bounce->gpu, &queue, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    device->marks[bounce->gpu] = DEVICE_UNMARKED;
-    return in ? gpu_queue_copy(queue, bounce->host, bounce->device, bounce->bytes, error)
-              : gpu_queue_copy(queue, bounce->device, bounce->host, bounce->bytes, error);
-}
-
-static enum status bounce_add(struct exec_comm *comm, struct exec_device *device, uint32_t gpu, void *at,
-                              uint64_t bytes, bool written, struct device_bounce **out, struct error *error)
-{
-    struct device_bounce *bounce = &device->bounces[device->bounce_count];
-    uint64_t pinned_bytes = gpu_pinned_size(bytes);
-    void *host = NULL;
-    enum status status = budget_charge(comm->options.account, BUDGET_BOUNCES, pinned_bytes, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    status = gpu_pinned_alloc(comm->exec->gpus, bytes, &host, error);
-    if (status != STATUS_OK) {
-        budget_release(comm->options.account, BUDGET_BOUNCES, pinned_bytes);
-        return status;
-    }
-    *bounce =
-        (struct device_bounce){.device = at, .host = host, .bytes = bytes, .gpu = gpu, .written = written};
-    device->bounce_count++;
-    *out = bounce;
-    return bounce_copy(comm, device, bounce, true, error);
-}
-
-static void *bounce_of(const struct device_bounce *bounce, const void *at)
-{
-    return bounce->host + ((const unsigned char *)at - bounce->device);
-}
-
-bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer)
-{
-    const unsigned char *input = reader->input, *output = writer->output;
-    return input != NULL && output != NULL && input < output + writer->output_bytes &&
-           output < input + reader->input_bytes;
-}
-
-/* Makes a rank's bounce buffers and starts the copies in. Outputs are copied in as well, because not every
- * operation writes all of them. apart: a buffer that is input and output gets two bounce buffers. */
-static enum status rank_bounces(struct exec_comm *comm, struct exec_device *device, struct exec_rank *rank,
-                                bool apart, struct error *error)
-{
-    struct device_bounce *bounce = NULL;
-    unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
-    uint64_t in = input == NULL || rank->input_on_host ? 0 : rank->input_bytes;
-    uint64_t out = output == NULL || rank->output_on_host ? 0 : rank->output_bytes;
-    enum status status = STATUS_OK;
-    if (in > 0 && out > 0 && device_overlaps(rank, rank) && !apart) {
-        unsigned char *begin = input < output ? input : output;
-        unsigned char *end = input + in > output + out ? input + in : output + out;
-        status = bounce_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &bounce, error);
-        if (status == STATUS_OK) {
-            rank->input = bounce_of(bounce, input);
-            rank->output = bounce_of(bounce, output);
-        }
-        in = out = 0;
-    }
-    if (in > 0) {
-        status = bounce_add(comm, device, rank->gpu, input, in, false, &bounce, error);
-        rank->input = status == STATUS_OK ? bounce_of(bounce, input) : NULL;
-    }
-    if (out > 0 && status == STATUS_OK) {
-        status = bounce_add(comm, device, rank->gpu, output, out, true, &bounce, error);
-        rank->output = status == STATUS_OK ? bounce_of(bounce, output) : NULL;
-    }
-    if (rank->residual != NULL && !rank->residual_on_host && status == STATUS_OK) {
-        void *residual = rank->residual;
-        status = bounce_add(comm, device, rank->gpu, residual, rank->residual_bytes, true, &bounce, error);
-        rank->residual = status == STATUS_OK ? bounce_of(bounce, residual) : NULL;
-    }
-    return status;
-}
-
-static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct error *error)
-{
-    enum status status = STATUS_OK;
-    for (uint32_t i = 0; i < entry_count(op) && status == STATUS_OK; i++) {
-        op->ranks[i].wait_count = 0;
-        if (op->ranks[i].on_gpu) {
-            /* In place, an all_to_all would overwrite blocks before they are sent. */
-            bool apart = op->call.terms.kind == OP_KIND_ALL_TO_ALL;
-            status = rank_bounces(comm, op->device, &op->ranks[i], apart, error);
-            op->ranks[i].on_gpu = false; /* from now on, also for other threads */
-        }
-    }
-    return status;
-}
-
-static enum status copy_out(struct exec_comm *comm, struct exec_op *op, struct error *error)
-{
-    struct exec_device *device = op->device;
-    enum status status = STATUS_OK;
-    for (uint32_t i = 0; i < device->bounce_count && status == STATUS_OK; i++) {
-        if (device->bounces[i].written) {
-            status = bounce_copy(comm, device, &device->bounces[i], false, error);
-        }
-    }
-    return status;
 }
 
 /* --- Steps --- */
@@ -371,7 +240,7 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
         return STATUS_OK;
     }
     device->state = DEVICE_COPIES_IN;
-    return copy_in(comm, op, error);
+    return device_bounces_in(comm, &device->bounces, op, error);
 }
 
 /* Whether NCCL is to carry out the GPUs' part of the operation's slices. The communicator holds the group. */
@@ -532,7 +401,7 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
     }
     if (device->state == DEVICE_RUNS) {
         device->state = DEVICE_COPIES_OUT;
-        if (copy_out(comm, op, error) != STATUS_OK) {
+        if (device_bounces_out(comm, &device->bounces, error) != STATUS_OK) {
             return device_failed(comm, error);
         }
     }

@@ -26,7 +26,7 @@ class Ranks:
     """One rank on each node, each on a thread of its own."""
 
     def __init__(self, cluster, library):
-        self.library = library
+        self.calls = library
         self.clients = []
         for name in cluster.names:
             result, client = library.open(cluster.socket(name))
@@ -44,7 +44,7 @@ class Ranks:
             barrier.wait()
             result = work(rank)
             if result != 0:
-                failures.append(f"rank {rank}: {result}: {self.library.error()}")
+                failures.append(f"rank {rank}: {result}: {self.calls.error()}")
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.clients))]
         for thread in threads:
@@ -59,7 +59,7 @@ class Ranks:
 
     def form(self, name):
         def init(rank):
-            result, self.comms[rank] = self.library.init(self.clients[rank], name, rank, len(self.clients), 60000, 60000)
+            result, self.comms[rank] = self.calls.init(self.clients[rank], name, rank, len(self.clients), 60000, 60000)
             return result
 
         return self.together("comm_init", init)
@@ -70,8 +70,8 @@ class Ranks:
         outputs = [(ctypes.c_float * count)(*[-1] * count) for _ in range(size)]
 
         def call(rank):
-            result = self.library.comm_all_reduce(self.comms[rank], inputs[rank], outputs[rank], count, F32, SUM, None)
-            return result or self.library.comm_sync(self.comms[rank], 60000)
+            result = self.calls.comm_all_reduce(self.comms[rank], inputs[rank], outputs[rank], count, F32, SUM, None)
+            return result or self.calls.comm_sync(self.comms[rank], 60000)
 
         seconds = self.together(f"all_reduce of {count}", call)
         expected = size * (size + 1) / 2
@@ -80,7 +80,7 @@ class Ranks:
         return seconds
 
     def destroy(self):
-        self.together("comm_destroy", lambda rank: self.library.comm_destroy(self.comms[rank]))
+        self.together("comm_destroy", lambda rank: self.calls.comm_destroy(self.comms[rank]))
 
 
 def links(cluster):

@@ -114,6 +114,16 @@ void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns)
     }
 }
 
+/* Two nodes whose heartbeats meet in this way send three datagrams for each interval, and not twice three. */
+void mesh_heartbeat_join(struct mesh_peer *peer, uint64_t now_ns)
+{
+    const struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    bool soon = heartbeat->next_ns < time_after(now_ns, heartbeat_interval_ns(peer) / 2);
+    if (soon && heartbeat->unanswered_ns == TIME_NEVER) {
+        heartbeat_send(peer, now_ns);
+    }
+}
+
 void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
                              uint64_t now_ns)
 {

@@ -165,6 +165,8 @@ void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns);
 uint64_t mesh_heartbeat_deadline_ns(const struct mesh_peer *peer);
 void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns);
+/* The peer's heartbeat has been answered. If this node's own is due soon, it travels with the answer. */
+void mesh_heartbeat_join(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
                              uint64_t now_ns);
 

@@ -152,12 +152,14 @@ static void answer(struct mesh_peer *peer, const Commd__Mesh__Message *message)
 
 static void on_heartbeat(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
-    (void)now_ns;
     Commd__Mesh__HeartbeatAnswer body = COMMD__MESH__HEARTBEAT_ANSWER__INIT;
     body.number = message->heartbeat->number;
     body.sent_ns = message->heartbeat->sent_ns;
     Commd__Mesh__Message reply = MESH_MESSAGE(HEARTBEAT_ANSWER, heartbeat_answer, &body);
-    answer(peer, &reply);
+    if (mesh_peer_send(peer, &reply) == STATUS_OK) {
+        mesh_heartbeat_join(peer, now_ns);
+        mesh_peer_arm(peer);
+    }
 }
 
 static void on_heartbeat_answer(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)

@@ -45,10 +45,12 @@ class Mpi:
     @staticmethod
     def _agent(folder, topology):
         """Writes the program that launchers call in place of ssh: [OPTION...] ADDRESS COMMAND... The address tells the namespace."""
-        cases = "\n".join(f"{topology.address(node)}) namespace={topology.cluster.namespaces[node]} node=node-{node} ;;" for node in topology.nodes)
+        everywhere = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        cases = "\n".join(f"{topology.address(node)}) namespace={topology.cluster.namespaces[node]} node=node-{node} processors={topology.processors(node) or everywhere} ;;"
+                          for node in topology.nodes)
         agent = folder / "agent.sh"
         agent.write_text(f'#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\ncase $1 in\n{cases}\nesac\nshift\n[ "$1" != -- ] || shift\n'
-                         'exec ip netns exec "$namespace" unshare --uts /bin/bash -c "hostname $node; $*"\n')
+                         'exec ip netns exec "$namespace" taskset -c "$processors" unshare --uts /bin/bash -c "hostname $node; $*"\n')
         agent.chmod(0o755)
         return agent
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures commd and its peers in one run, in turn. Prints the median over the repeats.
 
-usage: run_bench.py [--quick] [--only TOPOLOGY,...] [--contestants NAME,...] [--repeats N] [--minutes M] [--out FOLDER]
+usage: run_bench.py [--quick] [--only TOPOLOGY,...] [--contestants NAME,...] [--repeats N] [--minutes M] [--shared-processors] [--out FOLDER]
 
 Only root can measure several nodes. Writes bench.json, bench.svg, heatmap.svg and growth.svg. $COMMD_BUILD names the folder of the build.
 """
@@ -124,6 +124,7 @@ def parse():
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0, help="begin nothing after this time; default: 120, quick: 10")
     parser.add_argument("--settings", default="", help="""more of the daemons' configuration, such as 'bulk_links = "quic";'""")
+    parser.add_argument("--shared-processors", action="store_true", help="all nodes run on all processors; default: each on its own, if there are enough")
     parser.add_argument("--out", type=pathlib.Path, default=BUILD / "bench")
     options = parser.parse_args()
     options.repeats = options.repeats or (1 if options.quick else 3)
@@ -163,6 +164,7 @@ def main():
     places = [each for each in topologies.ALL if each.name in options.only]
     for each in places:
         each.settings = options.settings
+        each.shares_processors = options.shared_processors
     complaints = [f"{each.title}: left out, network namespaces cannot be made here" for each in places if not each.is_possible()]
     places = [each for each in places if each.is_possible()]
     progress = Progress(1 + sum(len(list(sweeps_of(each, options.quick))) for each in places) * options.repeats * len(options.everybody))

@@ -23,6 +23,7 @@ class Topology:
         self.build = build
         self.daemon_environment = {}
         self.settings = ""  # more lines of the daemons' configuration
+        self.shares_processors = False  # all nodes run on all processors
         self.cluster = None
 
     @property
@@ -42,12 +43,23 @@ class Topology:
     def address(self, node):
         return "127.0.0.1" if self.node_count == 1 else f"10.97.0.{self.nodes.index(node) + 1}"
 
+    def processors(self, node):
+        """Returns the processors of a node, as `taskset -c` takes them. None: it shares all of them with the others, because there are fewer processors
+        than nodes. Real nodes do not run on each other's processors."""
+        own = sorted(os.sched_getaffinity(0))
+        each = len(own) // self.node_count
+        if self.node_count == 1 or each == 0 or self.shares_processors:
+            return None
+        first = self.nodes.index(node) * each
+        return ",".join(map(str, own[first:first + each]))
+
     def command(self, node, *command):
         return self.cluster.in_node(node, *command)
 
     def __enter__(self):
         self.cluster = Cluster(self.nodes, f'log_level = "warning"; {self.settings}', namespaces=self.node_count > 1, start=False, build=self.build,
-                               daemon_environment=self.daemon_environment)
+                               daemon_environment=self.daemon_environment,
+                               processors={node: self.processors(node) for node in self.nodes if self.processors(node)})
         try:
             if self.node_count > 1:
                 self._shape()

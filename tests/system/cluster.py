@@ -66,7 +66,7 @@ class Cluster:
     daemon_command = []  # words put in front of commd's command line
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
-                 daemon_environment=None, build=BUILD, cards=1):
+                 daemon_environment=None, build=BUILD, cards=1, processors=None):
         """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay, on loopback. There
         is one relay for each of `rails`.
 
@@ -76,11 +76,14 @@ class Cluster:
 
         cards: how many network cards each node has in its namespace. Card 1 is veth1 with an address in 10.98.0.0/24 on a bridge of its own, and so on.
         The configuration names them as rail_addresses.
+
+        processors: {name: the processors on which that node's processes may run}, as `taskset -c` takes them. By default, on all.
         """
         self._need_doubles(client_environment, daemon_environment)
         self.gpus = gpus
         self.build = build
         self.cards = cards
+        self.processors = processors or {}
         self.programs = {}  # by node: a program to run instead of commd
         self.client_environment = client_environment or {}
         self.daemon_environment = daemon_environment or {}
@@ -226,6 +229,8 @@ class Cluster:
 
     def in_node(self, name, *command):
         prefix = ["ip", "netns", "exec", self.namespaces[name]] if self.use_namespaces else []
+        if name in self.processors:
+            prefix += ["taskset", "-c", self.processors[name]]
         return [str(part) for part in [*prefix, *command]]
 
     def read_in_node(self, name, path):

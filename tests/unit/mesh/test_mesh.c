@@ -1,3 +1,4 @@
+#include "daemon/mesh/mesh_internal.h"
 #include "tests/unit/mesh/mesh_nodes.h"
 
 /* --- Up and down --- */
@@ -98,6 +99,28 @@ static void test_silent_host_is_noticed(void **state)
             assert_true(took_ns <= 4300 * TIME_MS);
         }
         assert_true(is_up(&world, 0, 2));
+        world_stop(&world);
+    }
+}
+
+/* The second of two heartbeats travels with the answer to the first, whenever the nodes began. */
+static void test_heartbeats_of_two_nodes_meet(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct world world;
+        world_start(&world, 2, &calm, seed);
+        run(&world, 4 * TIME_S);
+        for (unsigned i = 0; i < 20; i++) {
+            run(&world, 523 * TIME_MS);
+            while (network_next_ns(world.network) != TIME_NEVER) {
+                run(&world, TIME_MS); /* between two exchanges */
+            }
+            uint64_t a_ns = mesh_peer_at(world.nodes[0].mesh, 0)->heartbeat.sent_ns;
+            uint64_t b_ns = mesh_peer_at(world.nodes[1].mesh, 0)->heartbeat.sent_ns;
+            assert_true(a_ns < b_ns + TIME_MS && b_ns < a_ns + TIME_MS);
+            assert_true(world.now_ns - a_ns <= 510 * TIME_MS);
+        }
         world_stop(&world);
     }
 }
@@ -359,6 +382,7 @@ int main(void)
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_messages_arrive_in_order),
         cmocka_unit_test(test_silent_host_is_noticed),
+        cmocka_unit_test(test_heartbeats_of_two_nodes_meet),
         cmocka_unit_test(test_a_node_that_stalls_blames_nobody),
         cmocka_unit_test(test_a_busy_node_notices_silence),
         cmocka_unit_test(test_one_way_cut_has_one_verdict),

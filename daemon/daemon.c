@@ -207,7 +207,6 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
                                       .node_name = conf->node_name,
                                       .reconnect_min_ns = conf->reconnect_min_ms * TIME_MS,
                                       .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};
-    daemon->spin.enabled = workers_processors() > 1;
     return workers_new(&options, &daemon->workers, error);
 }
 

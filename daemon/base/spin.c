@@ -2,7 +2,7 @@
 
 void spin_found(struct spin *spin, uint64_t now_ns)
 {
-    if (spin->enabled && now_ns >= spin->rest_until_ns) {
+    if (now_ns >= spin->rest_until_ns) {
         spin->until_ns = time_after(now_ns, spin->length_ns);
     }
 }

@@ -10,7 +10,9 @@
  * How long a thread polls for work before it sleeps. Work comes in rows: a look for the next piece costs less
  * than being woken for it. The length of the waits adapts the length of the spins. Time is an argument.
  *
- * The struct is the caller's, zero at first; without `enabled` the thread never spins.
+ * The thread yields its processor in each turn of a spin. So spinning pays with one processor, too: the
+ * process that waits for the thread runs meanwhile, and neither has to wake the other. The struct is the
+ * caller's, zero at first.
  */
 #define SPIN_MAX_NS (50 * TIME_US) /* about the time that it takes to be woken, and to wake */
 #define SPIN_MIN_NS (4 * TIME_US)
@@ -22,7 +24,6 @@
 #define SPIN_REST_MAX_NS (1 * TIME_S)
 
 struct spin {
-    bool enabled; /* there is more than one processor */
     uint64_t length_ns;
     uint64_t until_ns;
     uint64_t rest_ns, rest_until_ns;

@@ -69,6 +69,9 @@
 #define QUIC_ACK_ALONE_BYTES 1200u
 #define QUIC_ACK_ALONE_NS (100 * TIME_US)
 #define QUIC_STREAMS_MAX NET_STREAMS_MAX /* open incoming streams of a connection */
+/* ngtcp2 lets a packet wait until those before it had their share of the congestion window's time. After
+ * fewer bytes, setting a timer would cost more than the wait. */
+#define QUIC_PACE_BYTES (16u << 10)
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
     (256ull * NET_STREAM_WINDOW_BYTES) /* the most that may be under way: 1 GiB */
 /* Open incoming streams of which bytes have come, but not the first one. ngtcp2 keeps at least 8 KiB for
@@ -222,13 +225,14 @@ struct quic_connection {
     ngtcp2_ccerr close; /* what is sent to the peer */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
-    uint64_t armed_ns;   /* what the timer is set to */
-    uint64_t ahead_ns;   /* how much ngtcp2's clock is ahead of ours: see quic_connection_hurry */
-    uint64_t hurried_ns; /* when that was last considered */
-    unsigned unflushed;  /* datagrams read since packets were written */
-    uint64_t read_ns;    /* the event in which one was last read */
-    bool came_alone;     /* that one was small, and the first of its event */
-    bool holds_long;     /* what is held waits for QUIC_ACK_ALONE_NS */
+    uint64_t armed_ns;    /* what the timer is set to */
+    uint64_t ahead_ns;    /* how much ngtcp2's clock is ahead of ours: see quic_connection_hurry */
+    uint64_t hurried_ns;  /* when that was last considered */
+    unsigned unflushed;   /* datagrams read since packets were written */
+    uint64_t read_ns;     /* the event in which one was last read */
+    bool came_alone;      /* that one was small, and the first of its event */
+    size_t unpaced_bytes; /* sent since ngtcp2 was last told to pace */
+    bool holds_long;      /* what is held waits for QUIC_ACK_ALONE_NS */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
     uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */

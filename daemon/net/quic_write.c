@@ -118,9 +118,9 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
     if (size == 0) {
         return false;
     }
+    ngtcp2_conn_info under_way;
+    ngtcp2_conn_get_conn_info2(connection->transport, &under_way);
     if (connection->unanswered_ns == 0) {
-        ngtcp2_conn_info under_way;
-        ngtcp2_conn_get_conn_info2(connection->transport, &under_way);
         connection->unanswered_ns = under_way.bytes_in_flight > 0 ? now_ns : 0;
     }
     struct quic_batch batch = {
@@ -133,6 +133,11 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
         quic_address_set(&batch.remote, path.path.remote.addr, path.path.remote.addrlen)) {
         quic_batch_send(endpoint, &batch);
     }
+    connection->unpaced_bytes += (size_t)size;
+    if (under_way.bytes_in_flight < QUIC_PACE_BYTES && connection->unpaced_bytes < QUIC_PACE_BYTES) {
+        return connection->ready_control != NULL || connection->ready_data != NULL;
+    }
+    connection->unpaced_bytes = 0;
     ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
     return true;
 }
@@ -149,9 +154,9 @@ void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns)
         if (connection->failed) {
             continue; /* it only has to be closed */
         }
+        batches++;
         if (quic_write_batch(connection, now_ns)) {
             quic_work_flush(connection);
-            batches++;
         } else if (!connection->failed) {
             quic_connection_arm(connection);
         }

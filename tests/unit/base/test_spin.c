@@ -13,7 +13,7 @@
 static void test_short_waits_make_long_spins(void **state)
 {
     (void)state;
-    struct spin spin = {.enabled = true};
+    struct spin spin = {0};
     uint64_t now_ns = 1;
     for (int i = 0; i < 8; i++) {
         spin_found(&spin, now_ns);
@@ -33,7 +33,7 @@ static void test_short_waits_make_long_spins(void **state)
 static void test_nobody_spins_on_a_crowded_processor(void **state)
 {
     (void)state;
-    struct spin spin = {.enabled = true, .length_ns = SPIN_MAX_NS};
+    struct spin spin = {.length_ns = SPIN_MAX_NS};
     uint64_t now_ns = TIME_S, rest_ns = SPIN_REST_MIN_NS;
     for (int i = 0; i < 6; i++) {
         spin_found(&spin, now_ns);
@@ -50,19 +50,9 @@ static void test_nobody_spins_on_a_crowded_processor(void **state)
     }
 }
 
-static void test_one_processor(void **state)
-{
-    (void)state;
-    struct spin spin = {.enabled = false};
-    spin_waited(&spin, 1);
-    spin_found(&spin, 1);
-    assert_false(spin_goes_on(&spin, 1));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_short_waits_make_long_spins),
-                                       cmocka_unit_test(test_nobody_spins_on_a_crowded_processor),
-                                       cmocka_unit_test(test_one_processor)};
+                                       cmocka_unit_test(test_nobody_spins_on_a_crowded_processor)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -524,10 +524,11 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         }
         bool awake = api_is_awake(daemon->api) || comms_cells_are_awake(daemon->comms);
         bool spin = spin_goes_on(&daemon->spin, now_ns) && awake;
-        if (arrived && now_ns - looked_ns < SPIN_LOOK_NS) {
+        bool looks = now_ns - looked_ns >= SPIN_LOOK_NS || loop_is_due(daemon->loop, now_ns);
+        if (arrived && !looks) {
             continue; /* the operations go on at once */
         }
-        if (spin && !daemon->exec_woken && !daemon->p2p_woken && now_ns - looked_ns < SPIN_LOOK_NS) {
+        if (spin && !daemon->exec_woken && !daemon->p2p_woken && !looks) {
             uint64_t before_ns = loop_now_ns();
             (void)sched_yield(); /* another process that has work on this core runs first */
             spin_yielded(&daemon->spin, before_ns, loop_now_ns());

@@ -29,7 +29,7 @@
  *
  * Nobody trusts the segment: see cells.h.
  */
-#define NODE_CELLS_DATA_MAX_BYTES 8192u /* of a rank's input, and of its output */
+#define NODE_CELLS_DATA_MAX_BYTES 32768u /* of a rank's input, and of its output */
 #define NODE_CELLS_RANKS_MAX (CELLS_RANKS_MAX - 1u)
 
 /* One process's view of a communicator's segment. */

@@ -10,10 +10,11 @@
 #define SPIN_BETWEEN_NODES_NS 1000000u /* the same: commd needs a processor, too */
 #define YIELD_LONG_NS 100000u          /* a yield that takes so long gave the processor to another process */
 #define YIELDS_LONG_MAX 2u             /* then sleeping wakes us sooner than spinning, */
+#define YIELD_SHARED_NS 1500u          /* a yield that takes so long let another thread run, perhaps commd */
+#define YIELDS_SHARED_MAX 2u           /* in a row; then sleeping is better between nodes, */
 #define CROWDED_NS 10000000u           /* for so long */
 #define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
 #define SLEEP_BRIEF_NS 1000000u        /* the same while commd has other operations of this client */
-#define LOOKS_PER_CLOCK 16u            /* looks at the cells between two looks at the clock */
 
 struct watch {
     struct client_cells *cells;
@@ -50,37 +51,57 @@ static bool look_for_a_while(const struct watch *watch)
     return has_news(watch);
 }
 
+/*
+ * Between nodes, commd works while the rank waits. If both have the same processor, a rank that spins gets as
+ * much of it as commd: the kernel is fair, whatever the rank yields. So the rank sleeps at once.
+ */
+static bool sleeps_at_once(const struct client_cells *cells)
+{
+    return cells->crowded && cells_is_between_nodes(cells);
+}
+
+struct spinning {
+    uint64_t began_ns, looked_ns;
+    uint32_t shared_yields, long_yields;
+};
+
+/* Returns whether the processor is needed by others, so that sleeping wakes us sooner than spinning. */
+static bool yield_to_others(const struct watch *watch, struct spinning *spinning)
+{
+    uint64_t before_ns = clock_ns();
+    (void)sched_yield();
+    uint64_t took_ns = clock_ns() - before_ns;
+    spinning->long_yields += took_ns > YIELD_LONG_NS;
+    spinning->shared_yields = took_ns > YIELD_SHARED_NS ? spinning->shared_yields + 1 : 0;
+    spinning->looked_ns = before_ns + took_ns;
+    bool shared = cells_is_between_nodes(watch->cells) && spinning->shared_yields >= YIELDS_SHARED_MAX;
+    return shared || spinning->long_yields >= YIELDS_LONG_MAX;
+}
+
 /* Returns whether there is news. */
 static bool spin(const struct watch *watch)
 {
     uint64_t most_ns = cells_is_between_nodes(watch->cells) ? SPIN_BETWEEN_NODES_NS : SPIN_NS;
-    uint64_t began_ns = 0, before_ns = 0;
-    uint32_t long_yields = 0;
-    for (uint32_t looks = 0;; looks++) {
+    if (sleeps_at_once(watch->cells)) {
+        return has_news(watch);
+    }
+    if (look_for_a_while(watch)) {
+        return true;
+    }
+    struct spinning spinning = {.began_ns = clock_ns()};
+    if (spinning.began_ns < watch->cells->crowded_until_ns) {
+        return has_news(watch);
+    }
+    do {
+        if (yield_to_others(watch, &spinning)) {
+            watch->cells->crowded_until_ns = spinning.looked_ns + CROWDED_NS;
+            return has_news(watch);
+        }
         if (look_for_a_while(watch)) {
             return true;
         }
-        if (looks == 0) {
-            before_ns = began_ns = clock_ns();
-            if (began_ns < watch->cells->crowded_until_ns) {
-                return has_news(watch);
-            }
-        }
-        (void)sched_yield();
-        if (looks % LOOKS_PER_CLOCK != 0) {
-            continue;
-        }
-        uint64_t now_ns = clock_ns();
-        long_yields += looks > 0 && now_ns - before_ns > YIELD_LONG_NS ? 1 : 0;
-        before_ns = now_ns;
-        if (long_yields >= YIELDS_LONG_MAX) {
-            watch->cells->crowded_until_ns = now_ns + CROWDED_NS;
-            return has_news(watch);
-        }
-        if (now_ns - began_ns > most_ns || now_ns >= watch->deadline_ns) {
-            return has_news(watch);
-        }
-    }
+    } while (spinning.looked_ns - spinning.began_ns <= most_ns && spinning.looked_ns < watch->deadline_ns);
+    return has_news(watch);
 }
 
 static void sleep_at_bell(const struct watch *watch, uint64_t most_ns)

@@ -119,28 +119,29 @@ static void rest(struct client_rings *rings, uint64_t now_ns)
 
 /*
  * Spins for a moment, and yields meanwhile: another process, perhaps commd, may have work on this processor.
- * The time gets shorter if spinning is mostly in vain.
+ * If it has, a thread that spins gets as much of the processor as commd, because the kernel is fair. So the
+ * thread sleeps then. The time gets shorter if spinning is mostly in vain.
  */
 static bool spin(struct client_rings *rings, uint64_t deadline_ns)
 {
-    uint64_t began_ns = clock_ns();
-    uint64_t end_ns = began_ns + rings->spin_ns < deadline_ns ? began_ns + rings->spin_ns : deadline_ns;
-    uint64_t now_ns = began_ns;
-    if (began_ns < rings->rest_until_ns) {
+    uint64_t now_ns = clock_ns();
+    uint64_t end_ns = now_ns + rings->spin_ns < deadline_ns ? now_ns + rings->spin_ns : deadline_ns;
+    uint32_t shared_yields = 0;
+    if (ring_has_packet(&rings->in) || now_ns < rings->rest_until_ns) {
         return ring_has_packet(&rings->in);
     }
     do {
-        for (int i = 0; i < 8; i++) {
-            if (ring_has_packet(&rings->in)) {
-                rings->spin_ns = RING_SPIN_MAX_NS;
-                return true;
-            }
-            (void)sched_yield();
-        }
         uint64_t before_ns = now_ns;
+        (void)sched_yield();
+        if (ring_has_packet(&rings->in)) {
+            rings->spin_ns = RING_SPIN_MAX_NS;
+            return true;
+        }
         now_ns = clock_ns();
-        if (now_ns - before_ns > RING_CROWDED_NS) {
+        shared_yields = now_ns - before_ns > RING_SHARED_NS ? shared_yields + 1 : 0;
+        if (now_ns - before_ns > RING_CROWDED_NS || shared_yields == RING_SHARED_YIELDS) {
             rest(rings, now_ns);
+            return ring_has_packet(&rings->in);
         }
     } while (now_ns < end_ns);
     rings->spin_ns = rings->spin_ns / 2 > RING_SPIN_MIN_NS ? rings->spin_ns / 2 : RING_SPIN_MIN_NS;

@@ -13,6 +13,8 @@
 
 #define RING_SPIN_MAX_NS 50000u /* about the cost of waking another process and being woken */
 #define RING_SPIN_MIN_NS 2000u
+#define RING_SHARED_NS 1500u  /* a yield that takes so long let another thread run; */
+#define RING_SHARED_YIELDS 2u /* after so many in a row, this thread does not spin for a while */
 /* If yielding takes this long, another process runs on our core: sleeping wakes us sooner than spinning. */
 #define RING_CROWDED_NS 2000000u
 #define RING_REST_MIN_NS 10000000u /* then there is no spinning for this long; longer if it happens again */

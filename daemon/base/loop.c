@@ -366,6 +366,12 @@ static void loop_program(struct loop *loop, uint64_t deadline_ns)
     loop->programmed_ns = deadline_ns;
 }
 
+bool loop_is_due(const struct loop *loop, uint64_t now_ns)
+{
+    const struct timer_node *first = timer_heap_first(&loop->heap);
+    return first != NULL && first->deadline_ns <= now_ns;
+}
+
 uint64_t loop_lag_ns(const struct loop *loop, uint64_t now_ns)
 {
     return lag_worst_ns(&loop->lag, now_ns);

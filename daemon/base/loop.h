@@ -36,6 +36,9 @@ void loop_free(struct loop *loop);
  * an argument. */
 uint64_t loop_now_ns(void);
 
+/* Whether a timer is due: loop_run_once would not wait. Costs little, for loops that spin. */
+bool loop_is_due(const struct loop *loop, uint64_t now_ns);
+
 /*
  * How late the loop came to its timers or to its next turn: the worst of the last one or two windows (lag.h).
  * Every user waited that long.

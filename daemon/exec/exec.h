@@ -50,8 +50,9 @@ struct budget_account;
 
 #define EXEC_LANES_MAX 8
 #define EXEC_OPS_MAX 4096 /* that one communicator can have queued; one more fails with LIMIT */
-#define EXEC_COPY_MAX_BYTES                                                                                  \
-    32768 /* payloads up to this are copied on send, and need no acknowledgement to end an operation */
+/* Payloads up to this are copied on send, and need no acknowledgement to end an operation. Copying 64 KiB
+ * takes less time than waiting for one. */
+#define EXEC_COPY_MAX_BYTES (64u << 10)
 #define EXEC_CANCELLED_MAX 256   /* ranges of cancelled operations that are remembered */
 #define EXEC_OP_COST_BYTES 1024u /* of commd's memory for a queued operation, without its ranks' entries */
 #define EXEC_SLICE_BYTES_DEFAULT (1u << 20)

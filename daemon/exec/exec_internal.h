@@ -27,7 +27,10 @@
 /* Unacknowledged sends of a lane at which it delays the next message of a transfer. */
 #define EXEC_SENDS_AHEAD_MAX 64
 #define EXEC_BULK_LEAST_BYTES (64u << 10) /* a transfer of a slice this large may use the bulk link */
-#define EXEC_SEND_PIECES_MAX 16           /* a message of more pieces is first copied together */
+#define EXEC_AHEAD_MAX_BYTES (512u << 10) /* of the next operation's data: see stream_reader.h */
+#define EXEC_GATHER_BYTES                                                                                    \
+    (32u << 10)                 /* a message of several pieces up to this is put together on the stack */
+#define EXEC_SEND_PIECES_MAX 16 /* a message of more pieces is first copied together */
 /* Work of a communicator on the host in one turn, about 100 us. Each place of a piece costs EXEC_PLACE_BYTES
  * besides its bytes. */
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)

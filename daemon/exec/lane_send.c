@@ -270,8 +270,8 @@ static enum status send_gathered(struct exec_lane *lane, const struct coll_trans
     const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint8_t header[DATA_HEADER_BYTES];
     spend(lane, bytes);
-    if (bytes <= EXEC_COPY_MAX_BYTES) {
-        unsigned char small[EXEC_COPY_MAX_BYTES];
+    if (bytes <= EXEC_GATHER_BYTES) {
+        unsigned char small[EXEC_GATHER_BYTES];
         vector_value_gather(vector, lent, offset, elements, small);
         lane_header(lane, bytes, header);
         return send_bytes(lane, transfer->node, header, small, bytes, true, error);

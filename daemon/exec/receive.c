@@ -527,6 +527,7 @@ const struct stream_reader_kind data_reader_kind = {
     .reader_bytes = sizeof(struct data_reader),
     .header_bytes = DATA_HEADER_BYTES,
     .header_text = "a data header",
+    .ahead_max_bytes = EXEC_AHEAD_MAX_BYTES,
     .decode = data_decode,
     .claim = data_claim,
     .check_next = data_check_next,

@@ -63,7 +63,8 @@
 #define QUIC_INITIAL_RTT_NS (20 * TIME_MS) /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
 #define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement is sent at once */
-#define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
+/* The last packet of a message comes in a batch of its own, this much later. */
+#define QUIC_ACK_HOLD_MIN_NS (20 * TIME_US)
 /* A datagram that comes alone and is small is mostly a part of a small operation. Its sender waits for our
  * part, which takes the acknowledgement along. */
 #define QUIC_ACK_ALONE_BYTES 1200u

@@ -33,6 +33,8 @@ struct stream_reader;
  */
 #define STREAM_CUT_NS (5ull * 1000000000ull)
 
+#define STREAM_AHEAD_NODES 16u /* see ahead_max_bytes */
+
 enum stream_ready { STREAM_READY, STREAM_WAIT };
 
 /* The streams of one communicator, embedded in the owner's communicator. The owner sets all members except
@@ -53,6 +55,10 @@ struct stream_reader_kind {
     size_t reader_bytes;   /* of a struct that starts with a struct stream_reader */
     uint32_t header_bytes; /* at most STREAM_HEADER_MAX_BYTES */
     const char *header_text;
+    /* After a message the next one of the same size may come, too, before anybody has asked for it: up to so
+     * many bytes, in communicators of at most STREAM_AHEAD_NODES nodes. Operations of one size follow each
+     * other, and the sender would wait for the end of each one to be asked for. 0: it may not. */
+    uint32_t ahead_max_bytes;
     /* Returns the communicator of that id; null: not known here. */
     struct stream_group *(*find)(void *owner, uint64_t comm_id);
     /*

@@ -77,6 +77,40 @@ static void test_beyond_the_ceiling_the_communicator_fails(void **state)
     end();
 }
 
+/* After a large message, one and a half of that size may come early, too, and no more. */
+static void test_the_next_message_may_be_as_large(void **state)
+{
+    static const struct hostile_call large_call = {
+        .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .count_elements = 256 << 10};
+    (void)state;
+    charged_begin(BUDGET_EARLY, UINT64_C(1) << 30, SLICE, &large_call);
+    hostile_turns(&hostile, 200);
+    assert_true(hostile.data_count > 0);
+    struct data_header header = hostile.data[0];
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+    unsigned char *payload = calloc(1, 4 << 20);
+    assert_non_null(stream);
+    assert_non_null(payload);
+    assert_true(header.payload_bytes > NET_STREAM_FIRST_WINDOW_BYTES / 4);
+    uint64_t size_bytes = header.payload_bytes;
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    (void)hostile_say(&hostile, stream, payload, size_bytes);
+    hostile_turns(&hostile, 200);
+    assert_int_equal(early_bytes(), 0);
+    header.seq++;
+    header.round = 0;
+    header.payload_bytes = 4 << 20;
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    (void)hostile_say(&hostile, stream, payload, 4 << 20);
+    hostile_turns(&hostile, 200);
+    assert_in_range(early_bytes(), size_bytes, NET_STREAM_FIRST_WINDOW_BYTES + size_bytes * 3 / 2);
+    assert_int_equal(hostile.failures, 0);
+    hostile_leave(&hostile);
+    assert_int_equal(early_bytes(), 0);
+    end();
+    free(payload);
+}
+
 static uint64_t later_ns(void)
 {
     return hostile.now_ns + 1000;
@@ -124,6 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_little_comes_before_its_operation),
         cmocka_unit_test(test_beyond_the_ceiling_the_communicator_fails),
+        cmocka_unit_test(test_the_next_message_may_be_as_large),
         cmocka_unit_test(test_the_networks_time_is_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -139,7 +139,8 @@ static bool spin(struct client_rings *rings, uint64_t deadline_ns)
         }
         now_ns = clock_ns();
         shared_yields = now_ns - before_ns > RING_SHARED_NS ? shared_yields + 1 : 0;
-        if (now_ns - before_ns > RING_CROWDED_NS || shared_yields == RING_SHARED_YIELDS) {
+        bool shared = rings->between_nodes && shared_yields == RING_SHARED_YIELDS;
+        if (shared || now_ns - before_ns > RING_CROWDED_NS) {
             rest(rings, now_ns);
             return ring_has_packet(&rings->in);
         }

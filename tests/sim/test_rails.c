@@ -295,7 +295,7 @@ static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
     struct sim_comm *comm = sim_comm_new(cluster, "root", 2, node_of_rank);
     sim_comm_form(
         comm,
-        &(struct sim_options){.algorithms = "broadcast=tree", .op_timeout_ms = 3000, .slice_bytes = 65536},
+        &(struct sim_options){.algorithms = "broadcast=tree", .op_timeout_ms = 3000, .slice_bytes = 131072},
         10 * TIME_S);
     struct sim_op *op = sim_comm_post_all(comm, &broadcast);
     cluster_run(cluster, 2 * TIME_MS);

@@ -293,14 +293,14 @@ static void large_operations_and_those_with_layouts_are_not_taken(void **state)
     (void)state;
     struct node_cells cells = {.local_count = 2, .rank_count = 4};
     struct op_terms terms = {
-        .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F64, .bucket_ops = 1, .count_elements = 1024};
-    assert_true(node_cells_take(&cells, &terms));
-    terms.count_elements = 1025;
+        .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F64, .bucket_ops = 1, .count_elements = 2048};
+    assert_true(node_cells_take(&cells, &terms)); /* the outputs of two ranks fill a cell */
+    terms.count_elements = 2049;
     assert_false(node_cells_take(&cells, &terms));
     terms.kind = OP_KIND_ALL_TO_ALL;
-    terms.count_elements = 256;
+    terms.count_elements = 512;
     assert_true(node_cells_take(&cells, &terms));
-    terms.count_elements = 257;
+    terms.count_elements = 513;
     assert_false(node_cells_take(&cells, &terms));
     terms.count_elements = 1;
     terms.has_layouts = 1;

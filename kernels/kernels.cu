@@ -1,3 +1,4 @@
+#include "kernels/codec.cuh"
 #include "kernels/copy.cuh"
 #include "kernels/reduce.cuh"
 
@@ -71,3 +72,15 @@ KERNEL_ENTRY(commd_copy, kernels_copy)
 {
     copy_all(KERNEL_ARGUMENTS(kernels_copy), KERNEL_PLACE);
 }
+
+#define CODE_KERNELS(X) X(bf16) X(f8) X(top_k)
+#define CODE_ENTRY(compression)                                                                              \
+    KERNEL_ENTRY(commd_encode_##compression, kernels_code)                                                   \
+    {                                                                                                        \
+        code_all<encode_##compression>(KERNEL_ARGUMENTS(kernels_code), KERNEL_PLACE);                        \
+    }                                                                                                        \
+    KERNEL_ENTRY(commd_decode_##compression, kernels_code)                                                   \
+    {                                                                                                        \
+        code_all<decode_##compression>(KERNEL_ARGUMENTS(kernels_code), KERNEL_PLACE);                        \
+    }
+CODE_KERNELS(CODE_ENTRY)

@@ -63,6 +63,38 @@ struct kernels_copy {
 };
 
 /*
+ * The codec of compressed all-reduces, with the bits of host_compress and host_decompress, except for
+ * payloads of NaN where a decoded NaN is added. "commd_encode_<compression>" and "commd_decode_<compression>"
+ * (KERNELS_ENCODE_FORMAT, KERNELS_DECODE_FORMAT with compression_text) exist for bf16, f8 and top_k. Values
+ * and residuals have the alignment of f32; encoded bytes begin at a multiple of KERNELS_CODE_ALIGN_BYTES.
+ * None of the parts' ranges overlap.
+ *
+ * Encoding: residual may be null. With `replaces`, each value becomes what the others decode. top_k leaves
+ * the room of the most elements for each block, so that blocks need not wait for each other: block b begins
+ * at b * codec_top_k_stride(permille). Its sender moves the blocks together.
+ *
+ * Decoding: with `adds`, adds to the values. top_k needs offsets: where each block begins in `encoded`, as
+ * the wire has the blocks. The kernels trust that host_compress_check has accepted the payload.
+ */
+#define KERNELS_ENCODE_FORMAT "commd_encode_%s"
+#define KERNELS_DECODE_FORMAT "commd_decode_%s"
+#define KERNELS_CODE_PARTS_MAX 64u
+#define KERNELS_CODE_ALIGN_BYTES 16u
+struct kernels_code {
+    uint32_t part_count;
+    uint32_t top_k_permille;
+    uint32_t replaces;
+    uint32_t adds;
+    struct kernels_code_part {
+        float *values;
+        float *residual;
+        unsigned char *encoded;
+        const uint32_t *offsets;
+        uint64_t count_elements;
+    } parts[KERNELS_CODE_PARTS_MAX];
+};
+
+/*
  * The kernels for the GPUs that this build knows, for the driver's module_load. Without a CUDA toolkit the
  * build makes an image of 0 bytes: a driver refuses it, the double in tests/ does not. A driver loads images
  * of toolkits of its own major version or an earlier one: an image of toolkit 13 needs driver 580.

@@ -41,7 +41,67 @@ struct kernel_place {
 #endif
 
 #define BITS_FUNCTION KERNEL_FUNCTION
+#include "kernels/codec_bits.h"
 #include "kernels/convert_bits.h"
+
+/*
+ * Threads of a block that work together: each takes every count-th item, from its own number on. All of them
+ * call team_sync between steps that use each other's results in shared memory. On the host, the threads of a
+ * grid run one after the other, so the first thread of each block is its whole team.
+ */
+struct kernel_team {
+    uint32_t thread;
+    uint32_t threads;
+};
+
+#if defined(__CUDACC__)
+#define TEAM_SHARED __shared__
+#define TEAM_OF(place) (kernel_team{(place).thread, (place).threads})
+#define TEAM_IS_HERE(place) true
+KERNEL_FUNCTION void team_sync()
+{
+    __syncthreads();
+}
+KERNEL_FUNCTION void team_max(uint32_t *word, uint32_t value)
+{
+    atomicMax(word, value);
+}
+KERNEL_FUNCTION void team_or(uint32_t *word, uint32_t value)
+{
+    atomicOr(word, value);
+}
+KERNEL_FUNCTION void team_add(uint32_t *word, uint32_t value)
+{
+    atomicAdd(word, value);
+}
+KERNEL_FUNCTION uint32_t bit_count(uint32_t word)
+{
+    return static_cast<uint32_t>(__popc(word));
+}
+#else
+#define TEAM_SHARED static
+#define TEAM_OF(place) (kernel_team{0, 1})
+#define TEAM_IS_HERE(place) ((place).thread == 0)
+KERNEL_FUNCTION void team_sync()
+{
+}
+KERNEL_FUNCTION void team_max(uint32_t *word, uint32_t value)
+{
+    *word = value > *word ? value : *word;
+}
+KERNEL_FUNCTION void team_or(uint32_t *word, uint32_t value)
+{
+    *word |= value;
+}
+KERNEL_FUNCTION void team_add(uint32_t *word, uint32_t value)
+{
+    *word += value;
+}
+KERNEL_FUNCTION uint32_t bit_count(uint32_t word)
+{
+    return static_cast<uint32_t>(__builtin_popcount(word));
+}
+#endif
 
 struct alignas(16) pack {
     uint32_t words[4];

@@ -490,5 +490,5 @@ void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t index, co
 
 bool coll_stage_out_writes_vector(const struct coll_stage_op *op)
 {
-    return op->divides && op->mode == COLL_STAGE_UNSTAGED;
+    return op->divides && (op->mode == COLL_STAGE_UNSTAGED || op->vector_ranks > 0);
 }

@@ -60,7 +60,8 @@
 enum coll_stage_mode {
     COLL_STAGE_ALONE,    /* one node, all buffers within one domain: from inputs straight to outputs */
     COLL_STAGE_UNSTAGED, /* the vectors lie in the ranks' buffers, where these hold the whole vector */
-    COLL_STAGE_STAGED    /* the vectors lie in the slice's memory; buffers are in several domains */
+    COLL_STAGE_STAGED    /* the vectors lie in the slice's memory, or see vector_ranks; buffers are in several
+                            domains */
 };
 
 enum coll_stage_step { COLL_STAGE_LOCAL, COLL_STAGE_IN, COLL_STAGE_COMBINE, COLL_STAGE_OUT };
@@ -92,6 +93,9 @@ struct coll_stage_op {
                         otherwise it is a range of the line of all blocks */
     bool keeps_input; /* UNSTAGED, one local rank whose input is its contribution: the input is not copied,
                          but lent as the vector's first values (coll_stage_lends_input) */
+    uint32_t
+        vector_ranks; /* STAGED, all_reduce, all buffers in one domain, not the host's: the vector of slice
+                         s lies in the output of local rank s modulo this; 0: in the slice's memory */
     const uint64_t *part_counts;         /* bucket_ops: elements of each part */
     const struct coll_stage_rank *ranks; /* bucket_ops × local_count: ascending in each part */
     uint64_t total_elements;             /* coll_stage_total */

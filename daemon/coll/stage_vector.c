@@ -38,8 +38,12 @@ static void share_cut(const struct coll_stage_op *op, struct share *share, struc
 }
 
 /* Where the share lies in the slice's vector. */
-static struct coll_stage_place place_of(const struct coll_stage_op *op, const struct share *share)
+static struct coll_stage_place place_of(const struct stage_slice *slice, const struct share *share)
 {
+    const struct coll_stage_op *op = slice->op;
+    if (op->vector_ranks > 0) {
+        return stage_output(share->ranks + (uint32_t)(slice->index % op->vector_ranks), share->from);
+    }
     bool is_root_node = op_kind_has_root(op->terms.kind) && stage_is_root_node(op);
     if (op->mode == COLL_STAGE_STAGED || (op->terms.kind == OP_KIND_REDUCE && !is_root_node)) {
         return stage_memory(share->begin);
@@ -96,11 +100,11 @@ static void share_in(struct stage_plan *plan, const struct share *share)
     if (op->terms.kind != OP_KIND_BROADCAST) {
         stage_piece(plan, COLL_STAGE_REDUCE, share->count_elements);
         sources_of_all(plan, share);
-        stage_target(plan, place_of(op, share));
+        stage_target(plan, place_of(&plan->slice, share));
         stage_put(plan);
     } else if (op->mode == COLL_STAGE_STAGED && stage_is_root_node(op)) {
         stage_put_copy(plan, stage_input(share->ranks + stage_root_local(op), share->from),
-                       place_of(op, share), share->count_elements);
+                       place_of(&plan->slice, share), share->count_elements);
     }
 }
 
@@ -122,7 +126,7 @@ static void share_combine(struct stage_plan *plan, const struct share *share)
 static void share_out(struct stage_plan *plan, const struct share *share)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    struct coll_stage_place place = place_of(op, share);
+    struct coll_stage_place place = place_of(&plan->slice, share);
     bool in_output = place.buffer == COLL_STAGE_OUTPUT;
     if (op->terms.kind == OP_KIND_REDUCE && !stage_is_root_node(op)) {
         return;
@@ -178,7 +182,7 @@ void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *ex
     for (uint32_t part = 0; part < op->terms.bucket_ops; part_begin += op->part_counts[part++]) {
         struct share share;
         if (share_of(slice, part, part_begin, &share)) {
-            struct coll_stage_place place = place_of(op, &share);
+            struct coll_stage_place place = place_of(slice, &share);
             extent(context, &place, share.count_elements);
         }
     }

@@ -305,7 +305,7 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     comm->turn_left_bytes = EXEC_TURN_BYTES;
     for (int l = 0; l < EXEC_LANES_MAX && !comm->failed; l++) {
         struct exec_lane *lane = &comm->lanes[l];
-        bool waited = lane_comes_in(lane) || lane_is_sending(lane);
+        bool waited = lane_comes_in(lane) || lane_is_sending(lane) || lane->state == LANE_DEVICE_CODE;
         if (waited || (lane->state != LANE_IDLE && lane->state != LANE_ROUNDS)) { /* receives move these */
             lane_advance(lane, now_ns);
         }

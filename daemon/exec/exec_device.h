@@ -103,6 +103,12 @@ void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
                      const struct coll_stage_piece *piece);
 /* Compression with a residual on a GPU: queues the copy of the slice's part to the lane's memory, or back. */
 void lane_device_copy_residual(const struct exec_lane *lane, const struct exec_op *op, bool in);
+/* Queues encoding or decoding on the GPU that works on the slice, behind all earlier work of the slice, and
+ * marks its end for lane_device_reached. */
+enum status lane_device_code(const struct exec_lane *lane, const struct gpu_coding *coding, bool encodes,
+                             struct error *error) COMM_MUST_USE;
+/* Whether NCCL carries out the present slice, so that its thread puts work in the queues. */
+bool lane_device_is_by_nccl(const struct exec_lane *lane);
 /* The domain in which a rank's buffers are. */
 uint32_t lane_device_domain(const struct exec *exec, const struct exec_op *op, const struct exec_rank *rank,
                             bool on_host);

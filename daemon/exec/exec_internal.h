@@ -53,6 +53,7 @@
 #define EXEC_CLIQUES_MAX (1 + GPU_DEVICES_MAX)
 
 struct exec_device;
+struct gpu_coding_lane;
 struct tuner;
 struct exec_spread;
 struct exec_shared;
@@ -109,12 +110,13 @@ struct exec_op {
 
 enum lane_state {
     LANE_IDLE,
-    LANE_MEASURE,   /* counts what goes to which rank; may take several turns */
-    LANE_LAY_OUT,   /* finds where the vectors lie; may take several turns */
-    LANE_STAGE_IN,  /* pieces of the stage plan; may take several turns */
-    LANE_DEVICE_IN, /* a GPU copies the slice in */
-    LANE_COMBINE,   /* pieces */
-    LANE_ROUNDS,    /* rounds under way */
+    LANE_MEASURE,     /* counts what goes to which rank; may take several turns */
+    LANE_LAY_OUT,     /* finds where the vectors lie; may take several turns */
+    LANE_STAGE_IN,    /* pieces of the stage plan; may take several turns */
+    LANE_DEVICE_IN,   /* a GPU copies the slice in */
+    LANE_COMBINE,     /* pieces */
+    LANE_DEVICE_CODE, /* compression: a GPU encodes what the round sends */
+    LANE_ROUNDS,      /* rounds under way */
     LANE_DRAIN, /* rounds are done; waits until the network no longer uses buffers that the slice's end writes
                  */
     LANE_STAGE_OUT, /* pieces */
@@ -171,13 +173,14 @@ struct exec_lane {
     uint64_t received_elements; /* of the current receive, in complete messages */
     bool prefix_begun;          /* scans: the prefix has a value */
     uint64_t unacknowledged;
-    uint32_t unacknowledged_node;  /* where they went to, or EXEC_NODES_SEVERAL */
-    bool staged;                   /* the slice comes from GPUs and goes back to GPUs */
-    struct lane_device *device;    /* null until the first staged slice */
-    struct exec_vector vectors[3]; /* by coll_space */
-    struct exec_lent lent;         /* of COLL_WORK: values still in the only local rank's input */
-    uint64_t table_bytes;          /* of the tables of vectors and lent */
-    unsigned char *memory;         /* for vectors outside the ranks' buffers */
+    uint32_t unacknowledged_node;   /* where they went to, or EXEC_NODES_SEVERAL */
+    bool staged;                    /* the slice comes from GPUs and goes back to GPUs */
+    struct lane_device *device;     /* null until the first staged slice */
+    struct gpu_coding_lane *coding; /* null until the first slice that a GPU encodes */
+    struct exec_vector vectors[3];  /* by coll_space */
+    struct exec_lent lent;          /* of COLL_WORK: values still in the only local rank's input */
+    uint64_t table_bytes;           /* of the tables of vectors and lent */
+    unsigned char *memory;          /* for vectors outside the ranks' buffers */
     size_t memory_bytes;
     unsigned char *encoded; /* compression: this node's part of the sum */
     uint64_t encoded_bytes, encoded_capacity_bytes;

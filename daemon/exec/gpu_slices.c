@@ -9,6 +9,9 @@
  * copies. What NCCL reduces of an all_reduce goes to the output of the first rank on the GPU, which the
  * operation overwrites at its end anyway. Other reductions have no such output, so each slice takes a slot of
  * the group's scratch memory until its data are on the host.
+ *
+ * If a slice's vector lies on one GPU (coll_stage_op.vector_ranks), NCCL reduces to that GPU, and broadcasts
+ * from there.
  */
 
 #define SLICE_LOOK_NS TIME_MS   /* between looks whether NCCL has failed: its kernels then never end */
@@ -264,6 +267,21 @@ static enum status slot_has_room(const struct put *put)
                : error_set(put->error, STATUS_LIMIT, "a slice is larger than its memory on GPUs");
 }
 
+/* Folds on each GPU. inputs: what each contributes; places: where its part of the reduction may go. */
+static enum status put_folds(struct put *put, const void **inputs, unsigned char **places)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t g = 0; g < put->slice->gpu_count && status == STATUS_OK; g++) {
+        uint32_t first = find_sources(put, g);
+        if (put->share.count == 0) {
+            return error_set(put->error, STATUS_INTERNAL, "a GPU of the slice has no rank's data");
+        }
+        places[g] = place_of(put, g, &put->piece->sources[first]);
+        status = put_fold(put, g, places[g], &inputs[g]);
+    }
+    return status;
+}
+
 /* Reduces over the GPUs, and scatters; each GPU then copies its shard to the host. */
 static enum status put_reduction(struct put *put)
 {
@@ -273,13 +291,12 @@ static enum status put_reduction(struct put *put)
     uint32_t owners = put->slice->gpu_count;
     uint64_t element = put->op->element_bytes;
     enum status status = slot_has_room(put);
-    for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
-        uint32_t first = find_sources(put, g);
-        if (put->share.count == 0) {
-            return error_set(put->error, STATUS_INTERNAL, "a GPU of the slice has no rank's data");
-        }
-        places[g] = place_of(put, g, &put->piece->sources[first]);
-        status = put_fold(put, g, places[g], &inputs[g]);
+    status = status == STATUS_OK ? put_folds(put, inputs, places) : status;
+    if (put->op->stage.vector_ranks > 0 && status == STATUS_OK) { /* to the place on a GPU */
+        uint32_t owner = gpu_index(put, put->piece->targets[0].rank);
+        places[owner] = host;
+        add_reduce(put, owner, 0, put->piece->count_elements, inputs, places);
+        return STATUS_OK;
     }
     for (uint32_t g = 0; g < owners && status == STATUS_OK; g++) {
         struct shard shard = shard_of(put, g, owners);
@@ -396,6 +413,33 @@ static enum status put_out(struct put *put)
     return status;
 }
 
+/* Spreads the slice's vector, which lies on one GPU. A divided result is divided there. */
+static enum status put_out_from_one(struct put *put)
+{
+    const struct coll_stage_place *source = &put->piece->sources[0];
+    unsigned char *vector = stage_at(put->lane, put->op, source);
+    unsigned char *places[GPU_DEVICES_MAX] = {NULL};
+    uint32_t owners[GPU_DEVICES_MAX] = {0}, owner_count = 0, owner = gpu_index(put, source->rank), number = 0;
+    enum status status = put_in(put, owner, vector, vector, 0,
+                                put->piece->action == COLL_STAGE_COPY ? 0 : put->piece->count_elements);
+    for (uint32_t g = 0; g < put->slice->gpu_count; g++) {
+        find_targets(put, g);
+        if (put->share.count > 0 || g == owner) {
+            places[g] = g == owner ? vector : put->share.outputs[0];
+            number = g == owner ? owner_count : number;
+            owners[owner_count++] = g;
+        }
+    }
+    add_spread(put, owners, owner_count, number, 0, put->piece->count_elements, places);
+    for (uint32_t i = 0; i < owner_count && status == STATUS_OK; i++) {
+        find_targets(put, owners[i]);
+        for (uint32_t k = 0; k < put->share.count && status == STATUS_OK; k++) {
+            status = put_copy_after(put, owners[i], put->share.outputs[k], places[owners[i]], put->bytes);
+        }
+    }
+    return status;
+}
+
 enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane, const struct exec_op *op,
                           const struct coll_stage_piece *piece, struct error *error)
 {
@@ -412,6 +456,9 @@ enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane,
         gpu_transfers_reserve(&slice->job.transfers, slice->gpu_count * slice->gpu_count + 1, error);
     if (status != STATUS_OK) {
         return status;
+    }
+    if (op->stage.vector_ranks > 0) {
+        return piece->sources[0].buffer == COLL_STAGE_OUTPUT ? put_out_from_one(&put) : put_reduction(&put);
     }
     if (piece->sources[0].buffer == COLL_STAGE_MEMORY) {
         return put_out(&put);

@@ -30,6 +30,7 @@ struct lane_device {
     bool by_nccl;                     /* the present one is */
     struct lane_clique *cliques;      /* by number */
     uint32_t turns[EXEC_CLIQUES_MAX]; /* by clique: the GPU that works on this slice */
+    uint32_t vector_gpu;              /* with vector_ranks: the GPU that has the slice's vector */
     unsigned char *memory;            /* pinned, for the slice's plan */
     uint64_t memory_bytes;
     enum status status; /* the first failure of queued work */
@@ -135,6 +136,11 @@ static void take_turns(const struct exec_lane *lane, const struct exec_op *op)
 {
     const uint32_t *cliques = lane->comm->exec->cliques;
     uint32_t gpus[GPU_DEVICES_MAX];
+    if (op->stage.vector_ranks > 0) { /* the GPU that has the slice's vector */
+        uint32_t gpu = op->ranks[lane->slice % op->stage.vector_ranks].gpu;
+        lane->device->turns[cliques[gpu]] = lane->device->vector_gpu = gpu;
+        return;
+    }
     uint32_t gpu_count = device_gpus(op, gpus);
     uint32_t counts[EXEC_CLIQUES_MAX] = {0}, passed[EXEC_CLIQUES_MAX] = {0};
     for (uint32_t g = 0; g < gpu_count; g++) {
@@ -181,9 +187,7 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, 
     for (uint32_t c = 0; c < exec->clique_count; c++) {
         device->cliques[c].queue = NULL;
     }
-    if (!device->by_nccl) {
-        take_turns(lane, op);
-    }
+    take_turns(lane, op);
     return device->by_nccl ? lane_slice_new(lane, op, error) : STATUS_OK;
 }
 
@@ -259,6 +263,12 @@ static void put_copies(struct lane_device *device, struct lane_clique *clique)
     clique->first_count = clique->then_count = 0;
 }
 
+/* Whether kernels work on GPUs alone, because the slice's vector is there, too. */
+static enum gpu_queue_path path_of(const struct exec_lane *lane)
+{
+    return lane_op(lane)->stage.vector_ranks > 0 ? GPU_QUEUE_GPUS : GPU_QUEUE_LINK;
+}
+
 /* Collects a copy from or to the slice. Several targets are always buffers of the clique. */
 static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const *targets,
                      uint32_t target_count, const void *source, uint64_t bytes)
@@ -300,7 +310,7 @@ static void put_reduction(const struct exec_lane *lane, uint32_t clique,
                  reduction->count_elements * dtype_size_bytes(reduction->dtype));
     } else if (queue != NULL) {
         struct error error;
-        keep_failure(device, gpu_queue_reduce(queue, reduction, GPU_QUEUE_LINK, &error), &error);
+        keep_failure(device, gpu_queue_reduce(queue, reduction, path_of(lane), &error), &error);
     }
 }
 
@@ -342,6 +352,30 @@ void lane_device_copy_residual(const struct exec_lane *lane, const struct exec_o
     } else {
         put_copy(lane, lane->comm->exec->cliques[rank->gpu], &target, 1, source, lane->residual_bytes);
     }
+}
+
+enum status lane_device_code(const struct exec_lane *lane, const struct gpu_coding *coding, bool encodes,
+                             struct error *error)
+{
+    struct lane_device *device = lane->device;
+    uint32_t clique = lane->comm->exec->cliques[device->vector_gpu];
+    struct gpu_queue *queue = clique_queue(lane, clique);
+    struct error why;
+    if (queue != NULL) {
+        enum status status =
+            encodes ? gpu_queue_encode(queue, coding, &why) : gpu_queue_decode(queue, coding, &why);
+        keep_failure(device, status, &why);
+        /* Also marks work that failed half-way, so that its end can be waited for. */
+        keep_failure(device, gpu_queue_mark(queue, &device->cliques[clique].mark, &why), &why);
+    }
+    return device->status == STATUS_OK
+               ? STATUS_OK
+               : error_set(error, device->status, "\"%s\": %s", lane->comm->options.name, device->error.text);
+}
+
+bool lane_device_is_by_nccl(const struct exec_lane *lane)
+{
+    return lane->device->by_nccl;
 }
 
 /* --- Completion --- */

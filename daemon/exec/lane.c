@@ -4,6 +4,7 @@
 
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_coding.h"
 
 struct exec_op *lane_op(const struct exec_lane *lane)
 {
@@ -78,10 +79,18 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
     lane->algorithm->round(&lane->call, lane->round, &lane->transfers);
     if (compressed_applies(lane, lane_op(lane))) {
         enum status status = compressed_begin_round(lane, error);
-        if (status != STATUS_OK) {
+        if (status != STATUS_OK || lane->state == LANE_DEVICE_CODE) {
             return status;
         }
     }
+    lane_expect(lane);
+    return lane_go_on_sending(lane, error);
+}
+
+/* The GPU has encoded what the round sends. */
+static enum status lane_go_round(struct exec_lane *lane, struct error *error)
+{
+    lane->state = LANE_ROUNDS;
     lane_expect(lane);
     return lane_go_on_sending(lane, error);
 }
@@ -122,6 +131,9 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
     memset(lane->routes, LANE_ROUTE_NOT, lane->comm->options.node_count);
     lane->round_count = lane->algorithm->round_count(&lane->call);
     enum status status = lane_make_room(lane, error);
+    if (status == STATUS_OK && gpu_coding_applies(lane)) {
+        status = gpu_coding_begin(lane, error);
+    }
     return status == STATUS_OK && lane->round_count > 0 ? lane_begin_round(lane, error) : status;
 }
 
@@ -161,7 +173,8 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 /* Whether the slice's end writes to memory that the network may still be sending from. */
 static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
 {
-    return lane->unacknowledged > 0 && coll_stage_out_writes_vector(&op->stage);
+    bool from_vector = !compressed_applies(lane, op); /* encoded data are sent from copies */
+    return lane->unacknowledged > 0 && from_vector && coll_stage_out_writes_vector(&op->stage);
 }
 
 static void lane_trace_done(const struct exec_lane *lane)
@@ -305,8 +318,8 @@ static enum status lane_move(struct exec_lane *lane, uint64_t now_ns, bool *move
     case LANE_STAGE_IN:
         *moved = lane_run_stage(lane, COLL_STAGE_IN);
         return *moved ? lane_staged_in(lane, error) : STATUS_OK;
-    case LANE_DEVICE_IN:
-        *moved = lane_is_off_device(lane, now_ns);
+    case LANE_DEVICE_IN: /* what a GPU encodes follows in the same queue */
+        *moved = gpu_coding_follows(lane) || lane_is_off_device(lane, now_ns);
         if (*moved) {
             lane_stage(lane, LANE_COMBINE);
         }
@@ -314,6 +327,9 @@ static enum status lane_move(struct exec_lane *lane, uint64_t now_ns, bool *move
     case LANE_COMBINE:
         *moved = lane_run_stage(lane, COLL_STAGE_COMBINE);
         return *moved ? lane_begin(lane, error) : STATUS_OK;
+    case LANE_DEVICE_CODE:
+        *moved = lane_is_off_device(lane, now_ns);
+        return *moved ? lane_go_round(lane, error) : STATUS_OK;
     case LANE_ROUNDS:
         return lane_next_round(lane, moved, error);
     case LANE_DRAIN:
@@ -404,6 +420,7 @@ void lane_reset_streams(struct exec_lane *lane, bool give_up)
 void lane_release(struct exec_lane *lane)
 {
     lane_device_release(lane);
+    gpu_coding_release(lane);
     lane_return_memory(lane);
     for (uint32_t space = 0; space < 3; space++) {
         vector_free(&lane->vectors[space]);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_coding.h"
 #include "daemon/net/bulk.h"
 
 /* Sends of lanes: messages of a header and a payload. The payload is sent from its place, or from a copy. */
@@ -331,7 +332,8 @@ enum status lane_send(struct exec_lane *lane, struct error *error)
     spend(lane, EXEC_PLACE_BYTES);
     if (compressed_applies(lane, lane_op(lane))) {
         elements = left;
-        spend(lane, elements * lane_op(lane)->element_bytes);
+        spend(lane, gpu_coding_applies(lane) ? compressed_max_bytes(lane, transfer)
+                                             : elements * lane_op(lane)->element_bytes);
         status = compressed_send(lane, transfer, error);
     } else {
         status =

@@ -4,6 +4,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_coding.h"
 #include "daemon/host/copy.h"
 #include "daemon/host/guard.h"
 
@@ -163,6 +164,7 @@ static void op_stage(const struct exec_comm *comm, struct exec_op *op)
         op->stage_ranks[i].input_domain = lane_device_domain(comm->exec, op, rank, rank->input_on_host);
         op->stage_ranks[i].output_domain = lane_device_domain(comm->exec, op, rank, rank->output_on_host);
     }
+    op->stage.vector_ranks = gpu_coding_vector_ranks(comm, op);
 }
 
 enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error)

@@ -122,7 +122,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
     if (agreement && !op->agreeing) {
         return MATCH_WAIT;
     }
-    if (lane_comes_in(lane) && lane->slice == header->slice) {
+    if ((lane_comes_in(lane) || lane->state == LANE_DEVICE_CODE) && lane->slice == header->slice) {
         return MATCH_WAIT; /* our part of the slice is not ready yet */
     }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {

@@ -157,6 +157,22 @@ static enum status gpu_load_kernel(struct gpu_devices *gpus, uint32_t gpu, const
     return status;
 }
 
+static enum status gpu_load_codec(struct gpu_devices *gpus, uint32_t gpu, struct error *error)
+{
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    enum status status = STATUS_OK;
+    for (uint32_t c = COMPRESSION_BF16; c < COMPRESSION_COUNT && status == STATUS_OK; c++) {
+        char name[64];
+        (void)snprintf(name, sizeof name, KERNELS_ENCODE_FORMAT, compression_text((enum compression)c));
+        status = gpu_load_kernel(gpus, gpu, name, &at->encodes[c], error);
+        if (status == STATUS_OK) {
+            (void)snprintf(name, sizeof name, KERNELS_DECODE_FORMAT, compression_text((enum compression)c));
+            status = gpu_load_kernel(gpus, gpu, name, &at->decodes[c], error);
+        }
+    }
+    return status;
+}
+
 /* Loads all kernels now: loading one later could wait for a stream that waits for commd. */
 static enum status gpu_load_kernels(struct gpu_devices *gpus, uint32_t gpu, struct error *error)
 {
@@ -188,7 +204,8 @@ static enum status gpu_load_kernels(struct gpu_devices *gpus, uint32_t gpu, stru
     }
     memcpy(at->reduces[REDUCE_AVG], at->reduces[REDUCE_SUM], sizeof at->reduces[REDUCE_SUM]);
     memcpy(at->reduces[REDUCE_PREMUL_SUM], at->reduces[REDUCE_SUM], sizeof at->reduces[REDUCE_SUM]);
-    return gpu_load_kernel(gpus, gpu, KERNELS_COPY, &at->copy, error);
+    status = gpu_load_codec(gpus, gpu, error);
+    return status == STATUS_OK ? gpu_load_kernel(gpus, gpu, KERNELS_COPY, &at->copy, error) : status;
 }
 
 static enum status gpu_open(struct gpu_devices *gpus, uint32_t gpu, struct error *error)

@@ -23,6 +23,7 @@ struct cuda_gpu {
     /* Null where the pair has no meaning. Index 1: for many buffers. */
     cuda_function reduces[REDUCE_COUNT][DTYPE_COUNT][2];
     cuda_function copy;
+    cuda_function encodes[COMPRESSION_COUNT], decodes[COMPRESSION_COUNT]; /* null for COMPRESSION_NONE */
 };
 
 struct cuda_pinned_block;

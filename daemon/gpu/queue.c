@@ -6,6 +6,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/gpu/grid.h"
+#include "daemon/host/compress.h"
 
 _Static_assert(GPU_QUEUE_BUFFERS_MAX == KERNELS_MANY_MAX, "the room in the kernels' arguments");
 
@@ -189,6 +190,56 @@ enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reductio
         FILL_ARGUMENTS(arguments.few, reduction);
     }
     return queue_launch(queue, kernel, bytes, path, &arguments, error);
+}
+
+_Static_assert(GPU_CODE_ALIGN_BYTES == KERNELS_CODE_ALIGN_BYTES, "what the kernels need");
+
+uint64_t gpu_code_room_bytes(enum compression compression, uint32_t top_k_permille, uint64_t count_elements)
+{
+    uint64_t full = count_elements / CODEC_TOP_K_BLOCK, rest = count_elements % CODEC_TOP_K_BLOCK;
+    if (compression != COMPRESSION_TOP_K) {
+        return host_compress_max_bytes(compression, top_k_permille, count_elements);
+    }
+    return full * codec_top_k_stride(top_k_permille) +
+           host_compress_max_bytes(compression, top_k_permille, rest);
+}
+
+static enum status queue_code(struct gpu_queue *queue, const cuda_function *kernels,
+                              const struct gpu_coding *coding, bool encodes, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    struct kernels_code code = {.top_k_permille = coding->top_k_permille,
+                                .replaces = encodes && coding->in_place,
+                                .adds = !encodes && coding->in_place};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < coding->part_count && status == STATUS_OK; i++) {
+        const struct gpu_code_part *part = &coding->parts[i];
+        if (part->count_elements > 0) {
+            code.parts[code.part_count++] =
+                (struct kernels_code_part){.values = part->values,
+                                           .residual = part->residual,
+                                           .encoded = part->encoded,
+                                           .offsets = part->offsets,
+                                           .count_elements = part->count_elements};
+            bytes += part->count_elements * sizeof(float);
+        }
+        if (code.part_count == KERNELS_CODE_PARTS_MAX || (i + 1 == coding->part_count && bytes > 0)) {
+            status = queue_launch(queue, kernels[coding->compression], bytes, GPU_QUEUE_GPUS, &code, error);
+            code.part_count = 0;
+            bytes = 0;
+        }
+    }
+    return status;
+}
+
+enum status gpu_queue_encode(struct gpu_queue *queue, const struct gpu_coding *coding, struct error *error)
+{
+    return queue_code(queue, queue->gpus->gpus[queue->gpu].encodes, coding, true, error);
+}
+
+enum status gpu_queue_decode(struct gpu_queue *queue, const struct gpu_coding *coding, struct error *error)
+{
+    return queue_code(queue, queue->gpus->gpus[queue->gpu].decodes, coding, false, error);
 }
 
 /* --- Marks --- */

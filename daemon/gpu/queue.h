@@ -55,6 +55,33 @@ enum status gpu_queue_copy_ranges(struct gpu_queue *queue, const struct host_cop
 enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reduction *reduction,
                              enum gpu_queue_path path, struct error *error) COMM_MUST_USE;
 
+/*
+ * The codec of compressed all-reduces (daemon/host/compress.h) on the GPU. The values lie on GPUs; encoded
+ * bytes lie in pinned memory, each part's at a multiple of GPU_CODE_ALIGN_BYTES. No ranges overlap.
+ */
+#define GPU_CODE_ALIGN_BYTES 16u
+struct gpu_code_part {
+    float *values;
+    float *residual; /* encoding: null, or as many elements */
+    unsigned char *encoded;
+    const uint32_t *offsets; /* decoding of top_k: see host_compress_check */
+    uint64_t count_elements;
+};
+struct gpu_coding {
+    enum compression compression;
+    uint32_t top_k_permille;
+    bool in_place; /* encoding: replaces the values by what others decode. Decoding: adds to them */
+    uint32_t part_count;
+    const struct gpu_code_part *parts;
+};
+/* The bytes that encoding may write for so many elements. host_compress_pack turns them into a payload. */
+uint64_t gpu_code_room_bytes(enum compression compression, uint32_t top_k_permille, uint64_t count_elements);
+enum status gpu_queue_encode(struct gpu_queue *queue, const struct gpu_coding *coding,
+                             struct error *error) COMM_MUST_USE;
+/* The payloads must have passed host_compress_check. */
+enum status gpu_queue_decode(struct gpu_queue *queue, const struct gpu_coding *coding,
+                             struct error *error) COMM_MUST_USE;
+
 /* Puts a mark: it is reached when all earlier work is done and visible to the host. Marks ascend from 1. On
  * failure it waits for the work, unless the GPU failed: a failed GPU no longer accesses memory. */
 enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error *error) COMM_MUST_USE;

@@ -146,11 +146,11 @@ static enum status f8_check(const unsigned char *in, uint64_t count_elements, st
     return STATUS_OK;
 }
 
-static enum status check(enum compression compression, const unsigned char *in, uint64_t bytes,
-                         uint64_t count_elements, struct error *error)
+enum status host_compress_check(enum compression compression, const unsigned char *in, uint64_t bytes,
+                                uint64_t count_elements, uint32_t *offsets, struct error *error)
 {
     if (compression == COMPRESSION_TOP_K) {
-        return compress_top_k_check(in, bytes, count_elements, error);
+        return compress_top_k_check(in, bytes, count_elements, offsets, error);
     }
     uint64_t expected = host_compress_max_bytes(compression, 0, count_elements);
     if (bytes != expected || expected == UINT64_MAX) {
@@ -189,7 +189,7 @@ static void f32_decompress(const unsigned char *in, uint64_t count_elements, flo
 enum status host_decompress(enum compression compression, const unsigned char *in, uint64_t bytes,
                             uint64_t count_elements, float *out, bool add, struct error *error)
 {
-    enum status status = check(compression, in, bytes, count_elements, error);
+    enum status status = host_compress_check(compression, in, bytes, count_elements, NULL, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -208,4 +208,15 @@ enum status host_decompress(enum compression compression, const unsigned char *i
         break;
     }
     return STATUS_OK;
+}
+
+uint64_t host_compress_pack(enum compression compression, uint32_t top_k_permille, const unsigned char *in,
+                            uint64_t count_elements, unsigned char *out)
+{
+    uint64_t bytes = host_compress_max_bytes(compression, top_k_permille, count_elements);
+    if (compression == COMPRESSION_TOP_K) {
+        return compress_top_k_pack(top_k_permille, in, count_elements, out);
+    }
+    memcpy(out, in, (size_t)bytes);
+    return bytes;
 }

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "daemon/base/error.h"
+#include "kernels/codec_bits.h"
 #include "proto/types.h"
 
 /*
@@ -42,8 +43,8 @@
  * thread-safe and allocate no memory.
  */
 
-#define HOST_COMPRESS_F8_BLOCK 256
-#define HOST_COMPRESS_TOP_K_BLOCK 1024 /* in elements, like HOST_COMPRESS_F8_BLOCK */
+#define HOST_COMPRESS_F8_BLOCK CODEC_F8_BLOCK
+#define HOST_COMPRESS_TOP_K_BLOCK CODEC_TOP_K_BLOCK /* in elements, like HOST_COMPRESS_F8_BLOCK */
 
 /*
  * The most bytes that host_compress writes. It writes exactly as many, except for top_k. top_k_permille is
@@ -72,5 +73,20 @@ uint64_t host_compress(enum compression compression, uint32_t top_k_permille, co
  */
 enum status host_decompress(enum compression compression, const unsigned char *in, uint64_t bytes,
                             uint64_t count_elements, float *out, bool add, struct error *error) COMM_MUST_USE;
+
+/*
+ * For GPUs that decode: whether host_decompress would accept the payload, with its errors. offsets: null, or
+ * for top_k one entry for each block, which becomes where the block begins. The payload is below 4 GiB then.
+ */
+enum status host_compress_check(enum compression compression, const unsigned char *in, uint64_t bytes,
+                                uint64_t count_elements, uint32_t *offsets,
+                                struct error *error) COMM_MUST_USE;
+
+/*
+ * For GPUs that encode: copies what they wrote for count_elements to out, as host_compress would have written
+ * it. GPUs leave gaps between the blocks of top_k (codec_top_k_stride). Returns the bytes written.
+ */
+uint64_t host_compress_pack(enum compression compression, uint32_t top_k_permille, const unsigned char *in,
+                            uint64_t count_elements, unsigned char *out);
 
 #endif

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "kernels/convert_bits.h"
+#include "kernels/codec_bits.h"
 #include "proto/little_endian.h"
 
 #define BLOCK HOST_COMPRESS_TOP_K_BLOCK
@@ -22,9 +22,7 @@ static size_t get_u16(const unsigned char *in)
 
 size_t compress_top_k_kept(uint32_t permille, size_t count)
 {
-    size_t share = permille < 1000 ? permille : 1000;
-    size_t kept = (count * share + 999) / 1000;
-    return kept > 0 ? kept : 1;
+    return codec_top_k_kept(permille, (uint32_t)count);
 }
 
 /*
@@ -91,7 +89,7 @@ size_t compress_top_k_encode(const struct compress_kernels *kernels, uint32_t pe
 }
 
 enum status compress_top_k_check(const unsigned char *in, uint64_t bytes, uint64_t count_elements,
-                                 struct error *error)
+                                 uint32_t *offsets, struct error *error)
 {
     uint64_t at = 0;
     for (uint64_t done = 0; done < count_elements; done += BLOCK) {
@@ -101,6 +99,9 @@ enum status compress_top_k_check(const unsigned char *in, uint64_t bytes, uint64
                              "compressed payload (top_k): its %" PRIu64
                              " bytes end before the block of element %" PRIu64 " of %" PRIu64,
                              bytes, done, count_elements);
+        }
+        if (offsets != NULL) {
+            offsets[done / BLOCK] = (uint32_t)at;
         }
         size_t kept = get_u16(in + at);
         at += COMPRESS_TOP_K_COUNT_BYTES;
@@ -146,4 +147,16 @@ size_t compress_top_k_decode(const unsigned char *in, float *out, size_t count, 
         at += COMPRESS_TOP_K_ELEMENT_BYTES;
     }
     return (size_t)(at - in);
+}
+
+uint64_t compress_top_k_pack(uint32_t permille, const unsigned char *in, uint64_t count_elements,
+                             unsigned char *out)
+{
+    unsigned char *at = out;
+    for (uint64_t done = 0; done < count_elements; done += BLOCK, in += codec_top_k_stride(permille)) {
+        size_t bytes = COMPRESS_TOP_K_COUNT_BYTES + COMPRESS_TOP_K_ELEMENT_BYTES * get_u16(in);
+        memcpy(at, in, bytes);
+        at += bytes;
+    }
+    return (uint64_t)(at - out);
 }

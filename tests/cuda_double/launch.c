@@ -4,6 +4,7 @@
 
 #include "daemon/host/reduce.h"
 #include "kernels/kernels.h"
+#include "tests/cuda_double/launch.h"
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/stream.h"
 #include "tests/cuda_double/traffic.h"
@@ -24,6 +25,8 @@ struct function {
     struct module *module;
     cuda_function handle;
     bool copies;
+    bool codes, encodes;
+    enum compression compression;
     enum dtype dtype;
     enum reduce reduce;
     uint32_t room; /* how many buffers its struct has room for */
@@ -32,6 +35,8 @@ struct function {
 struct launch_work {
     struct work work;
     bool copies;
+    bool codes, encodes;
+    enum compression compression;
     enum dtype dtype;
     enum reduce reduce;
     uint32_t room;
@@ -39,19 +44,14 @@ struct launch_work {
         /* arguments of the small struct are copied into this large one */
         struct kernels_reduce_many reduction;
         struct kernels_copy copy;
+        struct kernels_code code;
     } arguments;
 };
 
 /* ---- what a kernel does */
 
-struct touched {
-    unsigned char *memory[2 * KERNELS_MANY_MAX];
-    struct pin pins[2 * KERNELS_MANY_MAX];
-    size_t count;
-};
-
-static cuda_result touch(struct touched *touched, cuda_context context, const void *address, uint64_t bytes,
-                         unsigned alignment, bool writes)
+cuda_result touch(struct touched *touched, cuda_context context, const void *address, uint64_t bytes,
+                  unsigned alignment, bool writes)
 {
     size_t at = touched->count;
     traffic_count(context, (uint64_t)(uintptr_t)address, bytes, writes);
@@ -174,8 +174,10 @@ static cuda_result launch_run(struct work *work, struct stream *stream)
     }
     touched->count = 0;
     double_lock();
-    cuda_result result = launch->copies ? copies_run(launch, stream->context, touched)
-                                        : reduce_run(launch, stream->context, touched);
+    cuda_result result = launch->copies  ? copies_run(launch, stream->context, touched)
+                         : launch->codes ? code_run(&launch->arguments.code, launch->compression,
+                                                    launch->encodes, stream->context, touched)
+                                         : reduce_run(launch, stream->context, touched);
     untouch(touched);
     double_unlock();
     free(touched);
@@ -243,8 +245,28 @@ static bool is_reduction(const char *name, enum dtype dtype, enum reduce reduce,
     return false;
 }
 
+static bool is_coding(const char *name, struct function *out)
+{
+    for (unsigned c = COMPRESSION_BF16; c < COMPRESSION_COUNT; c++) {
+        for (int encodes = 0; encodes < 2; encodes++) {
+            char text[64];
+            (void)snprintf(text, sizeof text, encodes ? KERNELS_ENCODE_FORMAT : KERNELS_DECODE_FORMAT,
+                           compression_text((enum compression)c));
+            if (strcmp(name, text) == 0) {
+                *out = (struct function){
+                    .codes = true, .encodes = encodes != 0, .compression = (enum compression)c};
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 static bool function_named(const char *name, struct function *out)
 {
+    if (is_coding(name, out)) {
+        return true;
+    }
     if (strcmp(name, KERNELS_COPY) == 0) {
         *out = (struct function){.copies = true};
         return true;
@@ -302,6 +324,10 @@ static void take_arguments(struct launch_work *launch, const void *given)
         memcpy(&launch->arguments.copy, given, sizeof launch->arguments.copy);
         return;
     }
+    if (launch->codes) {
+        memcpy(&launch->arguments.code, given, sizeof launch->arguments.code);
+        return;
+    }
     if (launch->room == KERNELS_MANY_MAX) {
         memcpy(many, given, sizeof *many);
         return;
@@ -337,6 +363,9 @@ static cuda_result launch(cuda_function handle, cuda_stream stream_handle, const
     }
     work->work = (struct work){.references = 1, .run = launch_run, .destroy = launch_destroy};
     work->copies = function->copies;
+    work->codes = function->codes;
+    work->encodes = function->encodes;
+    work->compression = function->compression;
     work->dtype = function->dtype;
     work->reduce = function->reduce;
     work->room = function->room;

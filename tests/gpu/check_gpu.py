@@ -151,6 +151,19 @@ class GpuChecks:
     def surface(self, layout, turns):
         return self.ranks(layout, lambda rank, size: [BUILD / "tests/system/surface", "surface", rank, size, turns, 0])
 
+    def compressed(self, layout):
+        """GPUs encode with the bits of the host: the same program with host memory prints the same hashes."""
+        outputs = []
+        for device in (["0"], []):
+            with self.cluster(layout) as cluster:
+                command = [BUILD / "tests/system/compressed", "compressed"]
+                processes = [cluster.client(node, *command, rank, len(layout), 300000, *device) for rank, node in enumerate(layout)]
+                outputs.append(self.wait_for(cluster, processes))
+                cluster.wait_gpus_idle()
+        if outputs[0] != outputs[1]:
+            raise AssertionError(f"on GPUs: {outputs[0]}; on the host: {outputs[1]}")
+        return f"{len(outputs[0][0].splitlines())} ways, the host's bits"
+
     def reuse(self, layout):
         return self.ranks(layout, lambda rank, size: [BUILD / "tests/system/reuse", "reuse", rank, size, 24, 0])
 
@@ -411,6 +424,7 @@ class GpuChecks:
         run = self.checks.run
         for layout in ("ab",) if self.quick else ("ab", "aabb", "abbaabba"):
             run(f"everything that the library offers, {len(layout)} on two nodes that share a GPU", self.surface, layout, 1 if self.quick else 4)
+            run(f"compressed on the GPU, {len(layout)} on two nodes that share a GPU", self.compressed, layout)
         if self.quick:
             return
         run("order by streams, 3 on two nodes that share a GPU", self.stream_order, "aab")

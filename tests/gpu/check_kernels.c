@@ -3,11 +3,13 @@
 
 #include "kernels/kernels.h"
 #include "tests/gpu/gpu_device.h"
+#include "tests/lib/codec_check.h"
 #include "tests/lib/kernel_check.h"
 
 /*
- * Checks every kernel on the first GPU against the host's reductions. All bits must be the same, except for
- * the payload of NaN. Also checks one reduction with more than 4 GiB a buffer, if there is enough memory.
+ * Checks every kernel on the first GPU against the host's reductions and codec. All bits must be the same,
+ * except for the payload of NaN. Also checks one reduction with more than 4 GiB a buffer, if there is enough
+ * memory.
  *
  *   check_kernels
  *
@@ -124,6 +126,7 @@ int main(void)
                                    .run = device_run};
     kernel_check_open(&check, &runner);
     bool good = kernel_check_all(&check);
+    good = codec_check(&check) && good;
     good = check_huge(&device.gpu) && good;
     printf("check_kernels: %s, %llu cases\n", good ? "all right" : "FAILED", (unsigned long long)check.cases);
     kernel_check_close(&check);

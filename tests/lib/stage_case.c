@@ -96,6 +96,10 @@ static void draw_modes(struct stage_case *drawn, struct random *random)
         drawn->ranks[rank].in_place = drawn->kind != OP_KIND_ALL_TO_ALL && random_chance(random, 0.4);
         drawn->ranks[rank].has_output = rank != drawn->root_rank || random_chance(random, 0.5);
     }
+    drawn->vectors_in_outputs = drawn->kind == OP_KIND_ALL_REDUCE && random_chance(random, 0.3);
+    for (uint32_t rank = 0; rank < drawn->size && drawn->vectors_in_outputs; rank++) {
+        drawn->ranks[rank].input_domain = drawn->ranks[rank].output_domain = 1 + drawn->node_of_rank[rank];
+    }
 }
 
 /* Whether each node has as many ranks as the others. */

@@ -263,6 +263,9 @@ void stage_node_init(struct world *world, uint32_t index)
                                .local_slice_elements = drawn->local_slice_elements,
                                .many_blocks = drawn->has_many_blocks[index] ? 0 : UINT64_MAX,
                                .strip_bytes = drawn->strip_bytes[index]};
+    if (drawn->vectors_in_outputs && node->op.mode == COLL_STAGE_STAGED) {
+        node->op.vector_ranks = 1 + drawn->size % node->map.local_count;
+    }
     init_ranks(node, drawn);
     protect_inputs(node);
     if (!coll_stage_total(&node->op, &node->op.total_elements)) {

@@ -13,7 +13,11 @@ struct host_kernel {
     {"commd_reduce_" #dtype "_" #operator_name, commd_reduce_##dtype##_##operator_name},                     \
         {"commd_reduce_" #dtype "_" #operator_name KERNELS_MANY,                                             \
          commd_reduce_##dtype##_##operator_name##_many},
-const host_kernel host_kernels[] = {REDUCE_KERNELS(ROWS){KERNELS_COPY, commd_copy}};
+#define CODE_ROWS(compression)                                                                               \
+    {"commd_encode_" #compression, commd_encode_##compression},                                              \
+        {"commd_decode_" #compression, commd_decode_##compression},
+const host_kernel host_kernels[] = {
+    REDUCE_KERNELS(ROWS) CODE_KERNELS(CODE_ROWS){KERNELS_COPY, commd_copy}};
 } // namespace
 
 bool host_kernel_run(const char *name, const void *arguments, uint32_t blocks, uint32_t threads,

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "tests/lib/codec_check.h"
 #include "tests/lib/kernel_check.h"
 #include "tests/unit/kernels/host_kernels.h"
 
@@ -114,6 +115,12 @@ static void test_copies(void **state)
     assert_true(kernel_check_copies(&check));
 }
 
+static void test_codec(void **state)
+{
+    (void)state;
+    assert_true(codec_check(&check));
+}
+
 /* A fat binary begins with its magic number. Without a toolkit, there is no fat binary. */
 static void test_image(void **state)
 {
@@ -128,10 +135,8 @@ static void test_image(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_image),
+        cmocka_unit_test(test_copies), cmocka_unit_test(test_codec), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_values), cmocka_unit_test(test_image),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -250,12 +250,29 @@ static void block_local(struct stage_plan *plan, const struct block *block)
     }
 }
 
+/* Staged, on the root's node: whether a local rank's block need not pass through the slice's memory, because
+ * both buffers are in one domain. */
+static bool goes_directly(const struct coll_stage_op *op, const struct block *block)
+{
+    if (op->mode != COLL_STAGE_STAGED || block->local == UINT32_MAX || !op_kind_has_root(op->terms.kind) ||
+        !stage_is_root_node(op)) {
+        return false;
+    }
+    const struct coll_stage_rank *own = &op->ranks[entry_of(op, block->local, block)];
+    const struct coll_stage_rank *root = &op->ranks[entry_of(op, stage_root_local(op), block)];
+    return op->terms.kind == OP_KIND_GATHER ? own->input_domain == root->output_domain
+                                            : root->input_domain == own->output_domain;
+}
+
 static void block_in(struct stage_plan *plan, const struct block *block)
 {
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_place place = place_of(op, block);
     bool own = block->local != UINT32_MAX;
     bool staged = op->mode == COLL_STAGE_STAGED;
+    if (goes_directly(op, block)) {
+        return;
+    }
     if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         reduce_block(plan, block, COLL_STAGE_REDUCE, place);
     } else if (op->terms.kind == OP_KIND_SCATTER && staged && stage_is_root_node(op)) {
@@ -271,7 +288,9 @@ static void block_out(struct stage_plan *plan, const struct block *block)
     struct coll_stage_place place = place_of(op, block);
     bool own = block->local != UINT32_MAX;
     bool staged = op->mode == COLL_STAGE_STAGED;
-    if (op->terms.kind == OP_KIND_ALL_GATHER) {
+    if (goes_directly(op, block)) {
+        block_local(plan, block);
+    } else if (op->terms.kind == OP_KIND_ALL_GATHER) {
         block_to_ranks(plan, block, place, staged ? 0 : 1); /* unstaged, the first rank has it already */
     } else if (op->terms.kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, place, in_output(op, stage_root_local(op), block), block->count_elements);

@@ -25,6 +25,14 @@ bool engine_is_nccl(const struct exec_comm *comm, const struct exec_op *op, uint
 
 /* gpu_engine = "auto": below, GPUs that do not reach each other copy faster than NCCL is called twice. */
 #define NCCL_LEAST_BYTES (UINT64_C(128) << 10)
+#define NCCL_BLOCKS_MAX 256u /* gather, scatter, all_to_all: of a slice */
+
+/* NCCL's way copies each block by a call of its own; kernels copy many at once. */
+static bool moves_few_blocks(const struct exec_comm *comm, const struct op_terms *terms)
+{
+    uint64_t local = comm->map.local_count;
+    return (terms->kind == OP_KIND_ALL_TO_ALL ? local : 1) * comm->options.size <= NCCL_BLOCKS_MAX;
+}
 
 static bool kind_serves(const struct exec_comm *comm, const struct op_terms *terms)
 {
@@ -42,6 +50,7 @@ static bool kind_serves(const struct exec_comm *comm, const struct op_terms *ter
     case OP_KIND_GATHER:
     case OP_KIND_SCATTER:
     case OP_KIND_ALL_TO_ALL:
+        return moves_few_blocks(comm, terms);
     case OP_KIND_SCAN:
     case OP_KIND_EXCLUSIVE_SCAN:
     case OP_KIND_BARRIER:
@@ -86,7 +95,10 @@ bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op
     if (!device_reach_each_other(comm, op)) {
         return device_bytes(op) >= NCCL_LEAST_BYTES;
     }
-    return tuner != NULL && tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
+    bool moves = op->call.terms.kind == OP_KIND_GATHER || op->call.terms.kind == OP_KIND_SCATTER ||
+                 op->call.terms.kind == OP_KIND_ALL_TO_ALL; /* these are not measured */
+    return !moves && tuner != NULL &&
+           tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
 }
 
 /* --- For people --- */

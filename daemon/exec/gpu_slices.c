@@ -1,5 +1,6 @@
 #include "daemon/exec/gpu_slices.h"
 #include "daemon/exec/exec_device.h"
+#include "daemon/exec/gpu_slices_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,29 +15,7 @@
  * from there.
  */
 
-#define SLICE_LOOK_NS TIME_MS   /* between looks whether NCCL has failed: its kernels then never end */
 #define SHARD_LEAST_BYTES 4096u /* of each GPU; one GPU alone carries shorter vectors */
-
-struct gpu_slice {
-    struct gpu_group *group;
-    uint32_t gpu_count;
-    uint32_t gpus[GPU_DEVICES_MAX];
-    struct gpu_queue *queues[GPU_DEVICES_MAX];
-    uint64_t marks[GPU_DEVICES_MAX]; /* 0: none */
-    bool used[GPU_DEVICES_MAX];      /* something was put in the queue */
-    struct gpu_group_job job;
-    bool is_posted;
-    bool by_nccl;       /* transfers were begun in this step */
-    uint64_t looked_ns; /* when the group was last asked whether it has failed */
-    /* Copies behind the transfers, by GPU: a growing list. */
-    struct slice_copy {
-        uint32_t index;
-        struct host_copy_range range;
-    } * copies;
-    uint32_t copy_count, copy_capacity;
-    uint32_t slot;       /* UINT32_MAX: none */
-    uint64_t slot_bytes; /* used of it */
-};
 
 /* In a slot, each piece begins at a multiple of this. GPU_SLICE_PIECES_MAX bounds what rounding takes. */
 #define SLOT_ALIGN_BYTES 16u
@@ -69,14 +48,6 @@ enum status gpu_slice_new(const struct exec_op *op, struct gpu_slice **out, stru
     return STATUS_OK;
 }
 
-static void give_slot(struct gpu_slice *slice)
-{
-    if (slice->slot != UINT32_MAX) {
-        gpu_group_give_slot(slice->group, slice->slot);
-        slice->slot = UINT32_MAX;
-    }
-}
-
 bool gpu_slice_take_room(struct gpu_slice *slice, const struct exec_op *op)
 {
     slice->slot_bytes = 0;
@@ -90,7 +61,7 @@ bool gpu_slice_take_room(struct gpu_slice *slice, const struct exec_op *op)
 void gpu_slice_free(struct gpu_slice *slice)
 {
     if (slice != NULL) {
-        give_slot(slice);
+        gpu_slice_give_slot(slice);
         gpu_transfers_release(&slice->job.transfers);
         free(slice->copies);
         free(slice);
@@ -352,6 +323,15 @@ static enum status put_in(struct put *put, uint32_t index, const unsigned char *
     return status == STATUS_OK ? gpu_queue_reduce(queue, &reduction, GPU_QUEUE_LINK, put->error) : status;
 }
 
+static void add_send(struct put *put, uint32_t from, uint32_t to, unsigned char *source,
+                     unsigned char *target, uint64_t bytes)
+{
+    struct gpu_transfer *send = gpu_transfers_add(&put->slice->job.transfers, GPU_TRANSFER_SEND, from, bytes);
+    send->to = to;
+    send->inputs[from] = source;
+    send->outputs[to] = target;
+}
+
 /* Adds the transfers of one owner's elements to all other owners. */
 static void add_spread(struct put *put, const uint32_t *owners, uint32_t owner_count, uint32_t owner,
                        uint64_t begin, uint64_t count, unsigned char *const *places)
@@ -370,10 +350,8 @@ static void add_spread(struct put *put, const uint32_t *owners, uint32_t owner_c
     }
     for (uint32_t i = 0; i < owner_count; i++) {
         if (i != owner) {
-            struct gpu_transfer *send = gpu_transfers_add(transfers, GPU_TRANSFER_SEND, owners[owner], bytes);
-            send->to = owners[i];
-            send->inputs[owners[owner]] = places[owners[owner]] + at;
-            send->outputs[owners[i]] = places[owners[i]] + at;
+            add_send(put, owners[owner], owners[i], places[owners[owner]] + at, places[owners[i]] + at,
+                     bytes);
         }
     }
 }
@@ -440,6 +418,25 @@ static enum status put_out_from_one(struct put *put)
     return status;
 }
 
+/* Copies a rank's data to the host over its GPU's own link, or to ranks of this node. */
+static enum status put_to_ranks(struct put *put)
+{
+    const struct coll_stage_place *source = &put->piece->sources[0];
+    unsigned char *from = stage_at(put->lane, put->op, source);
+    uint32_t gpu = gpu_index(put, source->rank);
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < put->piece->target_count && status == STATUS_OK; i++) {
+        const struct coll_stage_place *target = &put->piece->targets[i];
+        unsigned char *to = stage_at(put->lane, put->op, target);
+        if (target->buffer == COLL_STAGE_MEMORY || gpu_index(put, target->rank) == gpu) {
+            status = put_copy(put, gpu, to, from, put->bytes);
+        } else {
+            add_send(put, gpu, gpu_index(put, target->rank), from, to, put->bytes);
+        }
+    }
+    return status;
+}
+
 enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane, const struct exec_op *op,
                           const struct coll_stage_piece *piece, struct error *error)
 {
@@ -452,8 +449,8 @@ enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane,
     put.error = error;
     slice->job.transfers.dtype = op->call.terms.dtype;
     slice->job.transfers.reduce = op->call.terms.reduce;
-    enum status status =
-        gpu_transfers_reserve(&slice->job.transfers, slice->gpu_count * slice->gpu_count + 1, error);
+    enum status status = gpu_transfers_reserve(
+        &slice->job.transfers, slice->gpu_count * slice->gpu_count + 1 + piece->target_count, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -466,8 +463,7 @@ enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane,
     if (piece->action != COLL_STAGE_COPY) {
         return put_reduction(&put);
     }
-    return put_copy(&put, gpu_index(&put, piece->sources[0].rank), stage_at(lane, op, &piece->targets[0]),
-                    stage_at(lane, op, &piece->sources[0]), put.bytes);
+    return put_to_ranks(&put);
 }
 
 enum status gpu_slice_copy(struct gpu_slice *slice, const struct exec_lane *lane, uint32_t gpu, void *target,
@@ -480,118 +476,4 @@ enum status gpu_slice_copy(struct gpu_slice *slice, const struct exec_lane *lane
     enum status status = device_queue(lane->comm, gpu, &slice->queues[index], error);
     slice->used[index] |= status == STATUS_OK;
     return status == STATUS_OK ? gpu_queue_copy(slice->queues[index], target, source, bytes, error) : status;
-}
-
-/* --- Completion --- */
-
-void gpu_slice_drop(struct gpu_slice *slice)
-{
-    slice->copy_count = 0;
-    gpu_transfers_clear(&slice->job.transfers);
-}
-
-/* Puts the copies behind the transfers, and marks all queues. */
-static enum status finish(struct gpu_slice *slice, struct error *error)
-{
-    enum status status = STATUS_OK;
-    for (uint32_t i = 0; i < slice->copy_count && status == STATUS_OK; i++) {
-        const struct slice_copy *copy = &slice->copies[i];
-        status = gpu_queue_copy(slice->queues[copy->index], copy->range.target, copy->range.source,
-                                copy->range.bytes, error);
-    }
-    slice->copy_count = 0;
-    gpu_transfers_clear(&slice->job.transfers);
-    for (uint32_t g = 0; g < slice->gpu_count; g++) {
-        struct error why;
-        if (!slice->used[g]) {
-            continue;
-        }
-        slice->used[g] = false;
-        /* Also marks work that failed half-way, so that its end can be waited for. */
-        if (gpu_queue_mark(slice->queues[g], &slice->marks[g], &why) != STATUS_OK) {
-            slice->marks[g] = 0;
-            status = status == STATUS_OK ? error_set(error, why.status, "%s", why.text) : status;
-        }
-    }
-    return status;
-}
-
-enum status gpu_slice_end(struct gpu_slice *slice, const struct exec_lane *lane, struct error *error)
-{
-    enum status status = STATUS_OK;
-    if (slice->job.transfers.count == 0) {
-        return finish(slice, error);
-    }
-    for (uint32_t g = 0; g < slice->gpu_count && status == STATUS_OK; g++) {
-        status = device_queue(lane->comm, slice->gpus[g], &slice->queues[g], error);
-        slice->used[g] = true;
-    }
-    if (status != STATUS_OK) {
-        return status;
-    }
-    gpu_group_post(slice->group, &slice->job, slice->queues);
-    slice->is_posted = slice->by_nccl = true;
-    return STATUS_OK;
-}
-
-/* Returns whether NCCL's thread is done with the job. */
-static bool job_is_over(struct gpu_slice *slice, enum status *status, struct error *error)
-{
-    struct error why;
-    switch (gpu_group_ask(slice->group, &slice->job, &why)) {
-    case GPU_GROUP_READY:
-        break;
-    case GPU_GROUP_FAILED:
-    case GPU_GROUP_REFUSED:
-        gpu_slice_drop(slice); /* what its copies would copy is not there */
-        *status = error_set(error, why.status, "%s", why.text);
-        break;
-    case GPU_GROUP_FORMS:
-    case GPU_GROUP_CALLS:
-        return false;
-    }
-    slice->is_posted = false;
-    struct error late;
-    if (finish(slice, &late) != STATUS_OK && *status == STATUS_OK) {
-        *status = error_set(error, late.status, "%s", late.text);
-    }
-    return true;
-}
-
-bool gpu_slice_is_done(struct gpu_slice *slice, const struct exec_lane *lane, uint64_t now_ns,
-                       enum status *status, struct error *error)
-{
-    bool done = true;
-    (void)lane;
-    *status = STATUS_OK;
-    if (slice->is_posted && !job_is_over(slice, status, error)) {
-        return false;
-    }
-    for (uint32_t g = 0; g < slice->gpu_count; g++) {
-        enum status at = STATUS_OK;
-        struct error why;
-        if (slice->marks[g] == 0) {
-            continue;
-        }
-        if (!gpu_queue_is_done(slice->queues[g], slice->marks[g], now_ns, &at, &why)) {
-            done = false;
-            continue;
-        }
-        slice->marks[g] = 0;
-        if (at != STATUS_OK && *status == STATUS_OK) {
-            *status = error_set(error, at, "%s", why.text);
-        }
-    }
-    if (!done && slice->by_nccl && now_ns - slice->looked_ns > SLICE_LOOK_NS) {
-        struct error why;
-        slice->looked_ns = now_ns;
-        if (gpu_group_has_failed(slice->group, &why) && *status == STATUS_OK) {
-            *status = error_set(error, why.status, "%s", why.text);
-        }
-    }
-    slice->by_nccl = slice->by_nccl && !done;
-    if (done) {
-        give_slot(slice); /* the data are on the host */
-    }
-    return done;
 }

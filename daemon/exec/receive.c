@@ -227,8 +227,10 @@ static void data_done(struct stream_reader *reader, uint64_t now_ns)
         elements = receive->count_elements;
         if (compressed_take(lane, receive, incoming->encoded, incoming->header.payload_bytes, &error) !=
             STATUS_OK) {
-            struct error fault;
-            (void)set_fault(incoming, error.text, &fault);
+            struct error fault = error; /* of a GPU, unless the payload is wrong */
+            if (error.status == STATUS_PROTOCOL) {
+                (void)set_fault(incoming, error.text, &fault);
+            }
             message_over(incoming);
             exec_comm_fail(lane->comm, &fault, now_ns);
             return;

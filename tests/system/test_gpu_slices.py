@@ -88,45 +88,6 @@ class GpuSliceTraffic(FailureCase):
         self.check("aabb", [0, 1, 2, 3], "slice_bytes = 65536; rails = 1;")
 
 
-class GpuSliceMoves(FailureCase):
-    """Gathers, scatters and all_to_alls: what stays on the node goes from GPU to GPU by NCCL, all else over the link of the rank's own GPU."""
-
-    def run_ranks(self, cluster, layout, devices, name, *options):
-        for process in self.ranks(cluster, layout, name, "moves", *options, devices=devices):
-            self.expect(process, "OK", within_s=30)
-
-    def test_results(self):
-        for layout, devices, settings in (("aabb", [0, 1, 2, 3], NCCL), ("aaabbc", [0, 1, 0, 2, 3, 1], NCCL), ("abab", [0, 0, 1, 1], NCCL + "rails = 3; slice_bytes = 4096;")):
-            for peer in ("1", "0"):
-                with self.subTest(layout=layout, peer=peer), Cluster(sorted(set(layout)), settings, gpus=4, client_environment={"CUDA_DOUBLE_PEER": peer},
-                                                                     daemon_environment={"CUDA_DOUBLE_PEER": peer}) as cluster:
-                    self.run_ranks(cluster, layout, devices, "moves", "count=3001")
-                    by_nccl, _, by_host, refused, failed, stuck = counts(cluster)
-                    self.assertEqual((by_nccl, by_host, refused, failed, stuck), (3, 0, 0, 0, 0))
-                    cluster.wait_gpus_idle()
-
-    def test_without_nccl(self):
-        for settings, environment in (('gpu_engine = "kernels";', {}), ('gpu_engine = "kernels";', {"CUDA_DOUBLE_PEER": "0"}), ("", {})):
-            with self.subTest(settings=settings, **environment), Cluster("ab", settings, gpus=2, daemon_environment=environment, client_environment=environment) as cluster:
-                self.run_ranks(cluster, "aabb", [0, 1, 1, 0], "moves", "count=3001")
-                self.assertEqual(counts(cluster)[0], 0)
-
-    def test_traffic(self):
-        """In blocks of 8 * count bytes: the root, rank 1, is on node a."""
-        count, layout, devices = 10000, "aabb", [0, 1, 2, 3]
-        expected = {"gather": ({}, {1: 2}, {2: 1, 3: 1}, {}), "scatter": ({1: 2}, {}, {}, {2: 1, 3: 1}),
-                    "all_to_all": ({0: 2, 1: 2}, {0: 2, 1: 2}, {2: 2, 3: 2}, {2: 2, 3: 2})}
-        for kind, ways in expected.items():
-            with self.subTest(kind=kind), Cluster("ab", NCCL, gpus=4, start=False, client_environment={"CUDA_DOUBLE_PEER": "0"}) as cluster:
-                for name in "ab":
-                    cluster.start(name, environment={"CUDA_DOUBLE_PEER": "0", "CUDA_DOUBLE_TRAFFIC": str(cluster.folder / f"{name}.traffic")})
-                cluster.wait_ready()
-                self.run_ranks(cluster, layout, devices, "traffic", f"count={count}", f"kinds={kind}")
-                links = [struct.unpack("16Q", (cluster.folder / f"{name}.traffic").read_bytes()) for name in "ab"]
-                got = [{gpu: blocks / (8 * count) for gpu, blocks in enumerate(link[way::2]) if blocks} for link in links for way in (0, 1)]
-                self.assertEqual(got, list(ways))
-
-
 class GpuSliceFailures(FailureCase):
     def cluster(self, rule="", **environment):
         cluster = Cluster("ab", NCCL, gpus=2, start=False)

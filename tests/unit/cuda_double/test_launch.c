@@ -213,14 +213,90 @@ static void another_device(int unused)
 }
 CASE(another_device)
 
+/* Encodes 16 elements, of which the GPU keeps what others decode, and adds them to others. */
+static void codes(int unused)
+{
+    (void)unused;
+    float numbers[16], back[16];
+    begin();
+    cuda_pointer values = case_alloc(64), sums = case_alloc(64), encoded = case_alloc(64);
+    for (int i = 0; i < 16; i++) {
+        numbers[i] = 1.0f + (float)i * 0x1p-9f; /* bf16 has 7 bits behind the point */
+    }
+    OK(cuda->copy_from_host(values, numbers, sizeof numbers, NULL));
+    OK(cuda->copy_from_host(sums, numbers, sizeof numbers, NULL));
+    struct kernels_code code = {.part_count = 1, .replaces = 1, .adds = 1};
+    code.parts[0].values = (float *)(uintptr_t)values;
+    code.parts[0].encoded = (unsigned char *)(uintptr_t)encoded;
+    code.parts[0].count_elements = 16;
+    OK(launch(function("commd_encode_bf16"), &code, NULL));
+    code.parts[0].values = (float *)(uintptr_t)sums;
+    OK(launch(function("commd_decode_bf16"), &code, NULL));
+    OK(cuda->copy_to_host(back, values, sizeof back, NULL));
+    CHECK(back[1] == 1 && back[4] == 1 + 0x1p-7f && back[15] == 1 + 4 * 0x1p-7f);
+    OK(cuda->copy_to_host(back, sums, sizeof back, NULL));
+    CHECK(back[1] == numbers[1] + 1 && back[15] == numbers[15] + 1 + 4 * 0x1p-7f);
+    CHECK(case_byte(encoded + 32) == 0xff);
+}
+CASE(codes)
+
+static void code_fault(const char *name, cuda_pointer values, cuda_pointer residual, cuda_pointer encoded,
+                       cuda_result expected)
+{
+    struct kernels_code code = {.part_count = 1};
+    code.parts[0].values = (float *)(uintptr_t)values;
+    code.parts[0].residual = (float *)(uintptr_t)residual;
+    code.parts[0].encoded = (unsigned char *)(uintptr_t)encoded;
+    code.parts[0].count_elements = 16;
+    OK(launch(function(name), &code, NULL));
+    CHECK_RESULT(cuda->stream_synchronize(NULL), expected);
+}
+
+static void code_outside(int unused)
+{
+    (void)unused;
+    begin();
+    code_fault("commd_encode_bf16", case_alloc(64), 0, case_alloc(31), CUDA_RESULT_ILLEGAL_ADDRESS);
+}
+CASE(code_outside)
+
+static void code_misaligned(int unused)
+{
+    (void)unused;
+    begin();
+    code_fault("commd_encode_f8", case_alloc(64), 0, case_alloc(64) + 8, CUDA_RESULT_MISALIGNED_ADDRESS);
+}
+CASE(code_misaligned)
+
+static void code_residual_is_values(int unused)
+{
+    (void)unused;
+    begin();
+    cuda_pointer values = case_alloc(64);
+    code_fault("commd_encode_bf16", values, values, case_alloc(64), CUDA_RESULT_LAUNCH_FAILED);
+}
+CASE(code_residual_is_values)
+
+/* The scale of a block of f8 is a power of two; the double's memory is poisoned. */
+static void code_malformed(int unused)
+{
+    (void)unused;
+    begin();
+    code_fault("commd_decode_f8", case_alloc(64), 0, case_alloc(64), CUDA_RESULT_LAUNCH_FAILED);
+}
+CASE(code_malformed)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),      cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_reduces),    cmocka_unit_test(test_copies_many),
-        cmocka_unit_test(test_misaligned), cmocka_unit_test(test_outside),
-        cmocka_unit_test(test_pageable),   cmocka_unit_test(test_overlapping),
-        cmocka_unit_test(test_too_many),   cmocka_unit_test(test_another_device),
+        cmocka_unit_test(test_names),           cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_reduces),         cmocka_unit_test(test_copies_many),
+        cmocka_unit_test(test_misaligned),      cmocka_unit_test(test_outside),
+        cmocka_unit_test(test_pageable),        cmocka_unit_test(test_overlapping),
+        cmocka_unit_test(test_too_many),        cmocka_unit_test(test_another_device),
+        cmocka_unit_test(test_codes),           cmocka_unit_test(test_code_outside),
+        cmocka_unit_test(test_code_misaligned), cmocka_unit_test(test_code_residual_is_values),
+        cmocka_unit_test(test_code_malformed),
     };
     return cmocka_run_group_tests_name("cuda_double_launch", tests, NULL, NULL);
 }

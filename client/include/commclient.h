@@ -228,9 +228,15 @@ typedef struct comm_init_options {
  * A process may hold several ranks. It then calls comm_init once for each rank, from different threads,
  * because each call waits for the other ranks.
  *
- * Errors: COMM_TIMED_OUT (the message names the missing ranks), COMM_MISMATCH (it names who disagrees),
- * COMM_ALREADY_EXISTS (it names who has the rank), COMM_PERMISSION (it names who owns the name),
- * COMM_UNSUPPORTED (no driver, or no such GPU), COMM_DEVICE (the GPU failed), COMM_LIMIT, COMM_DAEMON_LOST.
+ * The call ends on all ranks that wait if one is lost: its process ends (COMM_RANK_LOST), or the commd of its
+ * node ends, is started again, or does not answer for the patience, heartbeat_timeout_ms in commd.conf
+ * (COMM_NODE_LOST). The message names it, and says why. The name is free then, and all may join again. A rank
+ * whose call timed out or was cancelled (comm_cancel) is not lost: the others wait, and it may come again.
+ *
+ * Errors: COMM_TIMED_OUT (the message names the missing ranks), COMM_RANK_LOST, COMM_NODE_LOST, COMM_MISMATCH
+ * (it names who disagrees), COMM_ALREADY_EXISTS (it names who has the rank), COMM_PERMISSION (it names who
+ * owns the name), COMM_UNSUPPORTED (no driver, or no such GPU), COMM_DEVICE (the GPU failed), COMM_LIMIT,
+ * COMM_DAEMON_LOST.
  */
 COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank,
                                             uint32_t size, int device, const comm_init_options_t *options,

@@ -466,7 +466,7 @@ static void leave_forming(struct comms_member *member, enum comms_leave how, con
     if (why != NULL) {
         expelled_text(member, why, &cause);
     }
-    if (comms_is_next(comm)) {
+    if (comms_is_next(comm) || how == COMMS_LEAVE_LOST) {
         struct comms_detail detail = {0};
         comms_detail_add_member(&detail, member);
         communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);

@@ -319,7 +319,7 @@ void communicator_end(struct communicator *comm, const struct error *cause, cons
         }
         /* For nodes where it is not formed yet, or already forms again. Ranks whose time is over may try
          * again. */
-        comms_formation_withdraw(comm, &copy, !formed && copy.status != STATUS_TIMED_OUT);
+        comms_formation_withdraw(comm, &copy, comm->detail, !formed && copy.status != STATUS_TIMED_OUT);
     }
     communicator_set_state(comm, COMMS_COMM_FAILED, now_ns);
     communicator_unname(comm);

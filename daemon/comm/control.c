@@ -108,7 +108,9 @@ static void on_withdraw(struct comms *comms, uint32_t node, const Commd__Mesh__W
         struct comms_claim *claim = comms_formation_claim(comm, node);
         bool ends = withdraw->failed || cause.status == STATUS_SHUTTING_DOWN; /* its ranks do not come back */
         if (claim != NULL && claim->nonce == withdraw->nonce && ends) {
-            communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+            struct comms_detail detail;
+            communicator_fail_with(comm, &cause, comms_detail_from_wire(withdraw->failure, comm, &detail),
+                                   COMMS_TELL_NODES, now_ns);
         } else if (claim != NULL && claim->nonce == withdraw->nonce) {
             char why[COMMS_LIST_TEXT_MAX_BYTES];
             (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(comms->mesh, node),
@@ -294,7 +296,7 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
     struct communicator *comm;
     exec_node_takes_bulk(comms->exec, node, mesh_node_offers(comms->mesh, node, MESH_OFFERS_BULK));
     exec_node_up(comms->exec, node, now_ns);
-    comms_meeting_node_lost(comms, node); /* it says Meet again where it still is a guest */
+    comms_meeting_node_lost(comms, node, NULL); /* it says Meet again where it still is a guest */
     comms->now_ns = now_ns;
     comms_posts_node_up(comms, node);
     comms_farewells_node_up(comms, node);
@@ -325,9 +327,10 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
     struct comms *comms = context;
     struct communicator *comm;
     struct error lost;
+    comms->now_ns = now_ns;
     lost_text(comms, node, cause, &lost);
     if (cause->status != STATUS_UNREACHABLE) { /* otherwise nobody needed the connection */
-        comms_meeting_node_lost(comms, node);
+        comms_meeting_node_lost(comms, node, &lost);
     }
     exec_node_down(comms->exec, node, &lost);
     DL_FOREACH(comms->comms, comm)
@@ -337,14 +340,7 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
         }
         comms_loss_node_down(comm, node, &lost, now_ns);
         if (comm->state == COMMS_COMM_FORMING && !comms_is_next(comm)) {
-            struct comms_claim *claim = comms_formation_claim(comm, node);
-            if (communicator_node_index(comm, node) < comm->node_count) {
-                communicator_fail(comm, &lost, COMMS_TELL_NODES,
-                                  now_ns); /* others may rely on our promise already */
-            } else if (claim != NULL) {
-                comms_formation_drop_claim(comm, claim, lost.text);
-                claim->acknowledged_revision = 0; /* it may be started again, and know nothing */
-            }
+            comms_formation_node_down(comm, node, &lost, cause->status == STATUS_UNREACHABLE, now_ns);
         } else if (comm->state != COMMS_COMM_FAILED) {
             uint32_t index = communicator_node_index(comm, node);
             if (index == comm->node_count ||

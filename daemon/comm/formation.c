@@ -207,8 +207,10 @@ static void withdraw_directly(struct communicator *comm, const Commd__Mesh__Mess
     }
 }
 
-void comms_formation_withdraw(struct communicator *comm, const struct error *cause, bool failed)
+void comms_formation_withdraw(struct communicator *comm, const struct error *cause,
+                              const struct comms_detail *detail, bool failed)
 {
+    Commd__Mesh__Failure failure;
     if (!comm->announced) {
         return;
     }
@@ -219,6 +221,10 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     body.status = cause->status;
     body.text = (char *)cause->text;
     body.failed = failed;
+    if (detail != NULL) {
+        comms_detail_to_wire(detail, &failure);
+        body.failure = &failure;
+    }
     Commd__Mesh__Message message = MESH_MESSAGE(WITHDRAW, withdraw, &body);
     if (comm->state == COMMS_COMM_FORMED || comm->sparse) {
         communicator_broadcast(comm, &message);

@@ -21,8 +21,15 @@ void comms_formation_fill(const struct communicator *comm, struct comms_announce
 void comms_formation_announce_to(struct communicator *comm, uint32_t node);
 /* Answers an announcement of that node. */
 void comms_formation_answer(struct communicator *comm, const Commd__Mesh__Announce *announced, uint32_t node);
-/* failed: it cannot form any more, so it ends on all nodes. */
-void comms_formation_withdraw(struct communicator *comm, const struct error *cause, bool failed);
+/* failed: it cannot form any more, so it ends on all nodes. detail: null if there is none. */
+void comms_formation_withdraw(struct communicator *comm, const struct error *cause,
+                              const struct comms_detail *detail, bool failed);
+/*
+ * The connection to a node is lost. If ranks of that node had come, the communicator ends on all nodes: its
+ * daemon has ended, or was silent for the patience. idle: it only ended because no node needed it.
+ */
+void comms_formation_node_down(struct communicator *comm, uint32_t node, const struct error *lost, bool idle,
+                               uint64_t now_ns);
 /* Removes a local rank from a forming communicator, because it leaves or was refused. */
 void comms_formation_drop_member(struct comms_member *member, const struct error *cause, uint64_t now_ns);
 /* Refusals that waited for the communicator to form take effect now. */

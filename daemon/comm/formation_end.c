@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <utlist.h>
@@ -5,7 +6,27 @@
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/formation.h"
 
-/* How formation fails: ranks that leave, deadlines. */
+/* How formation fails: ranks that leave, nodes that are lost, deadlines. */
+
+void comms_formation_node_down(struct communicator *comm, uint32_t node, const struct error *lost, bool idle,
+                               uint64_t now_ns)
+{
+    struct comms_claim *claim = comms_formation_claim(comm, node);
+    struct comms_detail detail = {0};
+    if (claim == NULL || (idle && claim->by_roster)) {
+        return;
+    }
+    if (claim->rank_count == 0 || idle) {
+        comms_formation_drop_claim(comm, claim, lost->text);
+        claim->acknowledged_revision = 0; /* it may be started again, and know nothing */
+        return;
+    }
+    (void)snprintf(detail.node, sizeof detail.node, "%s", communicator_node_name(comm, node));
+    for (uint32_t i = 0; i < claim->rank_count; i++) {
+        comms_detail_add(&detail, comm, claim->ranks[i], 0);
+    }
+    communicator_fail_with(comm, lost, &detail, COMMS_TELL_NODES, now_ns);
+}
 
 void comms_formation_drop_member(struct comms_member *member, const struct error *cause, uint64_t now_ns)
 {
@@ -16,7 +37,7 @@ void comms_formation_drop_member(struct comms_member *member, const struct error
         return;
     }
     if (comm->rank_count == 1) {
-        comms_formation_withdraw(comm, cause, false);
+        comms_formation_withdraw(comm, cause, NULL, false);
         comm->announced = false;
     } else {
         comm->announce_wanted = comm->announce_wanted || member->announced_revision != 0;

@@ -154,6 +154,7 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_k
         return;
     }
     struct meeting *meeting = guest->meeting;
+    bool is_new = guest->number == 0;
     DL_DELETE(meeting->guests, guest); /* it may have come before: the latest is last */
     DL_APPEND(meeting->guests, guest);
     guest->number = ++meeting->last_number;
@@ -161,6 +162,9 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_k
     free(guest->report);
     guest->report = report != NULL ? meeting_report_new(report) : NULL;
     guest->is_odd = guest->is_old = false;
+    if (is_new && guest->report != NULL && node != COMMS_NODE_OWN) {
+        meeting_tell_own_report(comms, guest);
+    }
     untold(meetings, meeting, now_ns);
     if (guest->visitor->count > MEETING_GUESTS_MAX) {
         guest_free(meetings, guest->visitor->guests);
@@ -188,8 +192,8 @@ void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_ke
     struct meeting *meeting =
         comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
     const struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
-    if (guest != NULL && guest->report != NULL && !guest->is_old && !guest->is_odd) {
-        meeting_tell_end(comms, meeting, node, end);
+    if (guest != NULL && guest->report != NULL && !guest->is_odd) {
+        meeting_tell_end(comms, guest, end);
     }
 }
 
@@ -215,7 +219,7 @@ void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mes
     }
 }
 
-void comms_meeting_node_lost(struct comms *comms, uint32_t node)
+void comms_meeting_node_lost(struct comms *comms, uint32_t node, const struct error *cause)
 {
     struct visitor *visitor = NULL;
     if (comms->meetings != NULL) {
@@ -223,6 +227,9 @@ void comms_meeting_node_lost(struct comms *comms, uint32_t node)
     }
     for (uint32_t left = visitor != NULL ? visitor->count : 0; left > 0; left--) {
         struct guest *guest = visitor->guests;
+        if (cause != NULL && guest->report != NULL && !guest->is_odd) {
+            meeting_tell_lost(comms, guest, cause);
+        }
         guest_free(comms->meetings, guest); /* with the last one the visitor is gone */
     }
 }
@@ -230,7 +237,7 @@ void comms_meeting_node_lost(struct comms *comms, uint32_t node)
 void comms_meeting_free(struct comms *comms)
 {
     while (comms->meetings != NULL && comms->meetings->visitors != NULL) {
-        comms_meeting_node_lost(comms, comms->meetings->visitors->node);
+        comms_meeting_node_lost(comms, comms->meetings->visitors->node, NULL);
     }
     free(comms->meetings);
     comms->meetings = NULL;

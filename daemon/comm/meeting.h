@@ -98,8 +98,9 @@ void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_ke
 void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key);
 void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
                             uint64_t now_ns);
-/* The connection is lost, or a new one begins: forgets the node. */
-void comms_meeting_node_lost(struct comms *comms, uint32_t node);
+/* The connection is lost, or a new one begins: forgets the node. cause: it is lost, so what it has reported
+ * here cannot form any more; null: nothing is known. */
+void comms_meeting_node_lost(struct comms *comms, uint32_t node, const struct error *cause);
 void comms_meeting_tick(struct comms *comms, uint64_t now_ns);
 uint64_t comms_meeting_deadline_ns(const struct comms *comms);
 void comms_meeting_free(struct comms *comms);

@@ -8,6 +8,7 @@
 /* A guest's ranks, in a communicator that may form by a tree. */
 struct comms_report {
     struct communicator_terms terms;
+    uint64_t nonce;
     size_t size_bytes;
     uint8_t bytes[]; /* Announce, packed */
 };
@@ -63,9 +64,13 @@ void meeting_tell_reports(struct comms *comms, struct meeting *meeting, uint64_t
 /* Tells all guests which reports there are. */
 void meeting_tell_partial(struct comms *comms, struct meeting *meeting);
 void meeting_not_partial(struct comms_meetings *meetings, struct meeting *meeting);
-/* Tells all guests that have reported that the communicator cannot form any more, because of that node. */
-void meeting_tell_end(struct comms *comms, struct meeting *meeting, uint32_t node,
-                      const Commd__Mesh__Withdraw *end);
+/* Tells all other guests that have reported that the communicator cannot form any more, because of this one.
+ */
+void meeting_tell_end(struct comms *comms, const struct guest *ended, const Commd__Mesh__Withdraw *end);
+/* The guest's node was lost: tells the others that have reported. */
+void meeting_tell_lost(struct comms *comms, const struct guest *lost, const struct error *cause);
+/* Tells a new guest of this node's own report, if there is one: so it knows that it needs this node. */
+void meeting_tell_own_report(struct comms *comms, const struct guest *guest);
 /* Null: it is not sound, or no memory. */
 struct comms_report *meeting_report_new(const Commd__Mesh__Announce *report);
 

@@ -29,6 +29,7 @@ struct comms_report *meeting_report_new(const Commd__Mesh__Announce *said)
         size_bytes <= REPORT_MAX_BYTES ? calloc(1, sizeof *report + size_bytes) : NULL;
     if (report != NULL) {
         comms_terms_from_wire(said->terms, &report->terms);
+        report->nonce = said->nonce;
         report->size_bytes = size_bytes;
         commd__mesh__announce__pack(&kept, report->bytes);
     }
@@ -248,12 +249,61 @@ void meeting_tell_partial(struct comms *comms, struct meeting *meeting)
     view_clear(&view);
 }
 
-void meeting_tell_end(struct comms *comms, struct meeting *meeting, uint32_t node,
-                      const Commd__Mesh__Withdraw *end)
+void meeting_tell_own_report(struct comms *comms, const struct guest *guest)
 {
+    struct guest *const to[] = {(struct guest *)(uintptr_t)guest};
+    struct receivers receivers = {.comms = comms, .guests = to, .count = 1};
+    struct comms_roster_item item = {.node = mesh_own_name(comms->mesh)};
+    struct comms_roster roster = {.name = guest->meeting->key.name,
+                                  .owner_uid = guest->meeting->key.owner_uid,
+                                  .items = &item,
+                                  .count = 1};
+    const struct guest *own;
+    DL_FOREACH(guest->meeting->guests, own)
+    {
+        if (own->visitor->node == COMMS_NODE_OWN && own->report != NULL && !own->is_old && !own->is_odd) {
+            Commd__Mesh__Announce *report =
+                commd__mesh__announce__unpack(NULL, own->report->size_bytes, own->report->bytes);
+            if (report != NULL) {
+                item.report = *report;
+                (void)comms_roster_write(&roster, send_part, &receivers);
+                commd__mesh__announce__free_unpacked(report, NULL);
+            }
+        }
+    }
+}
+
+void meeting_tell_lost(struct comms *comms, const struct guest *lost, const struct error *cause)
+{
+    Commd__Mesh__Withdraw end = COMMD__MESH__WITHDRAW__INIT;
+    end.name = lost->meeting->key.name;
+    end.owner_uid = lost->meeting->key.owner_uid;
+    end.nonce = lost->report->nonce;
+    end.status = cause->status;
+    end.text = (char *)(uintptr_t)cause->text;
+    end.failed = true;
+    Commd__Mesh__Announce *report =
+        commd__mesh__announce__unpack(NULL, lost->report->size_bytes, lost->report->bytes);
+    Commd__Mesh__Failure failure = COMMD__MESH__FAILURE__INIT;
+    if (report != NULL) {
+        failure.rank_count = (uint32_t)report->n_ranks;
+        failure.n_ranks =
+            report->n_ranks < CLIENT_FAILURE_RANKS_MAX ? report->n_ranks : CLIENT_FAILURE_RANKS_MAX;
+        failure.ranks = report->ranks;
+        failure.node = (char *)(uintptr_t)name_of(comms, lost);
+        end.failure = &failure;
+    }
+    meeting_tell_end(comms, lost, &end);
+    commd__mesh__announce__free_unpacked(report, NULL);
+}
+
+void meeting_tell_end(struct comms *comms, const struct guest *ended, const Commd__Mesh__Withdraw *end)
+{
+    const struct meeting *meeting = ended->meeting;
+    uint32_t node = ended->visitor->node;
     Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
     const struct guest *guest;
-    body.name = meeting->key.name;
+    body.name = (char *)(uintptr_t)meeting->key.name;
     body.owner_uid = meeting->key.owner_uid;
     body.ended_by = (char *)(uintptr_t)(node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
                                                                : mesh_node_name(comms->mesh, node));
@@ -262,8 +312,9 @@ void meeting_tell_end(struct comms *comms, struct meeting *meeting, uint32_t nod
     DL_FOREACH(meeting->guests, guest)
     {
         uint32_t to = guest->visitor->node;
-        if (to != node && guest->report != NULL && !guest->is_odd &&
+        if (to != node && guest->report != NULL && !guest->is_odd && guest->is_old == ended->is_old &&
             (to == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, to))) {
+            body.nonce = guest->report->nonce;
             comms_post(comms, to, &message);
         }
     }

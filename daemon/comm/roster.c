@@ -196,12 +196,17 @@ static void begin(struct communicator *comm, uint32_t node)
 static void on_end(struct communicator *comm, const Commd__Mesh__Roster *roster, uint64_t now_ns)
 {
     struct error cause;
+    struct comms_detail detail;
+    if (roster->nonce != 0 && roster->nonce != comm->nonce) {
+        return; /* an earlier part of this node's, of the same name */
+    }
     cause.status = status_from_wire(roster->end->status);
     if (cause.status == STATUS_OK || cause.status == STATUS_IN_PROGRESS) {
         cause.status = STATUS_PROTOCOL;
     }
     printable_copy(roster->end->text, cause.text, sizeof cause.text);
-    communicator_fail(comm, &cause, COMMS_TELL_NOBODY, now_ns);
+    communicator_fail_with(comm, &cause, comms_detail_from_wire(roster->end->failure, comm, &detail),
+                           COMMS_TELL_NOBODY, now_ns);
 }
 
 static bool is_sound(const struct communicator *comm, const Commd__Mesh__Roster *roster)

@@ -15,8 +15,10 @@
  * So each node has connections to a place, its parent and its children, and sends and gets a few messages of
  * each. While ranks are missing, places tell everybody about once a second which there are: for texts, and so
  * that a rank that is taken is refused at once. Nodes whose reports contradict each other are told of each
- * other, connect, and settle that as in a small communicator (announce.c). If a node has not reported, which
- * an older commd cannot, all nodes are told of all, and connect.
+ * other, connect, and settle that as in a small communicator (announce.c). If a node that has reported is
+ * lost, or says that it cannot form the communicator any more, the place tells all others, and it ends. A
+ * place that has ranks itself says so to each new guest: so guests know that they need it. If a node has not
+ * reported, which an older commd cannot, all nodes are told of all, and connect.
  *
  * Private to daemon/comm.
  */

@@ -384,22 +384,37 @@ static void test_a_node_is_lost(void **state)
     run_loss(215, 69, true, &exchange);
 }
 
-/* Every node may be lost at any time of the formation. Either all others form it and then lose it, or none
- * has formed it, and the others wait. */
-static void run_loss_while_forming(uint32_t which, uint64_t after_ns)
+/* The ranks that are left were told that the node is lost, either because it has not formed, or later. */
+static void assert_told_of(const struct sim_comm *comm, const char *name)
+{
+    for (uint32_t i = 0; i < comm->size; i++) {
+        const struct sim_rank *rank = &comm->ranks[i];
+        if (rank->member != NULL) {
+            assert_text(rank->aborted ? &rank->abort_cause : &rank->formed_result, STATUS_NODE_LOST, name,
+                        "lost");
+        }
+    }
+}
+
+/* A node is lost at any time of the formation; `missing` ranks do not come. Either all others form it and
+ * then lose it, or it ends at once, everywhere. */
+static void run_loss_while_forming(uint32_t which, uint32_t missing, uint32_t node, bool host,
+                                   uint64_t after_ns)
 {
     enum { SIZE = 60 };
     struct cluster *cluster = large_cluster(which, SIZE);
     struct sim_comm *comm = comm_of(cluster, "early", SIZE, 1);
-    uint32_t node = (uint32_t)random_below(&cluster->random, SIZE);
     for (uint32_t rank = 0; rank < SIZE; rank++) {
-        sim_comm_join(comm, rank, 0, &(struct sim_options){.form_timeout_ms = 8000});
+        if (comm->ranks[rank].node->index == node || rank % 20 >= missing) {
+            sim_comm_join(comm, rank, 0, &(struct sim_options){.form_timeout_ms = 60000});
+        }
     }
     cluster_run(cluster, after_ns);
-    cluster_crash(cluster, node);
+    (host ? cluster_kill : cluster_crash)(cluster, node);
     sim_comm_forget_node(comm, node);
     cluster_bury(cluster, node);
-    assert_true(cluster_run_until(cluster, all_told, comm, 20 * TIME_S));
+    assert_true(cluster_run_until(cluster, all_told, comm, host ? 6 * TIME_S : 3 * TIME_S));
+    assert_told_of(comm, cluster->nodes[node].name);
     sim_comm_free(comm);
     cluster_free(cluster);
 }
@@ -408,8 +423,43 @@ static void test_a_node_is_lost_while_it_forms(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < 24; i++) {
-        run_loss_while_forming(220 + i, i * 2 * TIME_MS);
+        run_loss_while_forming(220 + i, 0, i * 7 % 60, i % 3 == 2, (20 + i * 2) * TIME_MS);
     }
+}
+
+/* Ranks are missing, so the others wait. Then each node in turn is lost, also the one that collects reports.
+ */
+static void test_a_node_is_lost_while_others_wait(void **state)
+{
+    (void)state;
+    for (uint32_t node = 0; node < 60; node += 1 + node % 3) {
+        run_loss_while_forming(250, 1, node, node % 8 == 7, 100 * TIME_MS + node % 5 * TIME_S);
+    }
+}
+
+/* A process is lost: that is told everywhere within 100 ms. */
+static void test_a_rank_is_lost_while_others_wait(void **state)
+{
+    (void)state;
+    enum { SIZE = 60, LOST = 7 };
+    struct cluster *cluster = large_cluster(251, SIZE);
+    struct sim_comm *comm = comm_of(cluster, "early", SIZE, 1);
+    for (uint32_t rank = 1; rank < SIZE; rank++) {
+        sim_comm_join(comm, rank, 0, NULL);
+    }
+    cluster_run(cluster, 100 * TIME_MS);
+    sim_comm_leave(comm, LOST, COMMS_LEAVE_LOST);
+    assert_true(cluster_run_until(cluster, all_told, comm, 100 * TIME_MS));
+    for (uint32_t rank = 1; rank < SIZE; rank++) {
+        if (rank != LOST) {
+            assert_text(verdict_of(comm, rank), STATUS_RANK_LOST, "rank 7", comm->ranks[LOST].node->name);
+            sim_comm_leave(comm, rank, COMMS_LEAVE_ORDERLY);
+        }
+    }
+    sim_comm_form(comm, NULL, 3 * TIME_S); /* all come again, and the name is free */
+    sim_comm_run(comm, &sum);
+    sim_comm_free(comm);
+    cluster_free(cluster);
 }
 
 int main(void)
@@ -426,6 +476,8 @@ int main(void)
         cmocka_unit_test(test_another_size),
         cmocka_unit_test(test_a_node_is_lost),
         cmocka_unit_test(test_a_node_is_lost_while_it_forms),
+        cmocka_unit_test(test_a_node_is_lost_while_others_wait),
+        cmocka_unit_test(test_a_rank_is_lost_while_others_wait),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -91,7 +91,8 @@ static void test_a_failure_that_is_known_ends_it_everywhere(void **state)
     world_stop(&world);
 }
 
-static void test_lost_while_forming(void **state)
+/* A rank that gives up leaves its place to another one. */
+static void test_a_rank_that_leaves_while_it_forms(void **state)
 {
     (void)state;
     world_start(&world, 3, 5, NULL);
@@ -100,7 +101,7 @@ static void test_lost_while_forming(void **state)
     struct member *b = join(&world, 1, "gap", 1, 4);
     struct member *gone = join(&world, 1, "gap", 2, 4);
     run(&world, 10 * TIME_MS);
-    leave(gone, COMMS_LEAVE_LOST);
+    leave(gone, COMMS_LEAVE_ORDERLY);
     struct member *c = join(&world, 2, "gap", 3, 4);
     run(&world, 10 * TIME_MS);
     assert_int_equal(a->formed_count, 0);
@@ -110,17 +111,97 @@ static void test_lost_while_forming(void **state)
     assert_formed(b);
     assert_formed(c);
     assert_formed(again);
-    leave_all(&world);
-    /* A whole node is lost. */
-    a = join(&world, 0, "gap", 0, 2);
+    world_stop(&world);
+}
+
+/* All are told the same, which names the rank and its process. */
+static void test_a_rank_is_lost_while_it_forms(void **state)
+{
+    (void)state;
+    world_start(&world, 3, 5, NULL);
+    connect_all(&world);
+    for (uint32_t alone = 0; alone < 2; alone++) { /* its node has another rank, or not */
+        struct member *members[3] = {join(&world, 0, "gap", 0, 5), join(&world, 2, "gap", 3, 5),
+                                     join(&world, 1 + alone, "gap", 1, 5)};
+        struct member *gone = join(&world, 1, "gap", 2, 5);
+        run(&world, 10 * TIME_MS);
+        leave(gone, COMMS_LEAVE_LOST);
+        run(&world, 10 * TIME_MS);
+        for (uint32_t i = 0; i < 3; i++) {
+            assert_int_equal(members[i]->formed_count, 1);
+            assert_error(&members[i]->formed, STATUS_RANK_LOST, "the process of rank 2 (pid ");
+            assert_error(&members[i]->formed, STATUS_RANK_LOST, " of node b was lost while");
+            const struct comms_detail *detail = comms_member_detail(members[i]->handle);
+            assert_non_null(detail);
+            assert_int_equal(detail->rank_count, 1);
+            assert_int_equal(detail->ranks[0], 2);
+            assert_int_equal(detail->pids[0], gone->client.pid);
+        }
+        leave_all(&world);
+    }
+    /* All may come again, and so may the rank. */
+    struct member *a = join(&world, 0, "gap", 0, 2), *b = join(&world, 1, "gap", 1, 2);
+    run(&world, 10 * TIME_MS);
+    assert_formed(a);
+    assert_formed(b);
+    world_stop(&world);
+}
+
+/* A node whose ranks had come is lost: all others are told which one and why. */
+static void test_a_node_is_lost_while_it_forms(void **state)
+{
+    (void)state;
+    world_start(&world, 4, 5, NULL);
+    connect_all(&world);
+    struct member *a = join(&world, 0, "gap", 0, 5);
+    struct member *b = join(&world, 1, "gap", 1, 5);
+    struct member *c = join(&world, 2, "gap", 4, 5);
+    struct member *other = join(&world, 3, "other", 0, 2);
+    join(&world, 0, "gap", 2, 5);
     run(&world, 10 * TIME_MS);
     node_kill(&world, 0);
-    run(&world, 4 * TIME_S);
+    (void)a;
+    run(&world, 4400 * TIME_MS);
+    struct member *members[] = {b, c};
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(members[i]->formed_count, 1);
+        assert_error(&members[i]->formed, STATUS_NODE_LOST, "node a lost: ");
+        const struct comms_detail *detail = comms_member_detail(members[i]->handle);
+        assert_non_null(detail);
+        assert_string_equal(detail->node, "a");
+        assert_int_equal(detail->rank_count, 2);
+        assert_int_equal(detail->ranks[0], 0);
+        assert_int_equal(detail->ranks[1], 2);
+    }
+    assert_string_equal(b->formed.text, c->formed.text);
+    assert_int_equal(other->formed_count, 0);
+    /* Ranks that come now wait for nobody who is lost. */
+    leave_all(&world);
     b = join(&world, 1, "gap", 0, 2);
     c = join(&world, 2, "gap", 1, 2);
     run(&world, 10 * TIME_MS);
     assert_formed(b);
     assert_formed(c);
+    world_stop(&world);
+}
+
+/* A node without ranks of it is lost: it goes on. */
+static void test_another_node_is_lost_while_it_forms(void **state)
+{
+    (void)state;
+    world_start(&world, 3, 5, NULL);
+    connect_all(&world);
+    struct member *a = join(&world, 0, "gap", 0, 2);
+    struct member *left = join(&world, 2, "gap", 1, 2);
+    leave(left, COMMS_LEAVE_ORDERLY);
+    run(&world, 10 * TIME_MS);
+    node_kill(&world, 2);
+    run(&world, 6 * TIME_S);
+    assert_int_equal(a->formed_count, 0);
+    struct member *b = join(&world, 1, "gap", 1, 2);
+    run(&world, 10 * TIME_MS);
+    assert_formed(a);
+    assert_formed(b);
     world_stop(&world);
 }
 
@@ -131,7 +212,10 @@ int main(void)
         cmocka_unit_test(test_the_deadline_names_missing_ranks),
         cmocka_unit_test(test_a_node_that_gives_up_is_named),
         cmocka_unit_test(test_a_failure_that_is_known_ends_it_everywhere),
-        cmocka_unit_test(test_lost_while_forming),
+        cmocka_unit_test(test_a_rank_that_leaves_while_it_forms),
+        cmocka_unit_test(test_a_rank_is_lost_while_it_forms),
+        cmocka_unit_test(test_a_node_is_lost_while_it_forms),
+        cmocka_unit_test(test_another_node_is_lost_while_it_forms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,7 @@
 #include "tests/unit/comm/comm_nodes.h"
 
+#include "daemon/comm/meeting.h"
+
 /*
  * Node a is a place where nodes meet (daemon/comm/meeting.h). Nodes b and c are guests whose messages the
  * test writes. The cluster is complete, so nothing else is said of meetings.
@@ -9,13 +11,39 @@ static struct world world;
 struct heard {
     unsigned count;
     char names[256]; /* of all Met so far */
+    /* Of the Rosters: */
+    unsigned rosters, ends;
+    char ended_by[8], entry[8], text[64]; /* the last end's node, the last first entry's node */
+    uint64_t ended_nonce;
+    uint32_t ended_ranks;
 };
 static struct heard heard[NODES_MAX];
+
+static void on_roster(struct heard *of, const Commd__Mesh__Roster *roster)
+{
+    assert_string_equal(roster->name, "job");
+    if (roster->end == NULL) {
+        of->rosters++;
+
+        assert_true(roster->n_entries >= 1);
+        (void)snprintf(of->entry, sizeof of->entry, "%s", roster->entries[0]->node);
+        return;
+    }
+    of->ends++;
+    assert_true(roster->end->failed);
+    of->ended_nonce = roster->nonce;
+    of->ended_ranks = roster->end->failure != NULL ? roster->end->failure->rank_count : 0;
+    (void)snprintf(of->ended_by, sizeof of->ended_by, "%s", roster->ended_by);
+    (void)snprintf(of->text, sizeof of->text, "%s", roster->end->text);
+}
 
 static void on_message(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
     struct heard *of = context;
     (void)now_ns;
+    if (message->body_case == COMMD__MESH__MESSAGE__BODY_ROSTER) {
+        on_roster(of, message->roster);
+    }
     if (message->body_case != COMMD__MESH__MESSAGE__BODY_MET) {
         return;
     }
@@ -48,6 +76,31 @@ static void say(unsigned node, const char *name, bool over)
     body.over = over;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
     assert_int_equal(mesh_send(world.nodes[node].mesh, 0, &message), STATUS_OK);
+}
+
+/* Reports a rank of "job", of 64; end: it is over, and why. */
+static void report(unsigned node, uint32_t rank, uint64_t nonce, Commd__Mesh__Withdraw *end)
+{
+    Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+    Commd__Mesh__Announce announce = COMMD__MESH__ANNOUNCE__INIT;
+    Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+    terms.size = 64;
+    terms.owner_uid = 1000;
+    announce.name = "job";
+    announce.owner_uid = 1000;
+    announce.terms = &terms;
+    announce.nonce = nonce;
+    announce.n_ranks = 1;
+    announce.ranks = &rank;
+    announce.tree = true;
+    body.name = "job";
+    body.owner_uid = 1000;
+    body.report = end == NULL ? &announce : NULL;
+    body.over = end != NULL;
+    body.end = end;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+    assert_int_equal(mesh_send(world.nodes[node].mesh, 0, &message), STATUS_OK);
+    run(&world, 20 * TIME_MS);
 }
 
 static void assert_heard(unsigned node, const char *names)
@@ -149,6 +202,76 @@ static void test_names_that_cannot_be(void **state)
     }
 }
 
+/* Guests that have reported are told when another one is lost, or cannot form the communicator. */
+static void test_a_guest_that_has_reported_is_lost(void **state)
+{
+    (void)state;
+    start();
+    report(1, 5, 500, NULL);
+    report(2, 6, 600, NULL);
+    assert_int_equal(heard[2].ends, 0);
+    node_kill(&world, 1);
+    run(&world, 5 * TIME_S);
+    assert_int_equal(heard[2].ends, 1);
+    assert_string_equal(heard[2].ended_by, "b");
+    assert_memory_equal(heard[2].text, "node b lost: ", 13);
+    assert_int_equal(heard[2].ended_nonce, 600);
+    assert_int_equal(heard[2].ended_ranks, 1);
+    world_stop(&world);
+}
+
+static void test_a_guest_that_gives_up(void **state)
+{
+    (void)state;
+    start();
+    report(1, 5, 500, NULL);
+    report(2, 6, 600, NULL);
+    Commd__Mesh__Withdraw end = COMMD__MESH__WITHDRAW__INIT;
+    end.name = "job";
+    end.nonce = 500;
+    end.status = STATUS_TIMED_OUT;
+    end.text = "its time is over";
+    report(1, 5, 500, &end);
+    assert_int_equal(heard[2].ends, 0);
+    report(1, 5, 501, NULL);
+    end.failed = true;
+    end.status = STATUS_RANK_LOST;
+    end.text = "rank 5 is lost";
+    report(1, 5, 501, &end);
+    assert_int_equal(heard[2].ends, 1);
+    assert_string_equal(heard[2].ended_by, "b");
+    assert_string_equal(heard[2].text, "rank 5 is lost");
+    world_stop(&world);
+}
+
+/* A place that has ranks says so to each new guest, once. */
+static void test_a_place_with_ranks(void **state)
+{
+    (void)state;
+    start();
+    struct comms_key key = {.owner_uid = 1000, .name = "job"};
+    uint32_t rank = 3;
+    Commd__Mesh__Announce own = COMMD__MESH__ANNOUNCE__INIT;
+    Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+    terms.size = 64;
+    terms.owner_uid = 1000;
+    own.name = "job";
+    own.owner_uid = 1000;
+    own.terms = &terms;
+    own.nonce = 300;
+    own.n_ranks = 1;
+    own.ranks = &rank;
+    own.tree = true;
+    comms_meeting_join(world.nodes[0].comms, COMMS_NODE_OWN, &key, &own, world.now_ns);
+    report(1, 5, 500, NULL);
+    assert_int_equal(heard[1].rosters, 1);
+    assert_string_equal(heard[1].entry, "a");
+    report(1, 5, 501, NULL);
+    assert_int_equal(heard[1].rosters, 1);
+    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, &key);
+    world_stop(&world);
+}
+
 /* Who was not asked says Met: nothing happens. */
 static void test_a_place_that_was_not_asked(void **state)
 {
@@ -174,9 +297,15 @@ static void test_a_place_that_was_not_asked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_guests_hear_of_each_other), cmocka_unit_test(test_guests_at_once),
-        cmocka_unit_test(test_a_guest_is_lost),           cmocka_unit_test(test_a_guest_with_too_many_names),
-        cmocka_unit_test(test_names_that_cannot_be),      cmocka_unit_test(test_a_place_that_was_not_asked),
+        cmocka_unit_test(test_guests_hear_of_each_other),
+        cmocka_unit_test(test_guests_at_once),
+        cmocka_unit_test(test_a_guest_is_lost),
+        cmocka_unit_test(test_a_guest_with_too_many_names),
+        cmocka_unit_test(test_a_guest_that_has_reported_is_lost),
+        cmocka_unit_test(test_a_guest_that_gives_up),
+        cmocka_unit_test(test_a_place_with_ranks),
+        cmocka_unit_test(test_names_that_cannot_be),
+        cmocka_unit_test(test_a_place_that_was_not_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

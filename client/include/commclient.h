@@ -202,6 +202,10 @@ COMM_API void comm_client_close(comm_client_t *client);
 /* --- Communicators --- */
 
 #define COMM_DEVICE_HOST (-1)
+enum comm_on_loss {
+    COMM_ON_LOSS_RETURN, /* calls return the error; comm_recover makes a communicator of the survivors */
+    COMM_ON_LOSS_ABORT   /* writes why to stderr, in a line, and calls abort(), like MPI_ERRORS_ARE_FATAL */
+};
 
 typedef struct comm_init_options {
     size_t struct_size;     /* COMM_INIT_OPTIONS_INIT sets it */
@@ -212,10 +216,15 @@ typedef struct comm_init_options {
                                else commd's default. All ranks must agree */
     int minority_continues; /* 1: if nodes cannot reach each other, each group of them may go on with
                                comm_shrink (commclient/recovery.h). All ranks must agree */
+    int reserved;           /* 0 */
+    int on_loss; /* enum comm_on_loss: what this process does in its present or next call, once a process,
+                    node or commd of the formed communicator is lost, a partition leaves it in a minority, or
+                    another rank calls comm_abort. Ranks may differ. Its next generations and parts do the
+                    same */
 } comm_init_options_t;
 #define COMM_INIT_OPTIONS_INIT                                                                               \
     {                                                                                                        \
-        sizeof(struct comm_init_options), 0, 0, 0, NULL, 0                                                   \
+        sizeof(struct comm_init_options), 0, 0, 0, NULL, 0, 0, COMM_ON_LOSS_RETURN                           \
     }
 
 /*

@@ -79,6 +79,7 @@ comm_result_t comm_abort(comm_t *comm, const char *reason)
                          "comm_abort on \"%s\": commd at %s is older than this library, and cannot do it",
                          comm->name, client->path);
     } else {
+        comm->aborting = true;
         result = tell_abort(comm, reason);
         if (result == COMM_OK) {
             fail_aborted(comm, reason);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/policy.h"
 
 static struct comm_comm *member_new(struct comm_client *client, const char *name, uint32_t rank,
                                     uint32_t size, int device, struct client_gpu *gpu)
@@ -275,6 +276,10 @@ static comm_result_t fetch_table(struct comm_comm *comm)
 static comm_result_t member_keep_options(struct comm_comm *comm, const comm_init_options_t *options)
 {
     const char *environment = getenv(CLIENT_ALGORITHMS_ENVIRONMENT);
+    comm_result_t result = policy_check(options, "comm_init", comm->name);
+    if (result != COMM_OK) {
+        return result;
+    }
     const char *algorithms = options->algorithms != NULL ? options->algorithms : environment;
     comm->algorithms = strdup(algorithms != NULL ? algorithms : "");
     if (comm->algorithms == NULL) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/policy.h"
 
 #define POLL_MAX_MS (HEART_LOOK_NS / 1000000u) /* Then commd's heartbeat is checked. */
 #define SEND_RETRY_MS 10u                      /* if another thread reads, and the socket is full */
@@ -63,6 +64,7 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
     shutdown(client->fd, SHUT_RDWR); /* wakes the thread that waits at it */
     for (struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
         member_fail(comm, result, "%s", client->lost_text);
+        policy_lost(comm, result, client->lost_text);
         ops_forget(comm);
     }
     fences_release(&client->fences);

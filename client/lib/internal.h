@@ -180,7 +180,7 @@ struct comm_comm {
     bool captures;              /* a thread is adding an operation to a CUDA graph */
     uint32_t trace_row_count;   /* trace.c: rows of bars, and when the last bar of each row ends */
     uint64_t trace_row_ends_ns[TRACE_ROWS_MAX];
-    bool cancelled;              /* comm_cancel has ended its forming */
+    bool cancelled, aborting;    /* comm_cancel has ended its forming; comm_abort ends it */
     struct client_join *join;    /* the job that it is a generation of; null: none */
     struct comm_comm *successor; /* made by comm_agree, and not yet returned by comm_shrink; null: none */
     comm_init_options_t options; /* the options of comm_init; its algorithms points to the copy below */

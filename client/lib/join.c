@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/policy.h"
 
 /* Elastic jobs: commclient/elastic.h. */
 
@@ -322,6 +323,9 @@ comm_result_t comm_join(comm_client_t *client, const char *name, uint32_t least,
     if (result == COMM_OK) {
         result = options_copy(&init, sizeof init, given.init, "comm_join", "COMM_INIT_OPTIONS_INIT");
         given.init = &init;
+    }
+    if (result == COMM_OK) {
+        result = policy_check(&init, "comm_join", name);
     }
     if (result == COMM_OK) {
         result = join_begin(client, name, least, most, &given, &join);

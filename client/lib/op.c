@@ -6,6 +6,7 @@
 #include <utlist.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/policy.h"
 
 #define NS_PER_MS 1000000u
 
@@ -301,8 +302,10 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         op->copies[0].size_bytes = came;
     }
     trace_op_seen(client->trace, comm, op, result);
-    comm->verdict_is_due = comm->verdict_is_due || (!op_kind_is_message(op->kind) &&
-                                                    (result == COMM_RANK_LOST || result == COMM_NODE_LOST));
+    if (!op_kind_is_message(op->kind) && (result == COMM_RANK_LOST || result == COMM_NODE_LOST)) {
+        comm->verdict_is_due = true;
+        policy_lost(comm, result, has_text ? completion->text : comm_result_text(result));
+    }
     if (result == COMM_OK && op->slot != NULL) { /* commd has set its word, or is about to */
         fence_give(&client->fences, op->slot, false);
         op->slot = NULL;
@@ -362,6 +365,9 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
             comm->failure_data.result = failure;
         }
         member_take_verdict(comm, aborted->verdict);
+        if (first) {
+            policy_lost(comm, failure, comm->failure_text);
+        }
         if (comm->parent != NULL && comm->parent->failure == COMM_OK) { /* replays were a part of it */
             member_fail(comm->parent, failure, "%s", comm->failure_text);
             comm->parent->failure_data = comm->failure_data;

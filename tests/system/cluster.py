@@ -341,7 +341,8 @@ class Library:
 
     class InitOptions(ctypes.Structure):
         _fields_ = [("struct_size", ctypes.c_size_t), ("timeout_ms", ctypes.c_uint32), ("op_timeout_ms", ctypes.c_uint32),
-                    ("slice_bytes", ctypes.c_uint64), ("algorithms", ctypes.c_char_p)]
+                    ("slice_bytes", ctypes.c_uint64), ("algorithms", ctypes.c_char_p), ("minority_continues", ctypes.c_int), ("reserved", ctypes.c_int),
+                    ("on_loss", ctypes.c_int)]
 
     class OpenOptions(ctypes.Structure):
         _fields_ = [("struct_size", ctypes.c_size_t), ("socket_path", ctypes.c_char_p), ("timeout_ms", ctypes.c_uint32), ("wait_ms", ctypes.c_uint32)]
@@ -424,8 +425,8 @@ class Library:
         options = self.PoolOptions(ctypes.sizeof(self.PoolOptions), device, huge_pages, chunk_bytes, most_bytes)
         return self.calls.comm_pool_create(client, ctypes.byref(options), ctypes.byref(pool)), pool
 
-    def init(self, client, name, rank, size, timeout_ms=20000, op_timeout_ms=0, device=-1):
+    def init(self, client, name, rank, size, timeout_ms=20000, op_timeout_ms=0, device=-1, on_loss=0):
         comm = ctypes.c_void_p()
-        options = self.InitOptions(ctypes.sizeof(self.InitOptions), timeout_ms, op_timeout_ms, 0, None)
+        options = self.InitOptions(ctypes.sizeof(self.InitOptions), timeout_ms, op_timeout_ms, 0, None, 0, 0, on_loss)
         result = self.calls.comm_init(client, name.encode(), rank, size, device, ctypes.byref(options), ctypes.byref(comm))
         return result, comm

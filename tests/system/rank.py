@@ -18,6 +18,8 @@ Options:
   device    a GPU, for all-reduces
   memory    on a GPU: cuda (from cuMemAlloc, the default), comm (from comm_mem_alloc) or pool (from a CUDA memory pool, and registered)
   together  all ranks stop after the same step
+  on_loss   as in comm_init: 0 or 1
+  aborts    after READY, the rank ends the communicator with comm_abort
   slowest   prints the time of the slowest operation, and the number of operations, at the end
 """
 import ctypes
@@ -184,7 +186,8 @@ def main():
     if result:
         return end(result)
     device = int(options.get("device", -1))
-    result, comm = library.init(client, name, rank, size, int(options.get("timeout_ms", 20000)), int(options.get("op_timeout_ms", 0)), device)
+    result, comm = library.init(client, name, rank, size, int(options.get("timeout_ms", 20000)), int(options.get("op_timeout_ms", 0)), device,
+                                int(options.get("on_loss", 0)))
     if result:
         return end(result)
     print("FORMED", flush=True)
@@ -244,6 +247,9 @@ def main():
             if "fork" in options:
                 fork_worker(float(options["fork"]))
             print("READY", flush=True)
+            if "aborts" in options:
+                result = library.calls.comm_abort(comm, b"enough")
+                break
         step += 1
     if "slowest" in options:
         print(f"SLOWEST {slowest:.3f} of {step}", flush=True)

@@ -20,6 +20,47 @@ class Failures(FailureCase):
             for process in other:
                 self.expect(process, "OK", within_s=40)
 
+    def expect_abort(self, process, rank, name, *texts):
+        _, errors = process.communicate(timeout=15)
+        self.assertEqual(process.returncode, -signal.SIGABRT, errors)
+        lines = [line for line in errors.splitlines() if line.startswith("libcommclient: ")]
+        self.assertEqual(len(lines), 1, errors)
+        for text in (f'rank {rank} of "{name}" aborts the process: ', *texts):
+            self.assertIn(text, lines[0])
+
+    def test_processes_that_abort_on_a_loss(self):
+        """Ranks may differ. A rank that leaves or that calls comm_abort itself is not aborted, and an error of one operation is none of a loss."""
+        with Cluster("abc") as cluster:
+            ranks = [cluster.rank(node, "fatal", rank, 4, "loop", f"on_loss={int(rank != 2)}") for rank, node in enumerate("aabb")]
+            for process in ranks:
+                read_until(process, "READY")
+            ranks[3].kill()
+            for rank in (0, 1):
+                self.expect_abort(ranks[rank], rank, "fatal", "the process of rank 3", str(ranks[3].pid), "node b")
+            self.expect(ranks[2], "RANK_LOST", "rank 3", within_s=2)
+
+            ranks = [cluster.rank(node, "node", rank, 3, "loop", "on_loss=1") for rank, node in enumerate("abc")]
+            for process in ranks:
+                read_until(process, "READY")
+            cluster.daemons["c"].kill()
+            for rank in (0, 1):
+                self.expect_abort(ranks[rank], rank, "node", "node c lost: ")
+            self.expect_abort(ranks[2], 2, "node", "commd closed the connection")
+
+            ranks = [cluster.rank("a", "ends", rank, 3, "loop", "on_loss=1", *(["aborts=1"] if rank == 2 else [])) for rank in range(3)]
+            self.expect(ranks[2], "OK", within_s=5)
+            for rank in (0, 1):
+                self.expect_abort(ranks[rank], rank, "ends", "aborted by rank 2", "enough")
+
+            for process in [cluster.rank(node, "fine", rank, 2, "once", "on_loss=1") for rank, node in enumerate("ab")]:
+                self.expect(process, "OK", within_s=15)
+            late = [cluster.rank("a", "late", 0, 2, "once", "op_timeout_ms=1000", "on_loss=1"),
+                    cluster.rank("b", "late", 1, 2, "idle", "seconds=3", "op_timeout_ms=1000", "on_loss=1")]
+            self.expect(late[0], "TIMED_OUT", "late", within_s=5)
+            late[1].communicate(timeout=20)
+            bad = cluster.rank("a", "bad", 0, 1, "once", "on_loss=2")
+            self.expect(bad, "INVALID_ARGUMENT", "on_loss is 2", within_s=5)
+
     def test_killed_client_that_forked(self):
         """The killed rank's child lives on, and has the connection open, too. The other ranks must not wait for the child."""
         with Cluster("ab") as cluster:

@@ -47,7 +47,7 @@ class OpenOptions(ctypes.Structure):
 
 class InitOptions(ctypes.Structure):
     _fields_ = [("struct_size", _size), ("timeout_ms", _u32), ("op_timeout_ms", _u32), ("slice_bytes", ctypes.c_uint64),
-                ("algorithms", _text), ("minority_continues", _int)]
+                ("algorithms", _text), ("minority_continues", _int), ("reserved", _int), ("on_loss", _int)]
 
 
 class EnvOptions(ctypes.Structure):

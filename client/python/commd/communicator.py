@@ -404,9 +404,15 @@ def _name_bytes(name: str) -> bytes:
     return name.encode()
 
 
+def _policy(on_loss: str) -> int:
+    if on_loss not in ("raise", "abort"):
+        raise ValueError(f"on_loss must be \"raise\" or \"abort\": {on_loss!r}")
+    return int(on_loss == "abort")
+
+
 def init(name: str | None = None, rank: int | None = None, size: int | None = None, device: int | str | None = None, *,
          timeout: float | None = None, op_timeout: float | None = None, algorithms: str | None = None,
-         slice_bytes: int = 0, minority_continues: bool = False, socket: str | None = None,
+         slice_bytes: int = 0, minority_continues: bool = False, on_loss: str = "raise", socket: str | None = None,
          daemon_wait: float | None = None) -> Communicator:
     """Joins a communicator, and waits until all its ranks have joined.
 
@@ -418,13 +424,15 @@ def init(name: str | None = None, rank: int | None = None, size: int | None = No
     timeout: seconds to wait for all ranks (60). op_timeout: deadline of each operation (60); all ranks must agree.
     algorithms, slice_bytes: see comm_init in libcommclient(3). socket: the socket of commd.
     minority_continues: if nodes cannot reach each other, every group of them may go on with shrink(); all ranks agree.
+    on_loss: what this process does when a rank or node of the communicator is lost: "raise" an exception; or "abort",
+    which writes a line with the reason to stderr and ends the process, like MPI_ERRORS_ARE_FATAL. Ranks may differ.
     daemon_wait: seconds to wait for a commd that does not run yet.
     """
     if (rank is None) != (size is None) or (rank is not None and name is None):
         raise ValueError("rank and size are given together, and with a name")
     options = _library.InitOptions(ctypes.sizeof(_library.InitOptions), _call.milliseconds(timeout),
                                    _call.milliseconds(op_timeout, "op_timeout"), index(slice_bytes) & (1 << 64) - 1,
-                                   _name_bytes(algorithms) if algorithms is not None else None, minority_continues)
+                                   _name_bytes(algorithms) if algorithms is not None else None, minority_continues, 0, _policy(on_loss))
     number = _device_number(device)
     text = _name_bytes(name) if name is not None else None
     owner = client.shared_client(socket, daemon_wait)
@@ -455,7 +463,8 @@ def init(name: str | None = None, rank: int | None = None, size: int | None = No
 
 def join(name: str, least: int = 1, most: int = 65536, device: int | str | None = None, *, timeout: float | None = None,
          last_call: float | None = None, op_timeout: float | None = None, algorithms: str | None = None, slice_bytes: int = 0,
-         minority_continues: bool = False, socket: str | None = None, daemon_wait: float | None = None) -> Communicator:
+         minority_continues: bool = False, on_loss: str = "raise", socket: str | None = None,
+         daemon_wait: float | None = None) -> Communicator:
     """Takes part in the job `name`, whose number of ranks is not known before: waits for a rank.
 
     A communicator is formed when `most` processes wait, or when `least` wait and nobody else has come for `last_call`
@@ -466,7 +475,7 @@ def join(name: str, least: int = 1, most: int = 65536, device: int | str | None 
         raise ValueError(f"at least {least} and at most {most} ranks: expected 1 to 65536, in that order")
     init_options = _library.InitOptions(ctypes.sizeof(_library.InitOptions), 0, _call.milliseconds(op_timeout, "op_timeout"),
                                         index(slice_bytes) & (1 << 64) - 1,
-                                        _name_bytes(algorithms) if algorithms is not None else None, minority_continues)
+                                        _name_bytes(algorithms) if algorithms is not None else None, minority_continues, 0, _policy(on_loss))
     number = _device_number(device)
     options = _library.JoinOptions(ctypes.sizeof(_library.JoinOptions), max(number, -1), _call.milliseconds(timeout),
                                    _call.milliseconds(last_call, "last_call"), ctypes.addressof(init_options))

@@ -16,7 +16,7 @@
 
 #define SIZES_MAX 32
 #define NODES_MAX 16384 /* commd plans for no more */
-#define ARGUMENTS_MAX (SIZES_MAX + 10)
+#define ARGUMENTS_MAX (SIZES_MAX + 13)
 #define LINE_MAX_BYTES 4096
 
 extern char **environ;
@@ -27,6 +27,11 @@ struct plan {
     double latency_us;
     double gbit_per_s;
     uint64_t slice_bytes;
+    double dial_us;
+    double message_us;
+    double nodes_per_processor;
+    bool measured; /* latency and rate are what a running commd has measured */
+    json_t *formed;
     const char *overrides;
     uint64_t sizes[SIZES_MAX];
     size_t size_count;
@@ -34,15 +39,23 @@ struct plan {
 };
 
 static const struct column columns[] = {
-    {"size_bytes", "SIZE", COLUMN_BYTES},          {"name", "ALGORITHM", COLUMN_TEXT},
-    {"predicted_ns", "PREDICTED", COLUMN_NS},      {"rounds", "ROUNDS", COLUMN_NUMBER},
-    {"messages", "MESSAGES", COLUMN_NUMBER},       {"sent_bytes", "SENT/NODE", COLUMN_BYTES},
-    {"memory_bytes", "MEMORY/NODE", COLUMN_BYTES}, {"mark", "PICKED", COLUMN_TEXT},
+    {"size_bytes", "SIZE", COLUMN_BYTES},
+    {"name", "ALGORITHM", COLUMN_TEXT},
+    {"predicted_ns", "PREDICTED", COLUMN_NS},
+    {"first_ns", "FIRST", COLUMN_NS},
+    {"links", "LINKS", COLUMN_NUMBER},
+    {"rounds", "ROUNDS", COLUMN_NUMBER},
+    {"messages", "MESSAGES", COLUMN_NUMBER},
+    {"sent_bytes", "SENT/NODE", COLUMN_BYTES},
+    {"memory_bytes", "MEMORY/NODE", COLUMN_BYTES},
+    {"mark", "PICKED", COLUMN_TEXT},
 };
 
 static const char usage[] =
     "usage: commctl plan [OPERATION] [-n NODES] [-s SIZE[,SIZE...]] [-l LATENCY_US] [-b GBIT_PER_S]\n"
-    "                    [--slice SIZE] [-a OVERRIDES] [--svg FILE]\n";
+    "                    [-m] [-d DIAL_US] [-t MESSAGE_US] [-p NODES_PER_PROCESSOR] [--slice SIZE] [-a "
+    "OVERRIDES] [--svg "
+    "FILE]\n";
 
 static bool parse_sizes(char *text, struct plan *plan)
 {
@@ -80,6 +93,18 @@ static const char *take_option(int option, char *text, struct plan *plan)
         return parse_positive(text, &plan->latency_us) ? NULL : "microseconds, more than 0 and less than 1e9";
     case 'b':
         return parse_positive(text, &plan->gbit_per_s) ? NULL : "Gbit/s, more than 0 and less than 1e9";
+    case 'm':
+        plan->measured = true;
+        return NULL;
+    case 'd':
+        return parse_positive(text, &plan->dial_us) ? NULL : "microseconds, more than 0 and less than 1e9";
+    case 't':
+        return parse_positive(text, &plan->message_us) ? NULL : "microseconds, more than 0 and less than 1e9";
+    case 'p':
+        return parse_positive(text, &plan->nodes_per_processor) && plan->nodes_per_processor >= 1 &&
+                       plan->nodes_per_processor <= NODES_MAX
+                   ? NULL
+                   : "how many nodes share a processor, 1 to 16384";
     case 'c':
         return size_parse(text, &plan->slice_bytes) && plan->slice_bytes > 0 ? NULL : "a size like 64k or 1m";
     case 'a':
@@ -96,13 +121,13 @@ static enum exit_code parse_plan(int argc, char **argv, struct plan *plan)
     static const struct option options[] = {
         {"svg", required_argument, NULL, 'o'}, {"slice", required_argument, NULL, 'c'}, {NULL, 0, NULL, 0}};
     optind = 0;
-    for (int option; (option = getopt_long(argc, argv, "n:s:l:b:a:", options, NULL)) != -1;) {
+    for (int option; (option = getopt_long(argc, argv, "n:s:l:b:a:md:t:p:", options, NULL)) != -1;) {
         char given[64], name[32];
         if (option == '?') {
             (void)fputs(usage, stderr);
             return EXIT_CODE_USAGE;
         }
-        (void)snprintf(given, sizeof given, "%s", optarg);
+        (void)snprintf(given, sizeof given, "%s", optarg != NULL ? optarg : "");
         const char *expected = take_option(option, optarg, plan);
         if (expected != NULL) {
             return usage_wrong("plan", usage_option_name(options, option, name), given, expected, usage);
@@ -135,7 +160,8 @@ static void find_commd(char *path, size_t size)
     (void)snprintf(path, size, "commd");
 }
 
-static enum exit_code read_rows(FILE *from, json_t *rows)
+/* What forming costs is the first row. */
+static enum exit_code read_rows(FILE *from, struct plan *plan, json_t *rows)
 {
     char line[LINE_MAX_BYTES];
     while (fgets(line, sizeof line, from) != NULL) {
@@ -144,6 +170,11 @@ static enum exit_code read_rows(FILE *from, json_t *rows)
             (void)fprintf(stderr, "commctl: commd's output cannot be understood: %s", line);
             return EXIT_CODE_FAILURE;
         }
+        if (json_object_get(row, "fresh_ns") != NULL) {
+            json_decref(plan->formed);
+            plan->formed = row;
+            continue;
+        }
         bool picked = json_is_true(json_object_get(row, "picked"));
         json_object_set_new(row, "mark", json_string(picked ? "*" : ""));
         json_array_append_new(rows, row);
@@ -151,7 +182,7 @@ static enum exit_code read_rows(FILE *from, json_t *rows)
     return EXIT_CODE_OK;
 }
 
-static enum exit_code ask_commd(const struct plan *plan, json_t *rows)
+static enum exit_code ask_commd(struct plan *plan, json_t *rows)
 {
     char texts[ARGUMENTS_MAX][32];
     char *arguments[ARGUMENTS_MAX + 1];
@@ -162,17 +193,20 @@ static enum exit_code ask_commd(const struct plan *plan, json_t *rows)
     (void)snprintf(texts[1], sizeof texts[1], "%.0f", plan->latency_us * 1e3);
     (void)snprintf(texts[2], sizeof texts[2], "%.0f", plan->gbit_per_s * 1e9 / 8);
     (void)snprintf(texts[3], sizeof texts[3], "%llu", (unsigned long long)plan->slice_bytes);
+    (void)snprintf(texts[4], sizeof texts[4], "%.0f", plan->dial_us * 1e3);
+    (void)snprintf(texts[5], sizeof texts[5], "%.0f", plan->message_us * 1e3);
+    (void)snprintf(texts[6], sizeof texts[6], "%.0f", plan->nodes_per_processor * 1e3);
     find_commd(path, sizeof path);
     arguments[count++] = path;
     arguments[count++] = "--plan";
     arguments[count++] = (char *)plan->operation;
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 7; i++) {
         arguments[count++] = texts[i];
     }
     arguments[count++] = (char *)plan->overrides;
     for (size_t i = 0; i < plan->size_count; i++) {
-        (void)snprintf(texts[4 + i], sizeof texts[0], "%llu", (unsigned long long)plan->sizes[i]);
-        arguments[count++] = texts[4 + i];
+        (void)snprintf(texts[7 + i], sizeof texts[0], "%llu", (unsigned long long)plan->sizes[i]);
+        arguments[count++] = texts[7 + i];
     }
     arguments[count] = NULL;
     if (pipe(pipe_ends) != 0) {
@@ -198,7 +232,7 @@ static enum exit_code ask_commd(const struct plan *plan, json_t *rows)
         }
         return EXIT_CODE_FAILURE;
     }
-    enum exit_code code = read_rows(from, rows);
+    enum exit_code code = read_rows(from, plan, rows);
     int status = 0;
     (void)fclose(from);
     if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
@@ -207,13 +241,34 @@ static enum exit_code ask_commd(const struct plan *plan, json_t *rows)
     return code == EXIT_CODE_OK ? (enum exit_code)WEXITSTATUS(status) : code;
 }
 
+static double formed_number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(json_object_get(object, "formation"), key));
+}
+
+static void print_formation(const json_t *object)
+{
+    bool by_tree = json_is_true(json_object_get(json_object_get(object, "formation"), "by_tree"));
+    (void)printf("comm_init takes %.1f ms, with all connections there %.1f ms. Then a node has %.0f "
+                 "connections, and needs %.1f MiB.\n",
+                 formed_number(object, "fresh_ns") / 1e6, formed_number(object, "warm_ns") / 1e6,
+                 formed_number(object, "links"), formed_number(object, "memory_bytes") / (1 << 20));
+    if (by_tree) {
+        (void)printf("The first operation (FIRST) makes the connections that it needs (LINKS, of the busiest "
+                     "node).\n");
+    }
+    (void)printf("\n");
+}
+
 static void print_plan(const json_t *object)
 {
-    (void)printf("%s among %lld nodes, %.1f us, %.2f Gbit/s (assumed)\n\n",
+    (void)printf("%s among %lld nodes with a rank each, %.1f us, %.2f Gbit/s (%s)\n\n",
                  json_string_value(json_object_get(object, "operation")),
                  (long long)json_integer_value(json_object_get(object, "nodes")),
                  json_real_value(json_object_get(object, "latency_us")),
-                 json_real_value(json_object_get(object, "gbit_per_s")));
+                 json_real_value(json_object_get(object, "gbit_per_s")),
+                 json_is_true(json_object_get(object, "measured")) ? "measured" : "assumed");
+    print_formation(object);
     const json_t *rows = json_object_get(object, "algorithms");
     json_t *by_size = json_array();
     size_t index;
@@ -231,6 +286,28 @@ static void print_plan(const json_t *object)
     json_decref(by_size);
 }
 
+/* Asks the running commd for the latency and rate of its links. */
+static enum exit_code take_measured(struct commctl *commctl, struct plan *plan)
+{
+    uint64_t size_bytes = 8;
+    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
+    query.size_bytes = &size_bytes;
+    query.n_size_bytes = 1;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
+    request.algorithms = &query;
+    Commd__Client__Event *event;
+    enum exit_code code = connection_request(commctl, &request, &event);
+    if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ALGORITHMS) {
+        const Commd__Client__AlgorithmsReply *reply = event->reply->algorithms;
+        plan->measured = reply->measured;
+        plan->latency_us = (double)reply->latency_ns / 1e3;
+        plan->gbit_per_s = (double)reply->bytes_per_s * 8 / 1e9;
+    }
+    commd__client__event__free_unpacked(event, NULL);
+    return code;
+}
+
 enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
 {
     struct plan plan = {.operation = "all_reduce",
@@ -238,10 +315,16 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
                         .latency_us = 50,
                         .gbit_per_s = 10,
                         .slice_bytes = 1u << 20,
+                        .dial_us = 2500,
+                        .message_us = 5,
+                        .nodes_per_processor = 1,
                         .overrides = "",
                         .sizes = {8, 4096, 65536, 1u << 20, 16u << 20, 256u << 20},
                         .size_count = 6};
     enum exit_code code = parse_plan(argc, argv, &plan);
+    if (code == EXIT_CODE_OK && plan.measured) {
+        code = take_measured(commctl, &plan);
+    }
     if (code != EXIT_CODE_OK) {
         return code;
     }
@@ -250,6 +333,7 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
     if (code == EXIT_CODE_OK && plan.svg_path != NULL) {
         char title[160];
         struct plan fine = plan;
+        fine.formed = NULL;
         json_t *points = json_array();
         fine.size_count = 0;
         for (uint64_t size = 8; size <= 1ull << 30; size *= 2) {
@@ -263,6 +347,7 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
             code = EXIT_CODE_FAILURE;
         }
         json_decref(points);
+        json_decref(fine.formed);
     }
     if (code == EXIT_CODE_OK) {
         json_t *sizes = json_array();
@@ -270,10 +355,16 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
             json_array_append_new(sizes, json_integer((json_int_t)plan.sizes[i]));
         }
         output_object(commctl,
-                      json_pack("{ss sI sf sf so sO}", "operation", plan.operation, "nodes",
+                      json_pack("{ss sI sf sf sb sf sf sf so sO so}", "operation", plan.operation, "nodes",
                                 (json_int_t)plan.nodes, "latency_us", plan.latency_us, "gbit_per_s",
-                                plan.gbit_per_s, "sizes", sizes, "algorithms", rows),
+                                plan.gbit_per_s, "measured", plan.measured, "dial_us", plan.dial_us,
+                                "message_us", plan.message_us, "nodes_per_processor",
+                                plan.nodes_per_processor, "sizes", sizes, "algorithms", rows, "formation",
+                                plan.formed),
                       print_plan);
+    }
+    if (code != EXIT_CODE_OK) {
+        json_decref(plan.formed);
     }
     json_decref(rows);
     return code;

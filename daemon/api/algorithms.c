@@ -122,7 +122,8 @@ static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery
                                      .size_bytes = size_bytes,
                                      .element_bytes = 1,
                                      .slice_bytes = slice_bytes,
-                                     .blocks_are_equal = true};
+                                     .blocks_are_equal = true,
+                                     .few_links = comms_makes_few_links(api->comms, nodes)};
         for (uint32_t i = 0; i < count; i++) {
             if (list[i]->kind == kind) {
                 add_row(all, list[i], &choice, size_bytes);

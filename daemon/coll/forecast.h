@@ -19,4 +19,11 @@ struct coll_forecast {
 void coll_forecast(const struct coll_algorithm *algorithm, const struct coll_choice *choice,
                    const struct coll_network *network, struct coll_forecast *out);
 
+/*
+ * With how many other nodes the busiest of a few nodes exchanges messages: so many connections does a node
+ * need for the operation. Those nodes are the root, and some at the beginning, middle and end. 0 without
+ * memory. Takes time in proportion to the rounds. Thread-safe.
+ */
+uint32_t coll_links(const struct coll_algorithm *algorithm, const struct coll_choice *choice);
+
 #endif

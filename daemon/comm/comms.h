@@ -85,6 +85,10 @@ void comms_recheck_users(struct comms *comms, uint64_t now_ns);
 /* The defaults from comms_options: algorithm overrides, and slice size. */
 const char *comms_algorithms(const struct comms *comms);
 uint64_t comms_slice_bytes(const struct comms *comms);
+/* Whether a communicator of so many ranks would form by a tree, and connect its nodes when operations need
+ * it.
+ */
+bool comms_makes_few_links(const struct comms *comms, uint32_t ranks);
 
 /* Whether members should leave later, because other nodes have too much to read (mesh_is_crowded). */
 bool comms_is_crowded(const struct comms *comms);

@@ -171,8 +171,7 @@ static void announce(struct communicator *comm, uint64_t now_ns)
             member->announced_revision = comm->revision;
         }
     }
-    comm->by_tree =
-        comm->by_tree || (comm->terms.size >= COMMS_TREE_RANKS_LEAST && !mesh_is_complete(comm->comms->mesh));
+    comm->by_tree = comm->by_tree || comms_makes_few_links(comm->comms, comm->terms.size);
     comm->announced = true;
     if (comm->by_tree) {
         comms_guest_report(comm, now_ns);

@@ -8,6 +8,11 @@
 
 #define TO_ALL 0u
 
+bool comms_makes_few_links(const struct comms *comms, uint32_t ranks)
+{
+    return ranks >= COMMS_TREE_RANKS_LEAST && !mesh_is_complete(comms->mesh);
+}
+
 /* --- Connections --- */
 
 void comms_link_need(struct communicator *comm, uint32_t index, enum mesh_need how, uint64_t now_ns)

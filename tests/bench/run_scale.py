@@ -3,11 +3,14 @@
 
 usage: run_scale.py [--nodes N] [--rounds N] [--idle SECONDS] [--build FOLDER]
 
-All daemons run on loopback. The ranks are threads of this process, so the figures of operations include its work. Printed: what was measured, as JSON.
+All daemons run on loopback. The ranks are threads of this process, so the figures of operations include its work. Printed: what was measured, as JSON, and under
+"plan" what `commctl plan` says with these measured inputs: latency and rate of the links, processor time of a connection and of a message,
+and nodes for each processor.
 """
 import argparse
 import ctypes
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -83,6 +86,37 @@ class Ranks:
         self.together("comm_destroy", lambda rank: self.calls.comm_destroy(self.comms[rank]))
 
 
+def private_mib(cluster):
+    """The median of the daemons' private memory."""
+    def of(pid):
+        lines = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+    return round(statistics.median(of(daemon.pid) for daemon in cluster.daemons.values()), 2)
+
+
+def daemons_cpu_s(cluster):
+    return sum(cpu_s(daemon.pid) for daemon in cluster.daemons.values())
+
+
+def measured_network(cluster):
+    """What the nodes have measured of their links, while nothing else runs: the median of latency in us, and rate in Gbit/s."""
+    rows = [cluster.json(name, "algorithms", "-s", "8") for name in cluster.names[:9]]
+    known = [row for row in rows if row["measured"]] or rows
+    return [round(statistics.median(row["latency_ns"] / 1e3 for row in known), 1), round(statistics.median(row["bytes_per_s"] * 8 / 1e9 for row in known), 3)]
+
+
+def plan(cluster, figures):
+    """What commctl plan says, beside what was measured."""
+    sharing = max(1, len(cluster.names) / os.cpu_count())
+    said = cluster.json(cluster.names[0], "plan", "all_reduce", "-n", len(cluster.names), "-s", "8,1m", "-l", figures["network"][0], "-b", figures["network"][1], "-d", figures["dial_us"], "-t", figures["message_us"], "-p", sharing)
+    small, large = (next(row for row in said["algorithms"] if row["picked"] and row["size_bytes"] == size) for size in (8, MIB))
+    formation = said["formation"]
+    return {"nodes_per_processor": sharing, "init_s": round(formation["fresh_ns"] / 1e9, 3), "init_warm_s": round(formation["warm_ns"] / 1e9, 3), "links_of_a_node": formation["links"],
+            "memory_mib": round(formation["memory_bytes"] / MIB, 2), "first_8_bytes_s": round(small["first_ns"] / 1e9, 4),
+            "8_bytes_ms": round(small["predicted_ns"] / 1e6, 2), "1_mib_ms": round(large["predicted_ns"] / 1e6, 1), "first_1_mib_s": round(large["first_ns"] / 1e9, 3),
+            "algorithms": [small["name"], large["name"]]}
+
+
 def links(cluster):
     return sum(node["state"] == "up" for name in cluster.names for node in cluster.json(name, "nodes")["nodes"]) // 2
 
@@ -112,26 +146,40 @@ def measure(options, names, figures):
             cluster.wait(lambda: cluster.commctl(name, "status").returncode == 0, f"node {name} ready", 120)
         figures["settled_s"] = round(time.monotonic() - begin, 2)
         figures["links_settled"] = links(cluster)
+        figures["private_mib_settled"] = private_mib(cluster)
         if options.idle > 0:
             time.sleep(10)
             before = sum(cpu_s(cluster.daemons[name].pid) for name in names)
             time.sleep(options.idle)
             used = sum(cpu_s(cluster.daemons[name].pid) for name in names) - before
             figures["idle_percent_of_a_core_each"] = round(100 * used / options.idle / len(names), 3)
+        time.sleep(5)  # links are measured now
+        figures["network"] = measured_network(cluster)
         ranks = Ranks(cluster, Library())
         figures["init_s"] = []
         for round_ in range(options.rounds):
+            before = daemons_cpu_s(cluster)
             figures["init_s"].append(round(ranks.form(f"round-{round_}"), 3))
             if round_ == 0:
+                used_s = daemons_cpu_s(cluster) - before
                 figures["links_formed"] = links(cluster)
+                figures["private_mib_formed"] = private_mib(cluster)
+                figures["dial_us"] = round(1e6 * used_s / 2 / max(1, figures["links_formed"] - figures["links_settled"]))
+                ranks.destroy()
+                figures["init_warm_s"] = round(ranks.form("round-0"), 3)  # the same name has the same place, so all connections are there
             if round_ < options.rounds - 1:
                 ranks.destroy()
                 time.sleep(15)  # connections that nobody needs end
         figures["first_8_bytes_s"] = round(ranks.all_reduce(2), 4)
+        before = daemons_cpu_s(cluster)
         figures["8_bytes_ms"] = round(1000 * statistics.median(ranks.all_reduce(2) for _ in range(7)), 2)
+        messages = 7 * options.nodes * math.ceil(math.log2(options.nodes))  # recursive doubling
+        figures["message_us"] = round(1e6 * (daemons_cpu_s(cluster) - before) / messages, 1)
         figures["first_1_mib_s"] = round(ranks.all_reduce(MIB // 4), 3)
         figures["1_mib_ms"] = round(1000 * statistics.median(ranks.all_reduce(MIB // 4) for _ in range(7)), 1)
         figures["links_used"] = links(cluster)
+        figures["private_mib_used"] = private_mib(cluster)
+        figures["plan"] = plan(cluster, figures)
         figures["load"] = os.getloadavg()[0]
 
 

@@ -231,6 +231,12 @@ class Nodes(ProgramCase):
                 result = cluster.commctl("a", *arguments)
                 self.assertEqual(result.returncode, code, f"{arguments}: {result.stdout}{result.stderr}")
                 self.assertTrue(result.stderr.strip(), arguments)
+            planned = cluster.json("a", "plan", "-n", "64", "-s", "8", "-m")
+            self.assertTrue(planned["formation"]["by_tree"])
+            self.assertLess(planned["formation"]["warm_ns"], planned["formation"]["fresh_ns"])
+            picked = next(row for row in planned["algorithms"] if row["picked"])
+            self.assertLess(picked["links"], 63)
+            self.assertGreater(picked["first_ns"], picked["predicted_ns"])
             plot = cluster.folder / "plan.svg"
             self.assertEqual(cluster.commctl("a", "plan", "-n", "1000", "--svg", plot).returncode, 0)
             self.assertIn("</svg>", plot.read_text())

@@ -1,0 +1,115 @@
+#include "daemon/comm/forecast.h"
+
+#include "daemon/comm/comms_internal.h"
+#include "daemon/comm/meeting.h"
+#include "daemon/comm/tree.h"
+#include "daemon/mesh/member_rings.h"
+
+#define HANDSHAKE_LATENCIES 4     /* QUIC's two round trips, with Hello */
+#define DIALS_AT_ONCE 2           /* need.c */
+#define NEIGHBOURS 8              /* members.h */
+#define LINK_BYTES (128.0 * 1024) /* the most that a link may hold while it is idle */
+#define KNOWN_NODE_BYTES 512.0    /* of a node without a link */
+#define ROSTER_ENTRY_BYTES 48.0   /* a name of 8 bytes, one rank */
+#define RANK_BYTES (sizeof(uint32_t) + sizeof(bool) + sizeof(uint64_t) + sizeof(uint32_t))
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+struct coll_network comms_forecast_network(const struct comms_plan *plan)
+{
+    struct coll_network network = plan->network;
+    network.message_s *= plan->nodes_per_processor;
+    network.bandwidth_bytes_per_s /= plan->nodes_per_processor;
+    return network;
+}
+
+/* Dialling: `busiest` connections on one node, `all` in the cluster. */
+static double dial_s(const struct comms_plan *plan, double busiest, double all)
+{
+    double processors = plan->node_count / plan->nodes_per_processor;
+    return larger(busiest * plan->dial_s, 2 * all * plan->dial_s / processors);
+}
+
+static uint32_t tree_levels(uint32_t node_count)
+{
+    uint32_t levels = 0;
+    for (uint32_t last = node_count - 1; last > 0; last = (last - 1) / COMMS_TREE_WIDTH) {
+        levels++;
+    }
+    return levels;
+}
+
+/* Reports to a place; the roster down the tree; ready, up and down again. */
+static double tree_form_s(const struct comms_plan *plan, bool fresh)
+{
+    double others = plan->node_count - 1, levels = tree_levels(plan->node_count);
+    const struct coll_network *network = &plan->network;
+    double message_s = network->message_s * plan->nodes_per_processor;
+    double place = network->latency_s + others * message_s + (double)MEETING_TELL_NS * 1e-9;
+    double roster_bytes = COMMS_TREE_WIDTH * plan->node_count * ROSTER_ENTRY_BYTES;
+    double down = levels * (network->latency_s + COMMS_TREE_WIDTH * message_s +
+                            roster_bytes / network->bandwidth_bytes_per_s);
+    double ready = 2 * levels * (network->latency_s + COMMS_TREE_WIDTH * message_s);
+    double dialled = 0;
+    if (fresh) {
+        double handshakes = (1 + levels) * HANDSHAKE_LATENCIES * network->latency_s;
+        dialled =
+            dial_s(plan, others, others) + dial_s(plan, levels * (COMMS_TREE_WIDTH + 1), others) + handshakes;
+    }
+    return place + down + ready + dialled;
+}
+
+/* Every node announces its ranks to every other, answers, and promises. Nodes of larger clusters meet first.
+ */
+static double pairs_form_s(const struct comms_plan *plan, bool meets, bool fresh)
+{
+    double others = plan->node_count - 1;
+    const struct coll_network *network = &plan->network;
+    double message_s = network->message_s * plan->nodes_per_processor;
+    double seconds = 3 * (network->latency_s + others * message_s);
+    if (meets) {
+        seconds += 2 * network->latency_s + (double)MEETING_TELL_NS * 1e-9 + MEETING_FIRST * message_s;
+    }
+    if (meets && fresh) {
+        seconds += dial_s(plan, others, others * plan->node_count / 2) +
+                   (MEETING_FIRST + others) / DIALS_AT_ONCE * HANDSHAKE_LATENCIES * network->latency_s;
+    }
+    return seconds;
+}
+
+void comms_forecast(const struct comms_plan *plan, struct comms_forecast *out)
+{
+    uint32_t nodes = plan->node_count;
+    bool meets = nodes > MEMBER_RINGS_SMALL;
+    *out = (struct comms_forecast){.by_tree = meets && nodes >= COMMS_TREE_RANKS_LEAST};
+    if (nodes > 1) {
+        out->fresh_s = out->by_tree ? tree_form_s(plan, true) : pairs_form_s(plan, meets, true);
+        out->warm_s = out->by_tree ? tree_form_s(plan, false) : pairs_form_s(plan, meets, false);
+        out->links = out->by_tree ? NEIGHBOURS + 2 : nodes - 1; /* most nodes are leaves: place, parent */
+    }
+    out->node_bytes = comms_forecast_links_bytes(out->links) + nodes * KNOWN_NODE_BYTES +
+                      (double)nodes * (COMMS_NODE_COST_BYTES + RANK_BYTES);
+}
+
+double comms_forecast_links_bytes(uint32_t links)
+{
+    return links * LINK_BYTES;
+}
+
+double comms_forecast_first_s(const struct comms_plan *plan, const struct coll_forecast *operation,
+                              uint32_t links)
+{
+    struct comms_forecast formed;
+    comms_forecast(plan, &formed);
+    if (!formed.by_tree) {
+        return operation->seconds; /* formation has dialled all */
+    }
+    double rounds = operation->rounds > 0 ? (double)operation->rounds : 1;
+    double turns = larger(1, links / rounds / DIALS_AT_ONCE); /* of handshakes, in each round */
+    double waits = larger(1, rounds < links ? rounds : links) * turns;
+    return operation->seconds + dial_s(plan, links, (double)links * plan->node_count / 2) +
+           waits * HANDSHAKE_LATENCIES * plan->network.latency_s;
+}

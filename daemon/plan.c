@@ -55,7 +55,8 @@ static bool parse_planned(char **arguments, struct planned *out)
         !parse_number("slice", arguments[PLAN_SLICE], 1, 1ull << 40, &out->slice_bytes) ||
         !parse_number("dial", arguments[PLAN_DIAL], 0, 1000000000000, &dial_ns) ||
         !parse_number("message", arguments[PLAN_MESSAGE], 0, 1000000000000, &message_ns) ||
-        !parse_number("nodes of a processor", arguments[PLAN_SHARE], 1000, COLL_NODES_MAX * 1000, &share)) {
+        !parse_number("nodes of a processor", arguments[PLAN_SHARE], 1000, UINT64_C(1000) * COLL_NODES_MAX,
+                      &share)) {
         return false;
     }
     if (coll_overrides_parse(arguments[PLAN_OVERRIDES], &out->overrides, &error) != STATUS_OK) {

@@ -26,11 +26,17 @@ struct coll_network comms_forecast_network(const struct comms_plan *plan)
     return network;
 }
 
+/* How long work takes of which one node has so much, and all nodes together so much. */
+static double work_s(const struct comms_plan *plan, double busiest, double all)
+{
+    double processors = plan->node_count / plan->nodes_per_processor;
+    return larger(busiest, all / processors);
+}
+
 /* Dialling: `busiest` connections on one node, `all` in the cluster. */
 static double dial_s(const struct comms_plan *plan, double busiest, double all)
 {
-    double processors = plan->node_count / plan->nodes_per_processor;
-    return larger(busiest * plan->dial_s, 2 * all * plan->dial_s / processors);
+    return work_s(plan, busiest * plan->dial_s, 2 * all * plan->dial_s);
 }
 
 static uint32_t tree_levels(uint32_t node_count)
@@ -47,12 +53,14 @@ static double tree_form_s(const struct comms_plan *plan, bool fresh)
 {
     double others = plan->node_count - 1, levels = tree_levels(plan->node_count);
     const struct coll_network *network = &plan->network;
-    double message_s = network->message_s * plan->nodes_per_processor;
-    double place = network->latency_s + others * message_s + (double)MEETING_TELL_NS * 1e-9;
+    double all_messages_s = 2 * others * network->message_s;
+    double place = network->latency_s + (double)MEETING_TELL_NS * 1e-9 +
+                   work_s(plan, others * network->message_s, all_messages_s);
+    double way = levels * network->latency_s +
+                 work_s(plan, levels * COMMS_TREE_WIDTH * network->message_s, all_messages_s);
     double roster_bytes = COMMS_TREE_WIDTH * plan->node_count * ROSTER_ENTRY_BYTES;
-    double down = levels * (network->latency_s + COMMS_TREE_WIDTH * message_s +
-                            roster_bytes / network->bandwidth_bytes_per_s);
-    double ready = 2 * levels * (network->latency_s + COMMS_TREE_WIDTH * message_s);
+    double down = way + levels * roster_bytes / network->bandwidth_bytes_per_s;
+    double ready = 2 * way;
     double dialled = 0;
     if (fresh) {
         double handshakes = (1 + levels) * HANDSHAKE_LATENCIES * network->latency_s;

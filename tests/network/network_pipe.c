@@ -196,6 +196,7 @@ void pipe_packet_send(struct pipe_packet *packet)
     network->base.counters.stream_bytes += packet->size;
     if (packet->from != NULL && packet->from->net != NULL) {
         pipe_end_peer(packet->from)->sent_bytes += size;
+        pipe_end_peer(packet->from)->sent_packets += packet->kind == PIPE_BYTES;
     }
     pipe_event_set(network, &packet->event, pipe_arrival_ns(link, left_ns));
 }
@@ -314,6 +315,8 @@ static void pipe_peer_statistics(const struct net *base, uint32_t index, struct 
         .round_trip_ns = peer->end == NULL ? 0 : peer->end->round_trip_ns,
         .sent_bytes = peer->sent_bytes,
         .received_bytes = peer->received_bytes,
+        .sent_packets = peer->sent_packets,
+        .received_packets = peer->received_packets,
         .datagram_bytes = net->network->conditions.packet_bytes,
         .connected_count = peer->connected_count,
         .closed_by_peer = peer->closed_by_peer,

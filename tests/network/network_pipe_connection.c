@@ -444,6 +444,7 @@ void pipe_connection_receive(struct pipe_net *net, struct pipe_packet *packet, u
         return;
     }
     pipe_end_peer(end)->received_bytes += packet->size + PIPE_PACKET_BYTES;
+    pipe_end_peer(end)->received_packets += packet->kind == PIPE_BYTES;
     if (end->state == PIPE_END_CLOSING) {
         return;
     }

@@ -147,6 +147,7 @@ struct pipe_peer {
     struct pipe_end *answering; /* a reference to the end that answers the peer's own attempt */
     uint64_t sent_bytes;
     uint64_t received_bytes;
+    uint64_t sent_packets, received_packets; /* of streams */
     uint64_t connected_count;
     bool closed_by_peer; /* see net_peer_statistics */
     bool removed;        /* removed, until it is added again */

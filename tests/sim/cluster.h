@@ -18,7 +18,7 @@
  * without sockets and without clients' processes; sim_comm.h replaces these. One seed decides everything: the
  * same seed gives the same run, event for event. Anything unexpected ends the running test (cmocka).
  */
-#define CLUSTER_NODES_MAX 256
+#define CLUSTER_NODES_MAX 1000
 #define CLUSTER_RAILS_MAX 4
 #define CLUSTER_WORKERS_MAX 2
 #define CLUSTER_EXECS_MAX (CLUSTER_RAILS_MAX + CLUSTER_WORKERS_MAX)

@@ -1,0 +1,134 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "daemon/comm/forecast.h"
+#include "tests/sim/large_cluster.h"
+
+/*
+ * 10,000 ranks form a communicator. COMMD_NODES=1000 spreads them over so many nodes instead of 250; that
+ * takes 2 GB and some minutes.
+ */
+#define RANKS 10000u
+#define NODES 250u
+#define FORM_NS (2 * TIME_S)
+#define MESSAGES_MEDIAN 40u /* that a node sends or receives */
+#define DELAY_NS (50 * TIME_US)
+
+static const struct network_conditions far = {
+    .delay_ns = DELAY_NS, .jitter_ns = 10 * TIME_US, .packet_bytes = 65536, .loss = 0.01};
+
+static uint64_t messages_of(const struct cluster *cluster, uint32_t node)
+{
+    const struct cluster_node *at = &cluster->nodes[node];
+    uint64_t count = 0;
+    for (uint32_t peer = 0; peer < mesh_node_count(at->mesh); peer++) {
+        struct net_peer_statistics statistics;
+        net_peer_statistics(at->net, peer, &statistics);
+        count += statistics.sent_packets + statistics.received_packets;
+    }
+    return count;
+}
+
+static int number_order(const void *a, const void *b)
+{
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return left < right ? -1 : left > right;
+}
+
+static struct cluster *far_cluster(uint32_t which, uint32_t nodes)
+{
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(which), .node_count = nodes, .conditions = far});
+    cluster_connect(cluster);
+    cluster_run(cluster, 3 * TIME_S);
+    return cluster;
+}
+
+static struct sim_comm *comm_of(struct cluster *cluster, const char *name, uint32_t size)
+{
+    uint32_t *node_of_rank = calloc(size, sizeof *node_of_rank);
+    assert_non_null(node_of_rank);
+    for (uint32_t i = 0; i < size; i++) {
+        node_of_rank[i] = (uint32_t)((uint64_t)i * 7919 % cluster->node_count);
+    }
+    struct sim_comm *comm = sim_comm_new(cluster, name, size, node_of_rank);
+    free(node_of_rank);
+    return comm;
+}
+
+/* All join at once. Returns how long it takes; messages[node] gets what each node sent and received. */
+static uint64_t form(struct sim_comm *comm, uint64_t *messages)
+{
+    struct cluster *cluster = comm->cluster;
+    for (uint32_t node = 0; node < cluster->node_count; node++) {
+        messages[node] = messages_of(cluster, node);
+    }
+    uint64_t began_ns = cluster->now_ns;
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        sim_comm_join(comm, rank, 0, NULL);
+    }
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        assert_int_equal(comm->ranks[rank].formed_result.status, STATUS_OK);
+    }
+    for (uint32_t node = 0; node < cluster->node_count; node++) {
+        messages[node] = messages_of(cluster, node) - messages[node];
+    }
+    qsort(messages, cluster->node_count, sizeof *messages, number_order);
+    return cluster->now_ns - began_ns;
+}
+
+static void test_many_ranks(void **state)
+{
+    (void)state;
+    const char *said = getenv("COMMD_NODES");
+    uint32_t nodes = said != NULL ? (uint32_t)strtoul(said, NULL, 10) : NODES;
+    struct cluster *cluster = far_cluster(400, nodes);
+    struct sim_comm *comm = comm_of(cluster, "many", RANKS);
+    uint64_t *messages = calloc(nodes, sizeof *messages);
+    assert_non_null(messages);
+    uint64_t took_ns = form(comm, messages);
+    print_message("# %u ranks on %u nodes form in %.0f ms; a node sends and receives %llu messages in the "
+                  "median, at most %llu\n",
+                  RANKS, nodes, (double)took_ns / 1e6, (unsigned long long)messages[nodes / 2],
+                  (unsigned long long)messages[nodes - 1]);
+    assert_true(took_ns <= FORM_NS);
+    assert_true(messages[nodes / 2] <= MESSAGES_MEDIAN);
+    sim_comm_free(comm);
+    free(messages);
+    cluster_free(cluster);
+}
+
+/* What `commctl plan` says of forming, with a rank on each node, is what happens: time without processors. */
+static void test_what_is_planned_is_what_happens(void **state)
+{
+    (void)state;
+    struct cluster *cluster = far_cluster(401, NODES);
+    struct sim_comm *comm = comm_of(cluster, "plan", NODES);
+    uint64_t messages[NODES];
+    double took_s = (double)form(comm, messages) * 1e-9;
+    struct comms_plan plan = {.node_count = NODES,
+                              .network = {.latency_s = DELAY_NS * 1e-9, .bandwidth_bytes_per_s = 1e18},
+                              .nodes_per_processor = 1};
+    struct comms_forecast forecast;
+    comms_forecast(&plan, &forecast);
+    print_message("# %u ranks form in %.1f ms, planned %.1f ms; %llu messages in the median\n", NODES,
+                  took_s * 1e3, forecast.fresh_s * 1e3, (unsigned long long)messages[NODES / 2]);
+    assert_true(forecast.by_tree);
+    assert_true(took_s >= forecast.fresh_s / 2 && took_s <= forecast.fresh_s * 2);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_what_is_planned_is_what_happens),
+    };
+    return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
+}

@@ -25,6 +25,11 @@ bool comms_reach_is_agreed(const struct communicator *comm)
     return all_say;
 }
 
+static uint64_t patience_ns(const struct communicator *comm)
+{
+    return comm->sparse ? REACH_PATIENCE_SPARSE_NS : REACH_PATIENCE_NS;
+}
+
 /* Once all nodes have named their rails, uses those that all have named. */
 static void use_rails(struct communicator *comm)
 {
@@ -44,7 +49,7 @@ static void use_rails(struct communicator *comm)
                 "communicator \"%s\" of uid %u goes on without rail %d: node %s has not reached all nodes on "
                 "it within %u s (UDP port of their addresses + %d)%s",
                 comm->name, comm->terms.owner_uid, __builtin_ctz(missing), comm->node_names[i],
-                (unsigned)(REACH_PATIENCE_NS / TIME_S), __builtin_ctz(missing), left_out);
+                (unsigned)(patience_ns(comm) / TIME_S), __builtin_ctz(missing), left_out);
         }
     }
     exec_comm_use_rails(comm->exec, rails);
@@ -54,8 +59,7 @@ void comms_reach_begin(struct communicator *comm, uint64_t now_ns)
 {
     if (comm->agrees_rails) {
         comm->reach_ns = now_ns;
-        comm->reach_until_ns =
-            time_after(now_ns, comm->sparse ? REACH_PATIENCE_SPARSE_NS : REACH_PATIENCE_NS);
+        comm->reach_until_ns = time_after(now_ns, patience_ns(comm));
         communicator_arm(comm);
     }
 }

@@ -74,6 +74,7 @@ static void rail_create(void *context, uint64_t now_ns)
     struct exec_comm_options options = shared->map->options;
     struct error error;
     options.failed = rail_failed;
+    options.need = NULL; /* the rail's connections are there; only the main thread may ask for one */
     options.disagreed = rail_disagreed;
     options.context = at;
     if (comm_new_part(shared->rails->execs[at->rail], shared->map, &options, at->rail, shared->rail_count,

@@ -76,16 +76,6 @@ static void daemon_tick(void *context, uint64_t now_ns)
     daemon->stopping = daemon->stopping || drain_tick(&daemon->drain, now_ns);
 }
 
-static void daemon_wake_exec(void *context)
-{
-    ((struct daemon *)context)->exec_woken = true;
-}
-
-static void daemon_wake_p2p(void *context)
-{
-    ((struct daemon *)context)->p2p_woken = true;
-}
-
 /*
  * Does the work that needs no check of descriptors and timers: operations within one node, from the requests
  * of its ranks to their answers. Returns whether there was any.
@@ -95,16 +85,12 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
     bool any = workers_run(daemon->workers, now_ns);
     any |= api_poll(daemon->api, now_ns);
     any |= comms_cells_poll(daemon->comms, now_ns);
-    if (daemon->exec_woken) {
-        daemon->exec_woken = false;
-        bool more = exec_run(daemon->exec, now_ns); /* sets exec_woken, too */
-        daemon->exec_woken |= more;
+    if (exec_has_work(daemon->exec)) {
+        (void)exec_run(daemon->exec, now_ns);
         any = true;
     }
-    if (daemon->p2p_woken) {
-        daemon->p2p_woken = false;
-        bool more = p2p_run(daemon->p2p, now_ns);
-        daemon->p2p_woken |= more;
+    if (p2p_has_work(daemon->p2p)) {
+        (void)p2p_run(daemon->p2p, now_ns);
         any = true;
     }
     if (comms_next_deadline_ns(daemon->comms) <= now_ns) {
@@ -355,13 +341,13 @@ static enum status daemon_make_base(struct daemon *daemon, struct error *error)
 static enum status daemon_make_engines(struct daemon *daemon, struct error *error)
 {
     struct error gpus_absent;
-    enum status status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
+    enum status status = exec_new(daemon->net, &daemon->exec, error);
     if (status != STATUS_OK) {
         return status;
     }
     net_set_clock(daemon->net, loop_now_ns);
     exec_set_clock(daemon->exec, loop_now_ns);
-    status = p2p_new(daemon->net, daemon_wake_p2p, daemon, &daemon->p2p, error);
+    status = p2p_new(daemon->net, &daemon->p2p, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -481,10 +467,15 @@ static void daemon_free(struct daemon *daemon)
     gpus_unbound_end();
 }
 
+static bool daemon_has_work(const struct daemon *daemon)
+{
+    return exec_has_work(daemon->exec) || p2p_has_work(daemon->p2p);
+}
+
 /* Handles descriptors and timers. Waits for them unless there is more to do. */
 static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
 {
-    bool wait = !spin && !daemon->exec_woken && !daemon->p2p_woken && workers_sleep(daemon->workers) &&
+    bool wait = !spin && !daemon_has_work(daemon) && workers_sleep(daemon->workers) &&
                 api_sleep(daemon->api) && comms_cells_sleep(daemon->comms);
     /* Any turn may have moved a deadline, so all deadlines are read before the next wait. */
     uint64_t began_ns = loop_now_ns();
@@ -528,7 +519,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         if (arrived && !looks) {
             continue; /* the operations go on at once */
         }
-        if (spin && !daemon->exec_woken && !daemon->p2p_woken && !looks) {
+        if (spin && !daemon_has_work(daemon) && !looks) {
             uint64_t before_ns = loop_now_ns();
             (void)sched_yield(); /* another process that has work on this core runs first */
             spin_yielded(&daemon->spin, before_ns, loop_now_ns());

@@ -36,8 +36,6 @@ struct daemon {
     struct loop_timer *tick;
     struct loop_timer *watchdog;
     uint64_t watchdog_interval_ns;
-    bool exec_woken;
-    bool p2p_woken;
     struct spin spin;
     struct drain drain;
     bool stopping;

@@ -31,7 +31,6 @@ struct worker {
     struct net *net; /* null without a network */
     bool has_network;
     struct exec *exec;
-    bool woken;
     int wake_fd;
     struct loop_watch *wake_watch;
     struct loop_timer *tick;
@@ -87,11 +86,6 @@ static void worker_rung(void *context, unsigned events, uint64_t now_ns)
     (void)!read(worker->wake_fd, &count, sizeof count);
 }
 
-static void worker_wake_exec(void *context)
-{
-    ((struct worker *)context)->woken = true;
-}
-
 /* --- A thread --- */
 
 static void worker_tick(void *context, uint64_t now_ns)
@@ -125,8 +119,7 @@ static void *worker_main(void *context)
     struct error error;
     enum status status = STATUS_OK;
     while (!worker->stopping && status == STATUS_OK) {
-        worker->woken = false;
-        bool more = rails_run_rail(rails, worker->index, loop_now_ns()) || worker->woken;
+        bool more = rails_run_rail(rails, worker->index, loop_now_ns());
         if (worker->stopping) {
             break;
         }
@@ -211,7 +204,7 @@ static enum status worker_make(struct worker *worker, const struct workers_optio
         status = worker_make_net(worker, options, error);
     }
     if (status == STATUS_OK) {
-        status = exec_new(worker->net, worker_wake_exec, worker, &worker->exec, error);
+        status = exec_new(worker->net, &worker->exec, error);
     }
     if (status == STATUS_OK) {
         exec_set_gpus(worker->exec, worker->workers->gpus);

@@ -1,3 +1,4 @@
+#include <stddef.h>
 #include <stdlib.h>
 
 #include <utlist.h>
@@ -7,16 +8,13 @@
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/tuner.h"
 
-enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
-                     struct error *error)
+enum status exec_new(struct net *net, struct exec **out, struct error *error)
 {
     struct exec *exec = calloc(1, sizeof *exec);
     if (exec == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for the engine");
     }
     exec->net = net;
-    exec->wake = wake;
-    exec->wake_context = wake_context;
     exec->pacer.next_ns = TIME_NEVER;
     exec->lend_after_bytes = EXEC_LEND_AFTER_BYTES;
     stream_readers_register(&exec->readers, &data_reader_kind, net, exec, &exec->now_ns);
@@ -39,7 +37,7 @@ void exec_free(struct exec *exec)
 void exec_wake(struct exec *exec)
 {
     exec->more = true;
-    exec->wake(exec->wake_context);
+    exec->woken = true;
 }
 
 void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus)
@@ -80,6 +78,18 @@ static uint64_t run_clock(const struct exec *exec)
     return exec->unstepped > 0 && exec->spending.clock != NULL ? exec->spending.clock() : 0;
 }
 
+/* The communicator whose turn it is. It stays among the busy ones, behind others. At least one must be left
+ * in this round. */
+static struct exec_comm *next_comm(struct exec *exec)
+{
+    struct fair_entry *turn = fair_take(&exec->busy);
+    struct exec_comm *comm = (struct exec_comm *)((char *)turn - offsetof(struct exec_comm, turn));
+    fair_put(&exec->busy, turn, comm->options.owner_uid);
+    exec->unstepped -= comm->round != exec->round ? 1 : 0;
+    comm->round = exec->round;
+    return comm;
+}
+
 static bool run_comms(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
@@ -92,7 +102,7 @@ static bool run_comms(struct exec *exec, uint64_t now_ns)
     uint32_t steps = EXEC_RUN_STEPS, looks = EXEC_RUN_LOOKS;
     uint64_t begin_ns = exec->unstepped > 1 ? run_clock(exec) : 0;
     while (exec->unstepped > 0 && steps > 0 && looks > 0) {
-        struct exec_comm *comm = exec_comm_next(exec);
+        struct exec_comm *comm = next_comm(exec);
         looks--;
         if (exec_comm_idle(comm)) {
             exec_comm_rest(comm);
@@ -119,11 +129,16 @@ static bool run_comms(struct exec *exec, uint64_t now_ns)
 
 bool exec_run(struct exec *exec, uint64_t now_ns)
 {
-    bool more = run_comms(exec, now_ns);
+    exec->woken = run_comms(exec, now_ns);
     if (exec->tuner != NULL) {
         tuner_step(exec->tuner, now_ns); /* wakes the exec if it submits an operation */
     }
-    return more;
+    return exec->woken;
+}
+
+bool exec_has_work(const struct exec *exec)
+{
+    return exec->woken;
 }
 
 bool exec_awaits_nodes(const struct exec *exec)

@@ -58,14 +58,9 @@ struct budget_account;
 #define EXEC_SLICE_BYTES_DEFAULT (1u << 20)
 #define EXEC_LOCAL_SLICE_BYTES (256u << 10) /* of communicators on one node: fits in the cache of a core */
 
-/* Called when the exec has work: the caller must call exec_run soon (the daemon posts a task, a simulation
- * loops). */
-typedef void exec_wake_function(void *context);
-
 /* Registers itself as the handler of NET_STREAM_DATA and NET_STREAM_MESSAGE. net must outlive the exec; null
  * for a node without peers. */
-enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
-                     struct error *error) COMM_MUST_USE;
+enum status exec_new(struct net *net, struct exec **out, struct error *error) COMM_MUST_USE;
 /*
  * The mesh has lost a node. The rails' connections to it end, too, with that cause, as a rail itself might
  * notice the loss much later. Until exec_node_up no rail has a connection to that node, whichever side dials:
@@ -110,12 +105,15 @@ void exec_free(struct exec *exec);
 /*
  * Does a bounded amount of work: one turn each of at most EXEC_RUN_STEPS communicators, for about EXEC_RUN_NS
  * by the clock of exec_set_clock. Users take turns, so a user with many communicators does not delay the
- * others more. Returns whether more work is waiting.
+ * others more. Returns exec_has_work.
  */
 #define EXEC_RUN_STEPS 16u
 #define EXEC_RUN_NS 200000u  /* then the caller polls the network */
 #define EXEC_RUN_LOOKS 1024u /* communicators that one call looks at, with or without work */
 bool exec_run(struct exec *exec, uint64_t now_ns);
+/* Whether exec_run has something to do. Any other call, and any callback of the network, may change that, so
+ * ask before you wait. */
+bool exec_has_work(const struct exec *exec);
 
 /* Whether an operation of several nodes runs, so data may arrive for it at any moment. */
 bool exec_awaits_nodes(const struct exec *exec);

@@ -483,19 +483,6 @@ void exec_comm_rest(struct exec_comm *comm)
     }
 }
 
-struct exec_comm *exec_comm_next(struct exec *exec)
-{
-    struct fair_entry *turn = fair_take(&exec->busy);
-    if (turn == NULL) {
-        return NULL;
-    }
-    struct exec_comm *comm = (struct exec_comm *)((char *)turn - offsetof(struct exec_comm, turn));
-    fair_put(&exec->busy, turn, comm->options.owner_uid);
-    exec->unstepped -= comm->round != exec->round ? 1 : 0;
-    comm->round = exec->round;
-    return comm;
-}
-
 /* --- The end --- */
 
 void exec_comm_abort(struct exec_comm *comm, const struct error *cause)

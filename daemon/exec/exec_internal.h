@@ -245,8 +245,6 @@ struct exec_spare {
 struct exec {
     struct net *net;
     struct rails *rails; /* other threads that share this one's work; null if none */
-    exec_wake_function *wake;
-    void *wake_context;
     struct exec_comm *comms;
     struct fair busy; /* communicators with operations */
     struct spending spending;
@@ -260,6 +258,7 @@ struct exec {
     uint32_t round;     /* number of the current round; a round steps every busy communicator at least once */
     uint32_t unstepped; /* busy ones that had no turn in this round yet */
     bool more;          /* another round is needed */
+    bool woken;         /* exec_run has something to do */
     uint32_t between_nodes; /* operations of several nodes that have begun and not ended */
     struct exec_comm *cut;  /* communicators with a cut_ns, ordered by it */
     struct stream_readers readers;
@@ -348,8 +347,6 @@ void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t 
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 /* Puts the communicator, which has an operation now, among the busy ones. */
 void exec_comm_set_busy(struct exec_comm *comm);
-/* The communicator whose turn it is, or null. It stays among the busy ones, behind others. */
-struct exec_comm *exec_comm_next(struct exec *exec);
 void exec_comm_rest(struct exec_comm *comm);
 void exec_wake(struct exec *exec);
 /*

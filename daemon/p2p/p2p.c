@@ -10,16 +10,13 @@
 const struct error p2p_fine = {.status = STATUS_OK};
 const struct error p2p_no_memory = {.status = STATUS_NO_MEMORY, .text = "no memory for a message"};
 
-enum status p2p_new(struct net *net, p2p_wake_function *wake, void *wake_context, struct p2p **out,
-                    struct error *error)
+enum status p2p_new(struct net *net, struct p2p **out, struct error *error)
 {
     struct p2p *p2p = calloc(1, sizeof *p2p);
     if (p2p == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for messages");
     }
     p2p->net = net;
-    p2p->wake = wake;
-    p2p->wake_context = wake_context;
     p2p->pacer.next_ns = TIME_NEVER;
     p2p->retry_ns = TIME_NEVER;
     stream_readers_register(&p2p->readers, &message_reader_kind, net, p2p, &p2p->now_ns);
@@ -50,7 +47,7 @@ void p2p_free(struct p2p *p2p)
 void p2p_wake(struct p2p *p2p)
 {
     p2p->more = true;
-    p2p->wake(p2p->wake_context);
+    p2p->woken = true;
 }
 
 void p2p_retry(struct p2p *p2p)
@@ -114,11 +111,13 @@ bool p2p_run(struct p2p *p2p, uint64_t now_ns)
         }
     }
     spending_turn(&p2p->spending, NULL);
-    if (p2p->unstepped > 0) {
-        return true;
-    }
-    bool polls = pacer_end(&p2p->pacer, now_ns);
-    return p2p->more || polls;
+    p2p->woken = p2p->unstepped > 0 || pacer_end(&p2p->pacer, now_ns) || p2p->more;
+    return p2p->woken;
+}
+
+bool p2p_has_work(const struct p2p *p2p)
+{
+    return p2p->woken;
 }
 
 uint64_t p2p_next_deadline_ns(const struct p2p *p2p)

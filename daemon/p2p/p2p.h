@@ -62,12 +62,8 @@ struct p2p_message;
  */
 #define P2P_PIPES_MAX_BYTES (UINT64_C(32) << 20)
 
-/* Called when p2p has work: the caller must call p2p_run soon. */
-typedef void p2p_wake_function(void *context);
-
 /* Registers itself as the handler of NET_STREAM_MESSAGE. net must outlive it. NO_MEMORY. */
-enum status p2p_new(struct net *net, p2p_wake_function *wake, void *wake_context, struct p2p **out,
-                    struct error *error) COMM_MUST_USE;
+enum status p2p_new(struct net *net, struct p2p **out, struct error *error) COMM_MUST_USE;
 /*
  * GPUs on which buffers may be; null for none. They must outlive it. Call it before any communicator is made.
  */
@@ -77,8 +73,10 @@ void p2p_set_clock(struct p2p *p2p, uint64_t (*clock)(void));
 /* Call it after every communicator was freed. Null is accepted. */
 void p2p_free(struct p2p *p2p);
 /* Does a bounded amount of work, for at most P2P_RUN_STEPS communicators that have some. Users take turns,
- * one communicator each. Returns whether more work is waiting. */
+ * one communicator each. Returns p2p_has_work. */
 bool p2p_run(struct p2p *p2p, uint64_t now_ns);
+/* As exec_has_work. */
+bool p2p_has_work(const struct p2p *p2p);
 uint64_t p2p_next_deadline_ns(const struct p2p *p2p);
 void p2p_tick(struct p2p *p2p, uint64_t now_ns);
 

@@ -203,14 +203,13 @@ struct p2p_comm {
 struct p2p {
     struct net *net;
     struct gpu_devices *gpus;
-    p2p_wake_function *wake;
-    void *wake_context;
     struct p2p_comm *comms;
     struct spending spending;
     struct fair busy;   /* communicators with messages, or something to send */
     uint32_t round;     /* number of the current round; it steps every busy one at least once */
     uint32_t unstepped; /* busy ones that had no turn in this round yet */
     bool more;          /* another round is needed */
+    bool woken;         /* p2p_run has something to do */
     struct stream_readers readers;
     struct pacer pacer;
     uint64_t now_ns; /* time of the current call */

@@ -80,11 +80,6 @@ static void on_log(void *context, enum log_level level, const char *line)
     (void)line;
 }
 
-static void on_wake(void *context)
-{
-    ((struct fuzz_node *)context)->woken = true;
-}
-
 static void on_settings(void *context, conf_visit_function *visit, void *visit_context)
 {
     (void)context;
@@ -104,8 +99,8 @@ void fuzz_node_start(struct fuzz_node *node)
     mesh_options.version_text = COMMD_VERSION_TEXT;
     mesh_options.instance = 77;
     fuzz_require(mesh_new(NULL, &mesh_options, &node->mesh, NULL) == STATUS_OK);
-    fuzz_require(exec_new(NULL, on_wake, node, &node->exec, NULL) == STATUS_OK);
-    fuzz_require(p2p_new(NULL, on_wake, node, &node->p2p, NULL) == STATUS_OK);
+    fuzz_require(exec_new(NULL, &node->exec, NULL) == STATUS_OK);
+    fuzz_require(p2p_new(NULL, &node->p2p, NULL) == STATUS_OK);
     struct comms_options comms_options = {
         .mesh = node->mesh, .exec = node->exec, .p2p = node->p2p, .seed_secure = 5, .slice_bytes = 4096};
     fuzz_require(comms_new(&comms_options, &node->comms, NULL) == STATUS_OK);
@@ -135,9 +130,9 @@ static void node_look(struct fuzz_node *node)
     comms_tick(node->comms, now_ns);
     stores_tick(node->stores, now_ns);
     (void)api_poll(node->api, now_ns);
-    for (unsigned i = 0; node->woken && i < RUNS_MAX; i++) {
-        node->woken = exec_run(node->exec, now_ns);
-        node->woken |= p2p_run(node->p2p, now_ns);
+    for (unsigned i = 0; (exec_has_work(node->exec) || p2p_has_work(node->p2p)) && i < RUNS_MAX; i++) {
+        (void)exec_run(node->exec, now_ns);
+        (void)p2p_run(node->p2p, now_ns);
     }
     if (comms_next_deadline_ns(node->comms) <= now_ns) {
         comms_tick(node->comms, now_ns);

@@ -28,7 +28,6 @@ struct fuzz_node {
     struct comms *comms;
     struct stores *stores;
     struct api *api;
-    bool woken;
 };
 
 /* What a client asked for, and what it was told. Only packets that commd must read are counted. */

@@ -160,11 +160,6 @@ static void grow_jobs(struct target *target)
     }
 }
 
-static void on_wake(void *context)
-{
-    (void)context;
-}
-
 static void liar_up(void *context, uint32_t peer, uint64_t now_ns)
 {
     struct target *target = context;
@@ -285,8 +280,8 @@ static void start(struct target *target)
     /* long, so that there is only one connection */
     options.reconnect_min_ns = options.reconnect_max_ns = 100 * TIME_S;
     require(mesh_new(target->net, &options, &target->mesh, NULL) == STATUS_OK);
-    require(exec_new(target->net, on_wake, NULL, &target->exec, NULL) == STATUS_OK);
-    require(p2p_new(target->net, on_wake, NULL, &target->p2p, NULL) == STATUS_OK);
+    require(exec_new(target->net, &target->exec, NULL) == STATUS_OK);
+    require(p2p_new(target->net, &target->p2p, NULL) == STATUS_OK);
     struct comms_options comms_options = {
         .mesh = target->mesh, .exec = target->exec, .p2p = target->p2p, .seed_secure = 1};
     require(comms_new(&comms_options, &target->comms, NULL) == STATUS_OK);

@@ -55,11 +55,6 @@ void hostile_buffer_free(struct hostile_buffer *buffer)
 
 /* --- Node a --- */
 
-static void no_wake(void *context)
-{
-    (void)context;
-}
-
 static void node_up(void *context, uint32_t peer, uint64_t now_ns)
 {
     struct hostile *hostile = context;
@@ -288,8 +283,8 @@ void hostile_start_charged(struct hostile *hostile, uint64_t slice_bytes, struct
     net_set_peer_handler(hostile->liar, &liar);
     net_set_stream_handler(hostile->liar, NET_STREAM_DATA, &streams);
     net_set_stream_handler(hostile->liar, NET_STREAM_MESSAGE, &streams);
-    require(exec_new(hostile->net, no_wake, NULL, &hostile->exec, NULL) == STATUS_OK);
-    require(p2p_new(hostile->net, no_wake, NULL, &hostile->p2p, NULL) == STATUS_OK);
+    require(exec_new(hostile->net, &hostile->exec, NULL) == STATUS_OK);
+    require(p2p_new(hostile->net, &hostile->p2p, NULL) == STATUS_OK);
     require(net_add_peer(hostile->net, "b", "", &peer, NULL) == STATUS_OK);
     require(net_add_peer(hostile->liar, "a", "", &peer, NULL) == STATUS_OK);
     hostile_comm(hostile, slice_bytes);

@@ -38,11 +38,6 @@ int cluster_report(int failed)
 
 /* --- Nodes --- */
 
-static void cluster_wake(void *context)
-{
-    ((struct cluster_node *)context)->woken = true;
-}
-
 /* Starts the rails. Every rail has a network of its own. All rails run here, one after the other. */
 static void node_start_rails(struct cluster_node *node)
 {
@@ -55,8 +50,7 @@ static void node_start_rails(struct cluster_node *node)
         }
         node->rail_nets[rail] =
             rail < cluster->rail_count ? network_add(cluster->rail_networks[rail], node->name) : NULL;
-        if (exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail], &error) !=
-            STATUS_OK) {
+        if (exec_new(node->rail_nets[rail], &node->rail_execs[rail], &error) != STATUS_OK) {
             fail_msg("%s: %s", node->name, error.text);
         }
     }
@@ -106,8 +100,8 @@ static void node_start(struct cluster_node *node)
     options.seed = instance;
     options.now_ns = cluster->now_ns;
     if (mesh_new(node->net, &options, &node->mesh, &error) != STATUS_OK ||
-        exec_new(node->net, cluster_wake, node, &node->exec, &error) != STATUS_OK ||
-        p2p_new(node->net, cluster_wake, node, &node->p2p, &error) != STATUS_OK) {
+        exec_new(node->net, &node->exec, &error) != STATUS_OK ||
+        p2p_new(node->net, &node->p2p, &error) != STATUS_OK) {
         fail_msg("%s: %s", node->name, error.text);
     }
     node_start_rails(node);
@@ -129,7 +123,6 @@ static void node_start(struct cluster_node *node)
     }
     node->alive = true;
     node->crashed = false;
-    node->woken = false;
 }
 
 static void cluster_advance(struct cluster *cluster, uint64_t now_ns)
@@ -191,12 +184,11 @@ static void cluster_pump(struct cluster *cluster)
         for (uint32_t i = 0; i < cluster->node_count; i++) {
             struct cluster_node *node = &cluster->nodes[i];
             bool mail = node->rails != NULL && node_run_rails(node, cluster->now_ns);
-            if (node->exec != NULL && (node->woken || mail)) {
-                node->woken = false;
+            if (node->exec != NULL && (mail || exec_has_work(node->exec) || p2p_has_work(node->p2p))) {
                 node_serve_another(node, cluster->now_ns);
-                node->woken |= exec_run(node->exec, cluster->now_ns);
-                node->woken |= p2p_run(node->p2p, cluster->now_ns);
-                again |= node->woken || mail;
+                bool exec_goes_on = exec_run(node->exec, cluster->now_ns);
+                bool p2p_goes_on = p2p_run(node->p2p, cluster->now_ns);
+                again |= mail || exec_goes_on || p2p_goes_on;
             }
         }
     }

@@ -41,7 +41,6 @@ struct cluster_node {
     struct comms *comms;
     bool alive;
     bool crashed; /* only the daemon has ended; the host still answers */
-    bool woken;   /* exec or p2p has work */
 };
 
 struct cluster {

@@ -51,7 +51,6 @@ struct node {
     struct p2p *p2p;
     struct comms *comms;
     struct api *api;
-    bool woken;
     unsigned warnings;
     char last_warning[1024];
     const char *awaited_warning; /* null: none */
@@ -76,11 +75,6 @@ static inline void node_log(void *context, enum log_level level, const char *lin
         snprintf(node->last_warning, sizeof node->last_warning, "%s", line);
         node->warned |= node->awaited_warning != NULL && strstr(line, node->awaited_warning) != NULL;
     }
-}
-
-static inline void node_wake(void *context)
-{
-    ((struct node *)context)->woken = true;
 }
 
 static inline void node_settings(void *context, conf_visit_function *visit, void *visit_context)
@@ -176,8 +170,8 @@ static inline struct node *node_new_on(struct net *net)
     mesh_options.version_text = COMMD_VERSION_TEXT;
     mesh_options.instance = 77;
     must(mesh_new(net, &mesh_options, &node->mesh, error));
-    must(exec_new(NULL, node_wake, node, &node->exec, error));
-    must(p2p_new(NULL, node_wake, node, &node->p2p, error));
+    must(exec_new(NULL, &node->exec, error));
+    must(p2p_new(NULL, &node->p2p, error));
     struct comms_options comms_options = {
         .mesh = node->mesh, .exec = node->exec, .p2p = node->p2p, .seed_secure = 5, .slice_bytes = 65536};
     must(comms_new(&comms_options, &node->comms, error));
@@ -204,9 +198,9 @@ static inline void node_turn(struct node *node)
     exec_tick(node->exec, now_ns);
     p2p_tick(node->p2p, now_ns);
     comms_tick(node->comms, now_ns);
-    if (node->woken) {
-        node->woken = exec_run(node->exec, now_ns);
-        node->woken |= p2p_run(node->p2p, now_ns);
+    if (exec_has_work(node->exec) || p2p_has_work(node->p2p)) {
+        (void)exec_run(node->exec, now_ns);
+        (void)p2p_run(node->p2p, now_ns);
     }
     must(loop_run_once(node->loop, 0, error));
     if (node->api != NULL) {

@@ -44,7 +44,6 @@ struct node {
     struct exec *exec;
     struct p2p *p2p;
     struct comms *comms;
-    bool woken;
     bool alive;
     uid_t limited_uid;         /* the user whom this node's configuration limits */
     const char *limited_nodes; /* where that user may have ranks; null: on all nodes */
@@ -132,11 +131,6 @@ static inline void on_aborted(void *context, struct comms_member *handle, const 
     member->aborted = *cause;
 }
 
-static inline void on_wake(void *context)
-{
-    ((struct node *)context)->woken = true;
-}
-
 static inline bool on_user_may(void *context, uint32_t uid, const char *node_name)
 {
     const struct node *node = context;
@@ -159,8 +153,8 @@ static inline void node_start(struct world *world, unsigned index)
     options.seed = options.instance;
     options.now_ns = world->now_ns;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
-    assert_int_equal(exec_new(node->net, on_wake, node, &node->exec, &error), STATUS_OK);
-    assert_int_equal(p2p_new(node->net, on_wake, node, &node->p2p, &error), STATUS_OK);
+    assert_int_equal(exec_new(node->net, &node->exec, &error), STATUS_OK);
+    assert_int_equal(p2p_new(node->net, &node->p2p, &error), STATUS_OK);
     struct comms_options comms_options = {.mesh = node->mesh,
                                           .slice_bytes = slice_bytes_settings[index],
                                           .exec = node->exec,
@@ -205,10 +199,9 @@ static inline void settle(struct world *world)
             if (node->net == NULL) {
                 continue;
             }
-            if (node->woken) {
-                node->woken = false;
-                node->woken |= exec_run(node->exec, world->now_ns);
-                node->woken |= p2p_run(node->p2p, world->now_ns);
+            if (exec_has_work(node->exec) || p2p_has_work(node->p2p)) {
+                (void)exec_run(node->exec, world->now_ns);
+                (void)p2p_run(node->p2p, world->now_ns);
                 again = true;
             }
             if (mesh_next_deadline_ns(node->mesh) <= world->now_ns) {

@@ -49,11 +49,6 @@ struct outcome {
     struct error result;
 };
 
-static void no_wake(void *context)
-{
-    (void)context;
-}
-
 static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
 {
     (void)peer;
@@ -131,7 +126,7 @@ static void cluster_start(struct cluster *cluster, uint32_t count, double loss)
         struct net_peer_handler handler = {
             .context = node, .peer_up = peer_up, .peer_down = peer_down, .connect_failed = peer_down};
         net_set_peer_handler(node->net, &handler);
-        assert_int_equal(exec_new(node->net, no_wake, NULL, &node->exec, NULL), STATUS_OK);
+        assert_int_equal(exec_new(node->net, &node->exec, NULL), STATUS_OK);
     }
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t j = 0; j < count; j++) {

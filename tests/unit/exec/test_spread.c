@@ -21,15 +21,10 @@ static struct net *nets[RAILS]; /* null: a node alone */
 static struct mailbox mailboxes[RAILS];
 static struct rails *rails;
 
-static void no_wake(void *context)
-{
-    (void)context;
-}
-
 static void start(void)
 {
     for (uint32_t rail = 0; rail < RAILS; rail++) {
-        assert_int_equal(exec_new(nets[rail], no_wake, NULL, &execs[rail], NULL), STATUS_OK);
+        assert_int_equal(exec_new(nets[rail], &execs[rail], NULL), STATUS_OK);
     }
     struct rails_options options = {.count = RAILS,
                                     .network_count = 1,

@@ -34,11 +34,6 @@ struct setup {
 };
 static struct setup setup; /* large */
 
-static void no_wake(void *context)
-{
-    (void)context;
-}
-
 static void comm_failed(void *context, const struct error *cause, uint64_t now_ns)
 {
     (void)context;
@@ -116,7 +111,7 @@ static void submit(struct exec_comm *comm, uint64_t seq, unsigned *done)
 static void setup_start(void)
 {
     memset(&setup, 0, sizeof setup);
-    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, &setup.exec, NULL), STATUS_OK);
     for (unsigned i = 0; i <= MANY; i++) {
         setup.comms[i] = comm_new(i + 1, i < MANY ? 1000 : 1001);
     }
@@ -248,7 +243,7 @@ static unsigned crowd_turns(enum op_kind kind, enum dtype dtype, size_t element_
                                         .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
                                         .name = "crowd",
                                         .failed = comm_failed};
-    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, &setup.exec, NULL), STATUS_OK);
     assert_int_equal(exec_comm_new(setup.exec, &options, &comm, NULL), STATUS_OK);
     for (unsigned i = 0; i < CROWD; i++) {
         for (unsigned k = 0; k < CROWD * CROWD_ELEMENT_MAX; k++) {
@@ -342,7 +337,7 @@ static void test_time_is_charged(void **state)
     unsigned done[2] = {0};
     uint64_t runs = 0;
     assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
-    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, &setup.exec, NULL), STATUS_OK);
     exec_set_clock(setup.exec, tick);
     for (unsigned i = 0; i < 2; i++) {
         assert_int_equal(budget_open(budget, 1000 + i, NULL, &accounts[i], NULL), STATUS_OK);
@@ -378,7 +373,7 @@ static void test_communicators_are_charged(void **state)
     struct error error;
     assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
     assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
-    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, &setup.exec, NULL), STATUS_OK);
     struct exec_comm *first = comm_new_of(1, 1000, account), *second = NULL;
     budget_account_info(account, &info);
     uint64_t bytes = info.used[BUDGET_COMMUNICATOR_BYTES];

@@ -32,11 +32,6 @@ struct job {
     struct error result;
 };
 
-static void no_wake(void *context)
-{
-    (void)context;
-}
-
 static void comm_failed(void *context, const struct error *cause, uint64_t now_ns)
 {
     (void)context;
@@ -94,7 +89,7 @@ static void begin(struct job *job, enum op_kind kind, bool in_one)
     struct op_terms terms = {
         .kind = kind, .dtype = DTYPE_U32, .bucket_ops = 1, .count_elements = ELEMENTS / blocks};
     assert_true(window_shape_of(&terms, RANKS, &job->shape));
-    assert_int_equal(exec_new(NULL, no_wake, NULL, &job->exec, &error), STATUS_OK);
+    assert_int_equal(exec_new(NULL, &job->exec, &error), STATUS_OK);
     struct exec_comm_options options = {.comm_id = 7,
                                         .generation = 1,
                                         .size = RANKS,

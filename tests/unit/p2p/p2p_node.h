@@ -9,15 +9,9 @@ struct node {
     struct net *net;
     struct p2p *p2p;
     struct p2p_comm *comm;
-    bool woken;
     uint32_t ups, failures;
     struct error failure;
 };
-
-static inline void node_woken(void *context)
-{
-    ((struct node *)context)->woken = true;
-}
 
 static inline void node_up(void *context, uint32_t peer, uint64_t now_ns)
 {
@@ -48,9 +42,8 @@ static inline void node_turn(struct node *node, uint64_t now_ns)
     if (now_ns >= p2p_next_deadline_ns(node->p2p)) {
         p2p_tick(node->p2p, now_ns);
     }
-    if (node->woken) {
-        node->woken = false;
-        node->woken |= p2p_run(node->p2p, now_ns);
+    if (p2p_has_work(node->p2p)) {
+        (void)p2p_run(node->p2p, now_ns);
     }
 }
 

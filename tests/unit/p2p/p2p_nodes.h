@@ -128,7 +128,7 @@ static inline void start(uint32_t node_count, uint32_t size, struct budget_accou
         struct net_peer_handler handler = {
             .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
         net_set_peer_handler(node->net, &handler);
-        assert_int_equal(p2p_new(node->net, node_woken, node, &node->p2p, NULL), STATUS_OK);
+        assert_int_equal(p2p_new(node->net, &node->p2p, NULL), STATUS_OK);
     }
     connect_all();
     for (uint32_t i = 0; i < node_count; i++) {

@@ -159,7 +159,7 @@ __attribute__((unused)) static void nodes_start(const struct network_conditions 
         struct net_peer_handler handler = {
             .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
         net_set_peer_handler(node->net, &handler);
-        CHECK_RESULT(p2p_new(node->net, node_woken, node, &node->p2p, NULL), STATUS_OK);
+        CHECK_RESULT(p2p_new(node->net, &node->p2p, NULL), STATUS_OK);
         p2p_set_gpus(node->p2p, nodes.gpus);
     }
     for (uint32_t i = 0; i < NODES; i++) {

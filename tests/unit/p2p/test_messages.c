@@ -471,7 +471,7 @@ static void test_communicators_are_charged(void **state)
     struct error error;
     assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
     assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
-    assert_int_equal(p2p_new(NULL, node_woken, NULL, &p2p, NULL), STATUS_OK);
+    assert_int_equal(p2p_new(NULL, &p2p, NULL), STATUS_OK);
     assert_int_equal(comm_try(p2p, account, &comm, &error), STATUS_OK);
     budget_account_info(account, &info);
     uint64_t bytes = info.used[BUDGET_COMMUNICATOR_BYTES];

@@ -17,16 +17,10 @@ enum {
 
 struct crowd {
     struct p2p *p2p;
-    bool woken;
     struct p2p_comm *comms[COMMS];
     struct p2p_message receives[COMMS];
     uint32_t done; /* messages */
 };
-
-static void crowd_wake(void *context)
-{
-    ((struct crowd *)context)->woken = true;
-}
 
 static void crowd_done(void *context, struct p2p_message *message, const struct error *result,
                        uint64_t now_ns)
@@ -48,9 +42,8 @@ static void crowd_post(struct crowd *crowd, uint32_t comm, bool sends, struct p2
 /* Does what a daemon's loop does: it runs only when it is woken. */
 static void crowd_run(struct crowd *crowd)
 {
-    while (crowd->woken) {
-        crowd->woken = false;
-        crowd->woken |= p2p_run(crowd->p2p, TIME_S);
+    while (p2p_has_work(crowd->p2p)) {
+        (void)p2p_run(crowd->p2p, TIME_S);
     }
 }
 
@@ -66,7 +59,7 @@ static void crowd_start(struct crowd *crowd)
                                        .name = "crowd",
                                        .done = crowd_done,
                                        .context = crowd};
-    assert_int_equal(p2p_new(NULL, crowd_wake, crowd, &crowd->p2p, NULL), STATUS_OK);
+    assert_int_equal(p2p_new(NULL, &crowd->p2p, NULL), STATUS_OK);
     for (uint32_t i = 0; i < COMMS; i++) {
         options.comm_id = i + 1;
         assert_int_equal(p2p_comm_new(crowd->p2p, &options, &crowd->comms[i], NULL), STATUS_OK);

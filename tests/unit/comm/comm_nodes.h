@@ -1,5 +1,5 @@
-#ifndef TESTS_UNIT_REQ_REQ_NODES_H
-#define TESTS_UNIT_REQ_REQ_NODES_H
+#ifndef TESTS_UNIT_COMM_COMM_NODES_H
+#define TESTS_UNIT_COMM_COMM_NODES_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,8 +16,7 @@
 #include "daemon/base/time.h"
 #include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
-#include "daemon/mesh/mesh.h"
-#include "tests/network/network.h"
+#include "tests/network/mesh_node.h"
 
 /*
  * Nodes "a", "b", … with net (in memory), mesh, exec and comms, and members on them. The members check what
@@ -45,8 +44,7 @@ struct node {
     struct p2p *p2p;
     struct comms *comms;
     bool alive;
-    uid_t limited_uid;         /* the user whom this node's configuration limits */
-    const char *limited_nodes; /* where that user may have ranks; null: on all nodes */
+    struct user_limit limit; /* of this node's configuration */
 };
 
 struct member {
@@ -131,45 +129,24 @@ static inline void on_aborted(void *context, struct comms_member *handle, const 
     member->aborted = *cause;
 }
 
-static inline bool on_user_may(void *context, uint32_t uid, const char *node_name)
-{
-    const struct node *node = context;
-    return node->limited_nodes == NULL || uid != node->limited_uid ||
-           strchr(node->limited_nodes, node_name[0]) != NULL;
-}
-
 static inline void node_start(struct world *world, unsigned index)
 {
     struct node *node = &world->nodes[index];
-    struct mesh_options options;
     struct error error;
+    uint64_t instance = ++world->instances;
     node->world = world;
-    node->name[0] = (char)('a' + index);
-    node->net = network_add(world->network, node->name);
-    mesh_options_default(&options);
-    options.node_name = node->name;
-    options.cluster_name = "test";
-    options.instance = ++world->instances;
-    options.seed = options.instance;
-    options.now_ns = world->now_ns;
-    assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
+    mesh_node_new(world->network, index, instance, world->now_ns, node->name, &node->net, &node->mesh);
     assert_int_equal(exec_new(node->net, &node->exec, &error), STATUS_OK);
     assert_int_equal(p2p_new(node->net, &node->p2p, &error), STATUS_OK);
     struct comms_options comms_options = {.mesh = node->mesh,
                                           .slice_bytes = slice_bytes_settings[index],
                                           .exec = node->exec,
                                           .p2p = node->p2p,
-                                          .user_may = on_user_may,
-                                          .user_may_context = node,
-                                          .seed_secure = options.instance * 7919};
+                                          .user_may = user_limit_allows,
+                                          .user_may_context = &node->limit,
+                                          .seed_secure = instance * 7919};
     assert_int_equal(comms_new(&comms_options, &node->comms, &error), STATUS_OK);
-    for (unsigned i = 0; i < world->count; i++) {
-        char name[2] = {(char)('a' + i), '\0'};
-        uint32_t peer;
-        if (i != index) {
-            assert_int_equal(mesh_add_node(node->mesh, name, "127.0.0.1:1", &peer, &error), STATUS_OK);
-        }
-    }
+    mesh_node_add_others(node->mesh, index, world->count);
     node->alive = true;
 }
 

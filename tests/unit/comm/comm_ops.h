@@ -1,5 +1,5 @@
-#ifndef TESTS_UNIT_REQ_REQ_OPS_H
-#define TESTS_UNIT_REQ_REQ_OPS_H
+#ifndef TESTS_UNIT_COMM_COMM_OPS_H
+#define TESTS_UNIT_COMM_COMM_OPS_H
 
 #include "proto/types.h"
 #include "tests/unit/comm/comm_nodes.h"

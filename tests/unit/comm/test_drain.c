@@ -103,8 +103,8 @@ static void test_a_node_that_may_not_say_it(void **state)
     (void)state;
     world_start(&world, 2, 7, NULL);
     connect_all(&world);
-    world.nodes[1].limited_uid = 1000;
-    world.nodes[1].limited_nodes = "b";
+    world.nodes[1].limit.uid = 1000;
+    world.nodes[1].limit.nodes = "b";
     comms_drain(world.nodes[0].comms, WHY, world.now_ns);
     struct member *there = join(&world, 1, "job", 1, 2);
     assert_error(&join(&world, 0, "job", 0, 2)->join_result, STATUS_SHUTTING_DOWN, SAYS);

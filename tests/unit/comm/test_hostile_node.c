@@ -411,8 +411,8 @@ static void test_refusals_of_a_node_without_the_user(void **state)
     (void)state;
     hostile_start();
     struct member *member = join_comm();
-    world.nodes[0].limited_uid = 1000;
-    world.nodes[0].limited_nodes = "a";
+    world.nodes[0].limit.uid = 1000;
+    world.nodes[0].limit.nodes = "a";
     say_refuse(heard.nonce, 3, UINT32_MAX);
     say_refuse(heard.nonce, 2, 0);
     run(&world, TIME_S);

@@ -13,8 +13,8 @@ static void limit(const char *nodes, const char *allowed)
 {
     for (; *nodes != '\0'; nodes++) {
         struct node *node = &world.nodes[*nodes - 'a'];
-        node->limited_uid = USER_UID;
-        node->limited_nodes = allowed;
+        node->limit.uid = USER_UID;
+        node->limit.nodes = allowed;
     }
 }
 

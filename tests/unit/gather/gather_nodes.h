@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "daemon/gather/gathers_internal.h"
+#include "tests/network/mesh_node.h"
 #include "tests/network/pump.h"
 
 /* Nodes with meshes and gathers on a network of pipes, and processes that join elastic jobs. Time is the
@@ -24,8 +25,7 @@ struct node {
     struct mesh *mesh;
     struct gathers *gathers;
     struct budget *budget;
-    uint32_t limited_uid;
-    const char *limited_nodes; /* the nodes where that user may be; null: all */
+    struct user_limit limit;
     char voids[VOIDS_MAX][COMM_NAME_MAX_BYTES + 1];
     unsigned void_count;
 };
@@ -53,9 +53,7 @@ struct world {
 
 static inline bool on_user_may(void *context, uint32_t uid, const char *node_name)
 {
-    const struct node *node = context;
-    return node->limited_nodes == NULL || uid != node->limited_uid ||
-           strchr(node->limited_nodes, node_name[0]) != NULL;
+    return user_limit_allows(&((struct node *)context)->limit, uid, node_name);
 }
 
 static inline void on_voided(void *context, uint32_t uid, const char *comm_name, const struct error *cause,
@@ -72,18 +70,8 @@ static inline void on_voided(void *context, uint32_t uid, const char *comm_name,
 static inline void node_start(struct world *world, unsigned index, uint64_t instance)
 {
     struct node *node = &world->nodes[index];
-    struct mesh_options options;
     struct error error;
-    node->name[0] = (char)('a' + index);
-    node->net = network_add(world->network, node->name);
-    mesh_options_default(&options);
-    options.node_name = node->name;
-    options.cluster_name = "test";
-    options.version_text = "9.9";
-    options.instance = instance;
-    options.seed = instance;
-    options.now_ns = world->now_ns;
-    assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
+    mesh_node_new(world->network, index, instance, world->now_ns, node->name, &node->net, &node->mesh);
     struct gathers_options gathers_options = {.mesh = node->mesh,
                                               .seed_secure = instance * 7919,
                                               .now_ns = world->now_ns,
@@ -93,13 +81,7 @@ static inline void node_start(struct world *world, unsigned index, uint64_t inst
     assert_int_equal(gathers_new(&gathers_options, &node->gathers, &error), STATUS_OK);
     assert_int_equal(budget_new(NULL, &node->budget, &error), STATUS_OK);
     gathers_set_budget(node->gathers, node->budget);
-    for (unsigned i = 0; i < world->count; i++) {
-        char name[2] = {(char)('a' + i), '\0'};
-        uint32_t peer;
-        if (i != index) {
-            assert_int_equal(mesh_add_node(node->mesh, name, "127.0.0.1:1", &peer, &error), STATUS_OK);
-        }
-    }
+    mesh_node_add_others(node->mesh, index, world->count);
 }
 
 /* What all accounts of the node have charged. */

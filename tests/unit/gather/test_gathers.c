@@ -375,8 +375,8 @@ static void test_what_is_refused(void **state)
     gathers_drain(world.nodes[0].gathers, NULL, world.now_ns);
     assert_int_equal(gathers_join_again(waits->entry, &wish, world.now_ns, &error), STATUS_OK);
     /* A user who may not be on the node any more. */
-    world.nodes[0].limited_uid = UID;
-    world.nodes[0].limited_nodes = "b";
+    world.nodes[0].limit.uid = UID;
+    world.nodes[0].limit.nodes = "b";
     gathers_recheck_users(world.nodes[0].gathers, world.now_ns);
     assert_fails(waits, STATUS_PERMISSION, "users in commd.conf");
     assert_fails(join_with(&world, 0, "job", &wish), STATUS_PERMISSION, "users in commd.conf");

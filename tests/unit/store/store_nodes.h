@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "daemon/store/stores.h"
+#include "tests/network/mesh_node.h"
 #include "tests/network/pump.h"
 
 /* Nodes with meshes and stores on a network of pipes, and processes that have stores open. Time is the
@@ -24,8 +25,7 @@ struct node {
     struct mesh *mesh;
     struct stores *stores;
     struct budget *budget;
-    uint32_t limited_uid;
-    const char *limited_nodes; /* the nodes where that user may be; null: all */
+    struct user_limit limit;
 };
 
 struct answer {
@@ -55,42 +55,19 @@ struct world {
     unsigned process_count;
 };
 
-static inline bool on_user_may(void *context, uint32_t uid, const char *node_name)
-{
-    const struct node *node = context;
-    return node->limited_nodes == NULL || uid != node->limited_uid ||
-           strchr(node->limited_nodes, node_name[0]) != NULL;
-}
-
 static inline void node_start(struct world *world, unsigned index, uint64_t instance)
 {
     struct node *node = &world->nodes[index];
-    struct mesh_options options;
     struct error error;
-    node->name[0] = (char)('a' + index);
-    node->net = network_add(world->network, node->name);
-    mesh_options_default(&options);
-    options.node_name = node->name;
-    options.cluster_name = "test";
-    options.version_text = "9.9";
-    options.instance = instance;
-    options.seed = instance;
-    options.now_ns = world->now_ns;
-    assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
+    mesh_node_new(world->network, index, instance, world->now_ns, node->name, &node->net, &node->mesh);
     struct stores_options stores_options = {.mesh = node->mesh,
                                             .seed_secure = instance * 7919,
-                                            .user_may = on_user_may,
-                                            .user_may_context = node};
+                                            .user_may = user_limit_allows,
+                                            .user_may_context = &node->limit};
     assert_int_equal(stores_new(&stores_options, &node->stores, &error), STATUS_OK);
     assert_int_equal(budget_new(NULL, &node->budget, &error), STATUS_OK);
     stores_set_budget(node->stores, node->budget);
-    for (unsigned i = 0; i < world->count; i++) {
-        char name[2] = {(char)('a' + i), '\0'};
-        uint32_t peer;
-        if (i != index) {
-            assert_int_equal(mesh_add_node(node->mesh, name, "127.0.0.1:1", &peer, &error), STATUS_OK);
-        }
-    }
+    mesh_node_add_others(node->mesh, index, world->count);
 }
 
 /* What all accounts of the node have charged for stores. */

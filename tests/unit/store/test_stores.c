@@ -251,8 +251,8 @@ static void test_drain(void **state)
 static void limit(const char *nodes, const char *allowed)
 {
     for (; *nodes != '\0'; nodes++) {
-        world.nodes[*nodes - 'a'].limited_uid = 2000;
-        world.nodes[*nodes - 'a'].limited_nodes = allowed;
+        world.nodes[*nodes - 'a'].limit.uid = 2000;
+        world.nodes[*nodes - 'a'].limit.nodes = allowed;
     }
 }
 

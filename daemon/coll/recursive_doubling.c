@@ -59,6 +59,7 @@ const struct coll_algorithm coll_recursive_doubling_all_reduce = {
         "of two",
     .kind = OP_KIND_ALL_REDUCE,
     .copies_sends = true,
+    .reduces_twice = true,
     .round_count = recursive_doubling_round_count,
     .transfers_max = coll_one_transfer,
     .round = recursive_doubling_round,

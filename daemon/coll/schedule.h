@@ -113,6 +113,9 @@ struct coll_algorithm {
      * Only for algorithms of small messages.
      */
     bool copies_sends;
+    /* Several nodes reduce the same elements. Processors keep different bits of a NaN, so the executor gives
+     * all NaN the same bits: all ranks get identical results. */
+    bool reduces_twice;
     bool (*serves)(const struct coll_call *call); /* null: every call of its kind */
     uint32_t (*round_count)(const struct coll_call *call);
     uint32_t (*transfers_max)(const struct coll_call *call);    /* per direction and round */

@@ -327,6 +327,9 @@ static void apply_elements(const struct data_reader *incoming, const struct coll
         } else {
             apply(lane, op, receive->action, target, prefix, bytes, together);
         }
+        if (reduces && lane->algorithm->reduces_twice) {
+            host_settle_nan(op->call.terms.dtype, target, together);
+        }
         if (lent) {
             vector_take_back(vector, &lane->lent, offset, together);
         }

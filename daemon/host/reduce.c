@@ -304,3 +304,56 @@ void host_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target,
 {
     reduce_two(dtype, reduce, source, target, target, count_elements);
 }
+
+#define SETTLE_NAN(name, type)                                                                               \
+    static void name(void *values, uint64_t count, type infinity, type nan)                                  \
+    {                                                                                                        \
+        typedef type any __attribute__((aligned(1), may_alias));                                             \
+        any *bits = values;                                                                                  \
+        const type magnitude = (type)((type) ~(type)0 >> 1);                                                 \
+        for (uint64_t i = 0; i < count; i++) {                                                               \
+            bits[i] = (bits[i] & magnitude) > infinity ? nan : bits[i];                                      \
+        }                                                                                                    \
+    }
+
+SETTLE_NAN(settle_nan_8, uint8_t)
+SETTLE_NAN(settle_nan_16, uint16_t)
+SETTLE_NAN(settle_nan_32, uint32_t)
+SETTLE_NAN(settle_nan_64, uint64_t)
+
+void host_settle_nan(enum dtype dtype, void *values, uint64_t count_elements)
+{
+    uint64_t count = count_elements * values_per_element(dtype);
+    switch (dtype) {
+    case DTYPE_F64:
+    case DTYPE_C128:
+        settle_nan_64(values, count, UINT64_C(0x7ff) << 52, UINT64_C(0xfff) << 51);
+        return;
+    case DTYPE_F32:
+    case DTYPE_C64:
+        settle_nan_32(values, count, 0x7f800000u, 0x7fc00000u);
+        return;
+    case DTYPE_F16:
+        settle_nan_16(values, count, 0x7c00, 0x7e00);
+        return;
+    case DTYPE_BF16:
+        settle_nan_16(values, count, 0x7f80, 0x7fc0);
+        return;
+    case DTYPE_F8E4M3: /* no infinity: the largest number is 0x7e */
+        settle_nan_8(values, count, 0x7e, 0x7f);
+        return;
+    case DTYPE_F8E5M2:
+        settle_nan_8(values, count, 0x7c, 0x7e);
+        return;
+    case DTYPE_I64:
+    case DTYPE_I32:
+    case DTYPE_I16:
+    case DTYPE_I8:
+    case DTYPE_U64:
+    case DTYPE_U32:
+    case DTYPE_U16:
+    case DTYPE_U8:
+    case DTYPE_BOOL:
+        return;
+    }
+}

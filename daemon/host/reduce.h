@@ -53,6 +53,13 @@ void host_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const 
 void host_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target, const void *source,
                              uint64_t count_elements);
 
+/*
+ * Gives every NaN the same bits: quiet, positive, no payload. Which NaN a sum of two has, and the sign of
+ * infinity minus infinity, depend on the processor and the compiler. Other types and values stay as they are.
+ * values needs no alignment.
+ */
+void host_settle_nan(enum dtype dtype, void *values, uint64_t count_elements);
+
 /* The vector width that run-time detection chose: "portable", "avx2" or "avx512". */
 const char *host_reduce_level_text(void);
 

@@ -100,7 +100,7 @@ void element_put_real(enum dtype dtype, void *array, size_t part, double value)
     }
 }
 
-static bool is_nan(enum dtype dtype, uint64_t bits)
+bool element_is_nan(enum dtype dtype, uint64_t bits)
 {
     struct element_layout layout = element_layout(dtype);
     uint64_t one = 1;
@@ -119,7 +119,7 @@ bool element_is_same(enum dtype dtype, const void *got, const void *expected)
         uint64_t a = 0, b = 0;
         memcpy(&a, (const unsigned char *)got + part * size, size);
         memcpy(&b, (const unsigned char *)expected + part * size, size);
-        if (a != b && !(is_nan(dtype, a) && is_nan(dtype, b))) {
+        if (a != b && !(element_is_nan(dtype, a) && element_is_nan(dtype, b))) {
             return false;
         }
     }

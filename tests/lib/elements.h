@@ -29,6 +29,8 @@ double element_unit_roundoff(enum dtype dtype);
 double element_real(enum dtype dtype, const void *array, size_t part);
 void element_put_real(enum dtype dtype, void *array, size_t part, double value);
 
+/* Whether these bits of one part are NaN; false for types that are not floating-point. */
+bool element_is_nan(enum dtype dtype, uint64_t bits);
 /* Whether in every part both have the same bits, or both are NaN. */
 bool element_is_same(enum dtype dtype, const void *got, const void *expected);
 

@@ -120,11 +120,45 @@ static void test_before_is_the_left_operand(void **state)
     }
 }
 
+/* Of all special values, only NaN change, and all of a type become the same. */
+static void test_settled_nan(void **state)
+{
+    (void)state;
+    enum { COUNT = 200 };
+    for (unsigned each = 0; each < DTYPE_COUNT; each++) {
+        enum dtype dtype = (enum dtype)each;
+        size_t bytes = COUNT * dtype_size_bytes(dtype), size = element_part_bytes(dtype), nans = 0;
+        unsigned char *values = inputs[1] + 1, *before = inputs[2], nan[8];
+        fill_special(dtype, before, COUNT, 1);
+        memcpy(values, before, bytes);
+        values[bytes] = POISON;
+        host_settle_nan(dtype, values, COUNT);
+        assert_int_equal(values[bytes], POISON);
+        for (size_t i = 0; i < bytes; i += size) {
+            uint64_t bits = 0;
+            memcpy(&bits, before + i, size);
+            if (!element_is_nan(dtype, bits)) {
+                assert_memory_equal(values + i, before + i, size);
+                continue;
+            }
+            if (nans++ == 0) {
+                memcpy(nan, values + i, size);
+                bits = 0;
+                memcpy(&bits, nan, size);
+                assert_true(element_is_nan(dtype, bits) && bits >> (8 * size - 1) == 0);
+            }
+            assert_memory_equal(values + i, nan, size);
+        }
+        assert_true(element_is_real(dtype) ? nans > 1 : nans == 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_into_and_before),
         cmocka_unit_test(test_before_is_the_left_operand),
+        cmocka_unit_test(test_settled_nan),
     };
     return cmocka_run_group_tests(tests, make_buffers, free_buffers);
 }

@@ -104,7 +104,9 @@ typedef enum comm_dtype {
  *   - premul_sum: all but bool. Each rank's input is multiplied by that rank's factor. For integers, the
  * factor is a whole number of at most 2^53, and products wrap.
  *   - bitwise and logical operators: integers and bool.
- * All ranks get identical bits.
+ * All ranks get identical bits, those of NaN too. Another run may round differently between nodes, because
+ * commd chooses the order of the operands by measured times. In host memory, the same algorithms
+ * (comm_init_options_t) on the same nodes give the same bits in every run.
  */
 typedef enum comm_op {
     COMM_SUM = 0,

@@ -48,6 +48,31 @@ UNALIGNED(uint8_t, any_u8);
         }                                                                                                    \
     }
 
+/*
+ * Of two NaN, a sum keeps the one that the compiler names first. Vectors name the left one
+ * (test_reduce_into.c holds them to it). Other instructions may name either. Data arrive in pieces, so it
+ * would depend on where a piece ends. So all NaN get the same bits there: in the whole portable level, and in
+ * complex products.
+ */
+#define SETTLED(prefix, real, bits_type, nan_bits)                                                           \
+    static inline real prefix##_settled(real value)                                                          \
+    {                                                                                                        \
+        bits_type bits;                                                                                      \
+        memcpy(&bits, &value, sizeof value);                                                                 \
+        bits = value != value ? nan_bits : bits;                                                             \
+        memcpy(&value, &bits, sizeof value);                                                                 \
+        return value;                                                                                        \
+    }
+
+SETTLED(f32, float, uint32_t, UINT32_C(0x7fc00000))
+SETTLED(f64, double, uint64_t, UINT64_C(0x7ff8000000000000))
+
+#if defined(REDUCE_SETTLES_NAN)
+#define FLOAT_RESULT(prefix, value) prefix##_settled(value)
+#else
+#define FLOAT_RESULT(prefix, value) (value)
+#endif
+
 /* min and max of floating point: NaN wins, the first if both are; of two zeros the negative one is less. */
 #define FLOAT_ORDER(name, type, bits_type, compare, join)                                                    \
     static inline type name##_value(type a, type b)                                                          \
@@ -70,8 +95,8 @@ typedef any_f32 any_float_alias;
 typedef any_f64 any_double_alias;
 
 #define FLOATS(prefix, real, any, bits_type)                                                                 \
-    PAIR(prefix##_sum, any, a + b)                                                                           \
-    PAIR(prefix##_prod, any, a *b)                                                                           \
+    PAIR(prefix##_sum, any, FLOAT_RESULT(prefix, a + b))                                                     \
+    PAIR(prefix##_prod, any, FLOAT_RESULT(prefix, a *b))                                                     \
     FLOAT_ORDER(prefix##_min, real, bits_type, <, |)                                                         \
     FLOAT_ORDER(prefix##_max, real, bits_type, >, &)                                                         \
     UNFUSED static void prefix##_complex_prod(void *out, const void *left, const void *right, size_t count)  \
@@ -81,8 +106,8 @@ typedef any_f64 any_double_alias;
         const any *second = right;                                                                           \
         for (size_t i = 0; i + 1 < count; i += 2) {                                                          \
             real a = first[i], b = first[i + 1], c = second[i], d = second[i + 1];                           \
-            target[i] = a * c - b * d;                                                                       \
-            target[i + 1] = a * d + b * c;                                                                   \
+            target[i] = prefix##_settled(a * c - b * d);                                                     \
+            target[i + 1] = prefix##_settled(a * d + b * c);                                                 \
         }                                                                                                    \
     }                                                                                                        \
     static void prefix##_scale(void *wide, size_t count, double factor)                                      \

@@ -110,15 +110,13 @@ static cuda_result give_attribute(void *value, int attribute, const struct alloc
 
 cuda_result cuPointerGetAttribute(void *value, int attribute, cuda_pointer pointer)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct allocation *allocation = allocation_find(pointer);
     result = allocation != NULL && !allocation->freeing
                  ? give_attribute(value, attribute, allocation, pointer)
                  : CUDA_RESULT_INVALID_VALUE;
-    double_unlock();
-    return result;
+    return double_end(result);
 }

@@ -154,16 +154,14 @@ static cuda_result status_of(const struct stream *stream, int *status)
 
 cuda_result cuStreamIsCapturing(cuda_stream handle, int *status)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     result = stream_find(handle, &stream);
     result = result == CUDA_RESULT_OK ? status_of(stream, status) : result;
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamGetCaptureInfo_v2(cuda_stream handle, int *status, uint64_t *id, cuda_graph *graph,
@@ -184,8 +182,7 @@ cuda_result cuStreamGetCaptureInfo_v2(cuda_stream handle, int *status, uint64_t 
         *id = stream->capture->id;
         *graph = stream->capture->graph->handle;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 void cuda_double_conditional(cuda_stream handle, int is_conditional)
@@ -243,8 +240,7 @@ cuda_result cuStreamBeginCapture_v2(cuda_stream handle, int mode)
     if (result == CUDA_RESULT_OK) {
         result = begin(stream, mode);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* Ends the capture on all its streams. Returns whether the first stream had waited for all others. */
@@ -295,16 +291,14 @@ static cuda_result end(const struct stream *stream, cuda_graph *out)
 
 cuda_result cuStreamEndCapture(cuda_stream handle, cuda_graph *graph)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     result = stream_find(handle, &stream);
     if (result == CUDA_RESULT_OK) {
         result = end(stream, graph);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

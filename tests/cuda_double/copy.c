@@ -54,8 +54,7 @@ static cuda_result copy_run(struct work *work, struct stream *stream)
     }
     memory_unpin(&source_pin);
     memory_unpin(&target_pin);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static cuda_result set_run(struct work *work, struct stream *stream)
@@ -72,8 +71,7 @@ static cuda_result set_run(struct work *work, struct stream *stream)
         double_lock();
     }
     memory_unpin(&pin);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* CUDA reads pageable memory before the call returns. In a graph, it reads that memory when the graph
@@ -127,44 +125,38 @@ static bool may_be_device(uint64_t address)
 
 cuda_result cuMemcpyAsync(cuda_pointer target, cuda_pointer source, size_t bytes, cuda_stream stream)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     result = copy_submit(stream, target, source, bytes);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemcpyDtoHAsync_v2(void *target, cuda_pointer source, size_t bytes, cuda_stream stream)
 {
     uint64_t address = (uint64_t)(uintptr_t)target;
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     result = !may_be_device(source) || is_device_memory(address)
                  ? CUDA_RESULT_INVALID_VALUE
                  : copy_submit(stream, address, source, bytes);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemcpyHtoDAsync_v2(cuda_pointer target, const void *source, size_t bytes, cuda_stream stream)
 {
     uint64_t address = (uint64_t)(uintptr_t)source;
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     result = !may_be_device(target) || is_device_memory(address)
                  ? CUDA_RESULT_INVALID_VALUE
                  : copy_submit(stream, target, address, bytes);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static cuda_result synchronize(cuda_result result)
@@ -193,12 +185,11 @@ cuda_result cuMemcpyDtoH_v2(void *target, cuda_pointer source, size_t bytes)
 
 cuda_result cuMemsetD8Async(cuda_pointer target, unsigned char value, size_t bytes, cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     result = may_be_device(target) ? stream_find_here(handle, &stream) : CUDA_RESULT_INVALID_VALUE;
     struct set_work *set = result == CUDA_RESULT_OK ? malloc(sizeof *set) : NULL;
     if (result == CUDA_RESULT_OK && set == NULL) {
@@ -210,6 +201,5 @@ cuda_result cuMemsetD8Async(cuda_pointer target, unsigned char value, size_t byt
                                  .value = value};
         result = stream_submit(stream, &set->work, NULL);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

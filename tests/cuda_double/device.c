@@ -164,6 +164,20 @@ cuda_result double_enter(const char *symbol, unsigned needs)
     } else if ((needs & ENTER_NOT_CAPTURING) != 0 && capture_forbids()) {
         result = CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED;
     }
+    return double_end(result);
+}
+
+cuda_result double_begin(const char *symbol, unsigned needs)
+{
+    cuda_result result = double_enter(symbol, needs);
+    if (result == CUDA_RESULT_OK) {
+        double_lock();
+    }
+    return result;
+}
+
+cuda_result double_end(cuda_result result)
+{
     double_unlock();
     return result;
 }
@@ -354,24 +368,21 @@ cuda_result cuDevicePrimaryCtxRelease_v2(cuda_device device)
         memory_forget_context(context);
         context->peers = 0;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuCtxSetCurrent(cuda_context context)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     if (context == NULL || (context_is_known(context) && context->active)) {
         current = context;
     } else {
         result = CUDA_RESULT_INVALID_CONTEXT;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuCtxGetCurrent(cuda_context *context)
@@ -415,6 +426,5 @@ cuda_result cuCtxEnablePeerAccess(cuda_context peer, unsigned flags)
         result = CUDA_RESULT_PEER_ACCESS_ALREADY_ENABLED;
     }
     current->peers |= result == CUDA_RESULT_OK ? bit : 0;
-    double_unlock();
-    return result;
+    return double_end(result);
 }

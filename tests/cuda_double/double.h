@@ -109,6 +109,10 @@ void context_fail(cuda_context context, cuda_result result);
 #define ENTER_NOT_CAPTURING 2u /* the call is "potentially unsafe" during a capture */
 cuda_result double_enter(const char *symbol, unsigned needs);
 #define ENTER_BOTH (ENTER_CONTEXT | ENTER_NOT_CAPTURING)
+/* The same. If it succeeds, the lock is held until double_end. */
+cuda_result double_begin(const char *symbol, unsigned needs);
+/* Gives the lock back. Returns `result`. */
+cuda_result double_end(cuda_result result);
 
 /* In capture.c: whether a capture forbids unsafe calls to this thread. If so, the capture becomes invalid.
  * Locked. */

@@ -77,19 +77,17 @@ cuda_result cuEventCreate(cuda_event *event, unsigned flags)
 
 cuda_result cuEventDestroy_v2(cuda_event handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct event *event = object_remove(OBJECT_EVENT, (uintptr_t)handle);
     if (event == NULL) {
         result = CUDA_RESULT_INVALID_HANDLE;
     } else {
         event_unref(event);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static cuda_result record(struct event *event, struct stream *stream)
@@ -123,19 +121,17 @@ static cuda_result record(struct event *event, struct stream *stream)
 
 cuda_result cuEventRecord(cuda_event handle, cuda_stream stream_handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     struct event *event = object_get(OBJECT_EVENT, (uintptr_t)handle);
     result = event != NULL ? stream_find(stream_handle, &stream) : CUDA_RESULT_INVALID_HANDLE;
     if (result == CUDA_RESULT_OK) {
         result = record(event, stream);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamWaitEvent(cuda_stream stream_handle, cuda_event handle, unsigned flags)
@@ -156,17 +152,15 @@ cuda_result cuStreamWaitEvent(cuda_stream stream_handle, cuda_event handle, unsi
     } else if (result == CUDA_RESULT_OK && event->stream != NULL) {
         result = stream_enqueue_wait(stream, event->stream, event->number);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuEventQuery(cuda_event handle)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct event *event = object_get(OBJECT_EVENT, (uintptr_t)handle);
     if (event == NULL) {
         result = CUDA_RESULT_INVALID_HANDLE;
@@ -177,17 +171,15 @@ cuda_result cuEventQuery(cuda_event handle)
     } else {
         result = is_done(event) ? CUDA_RESULT_OK : CUDA_RESULT_NOT_READY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuEventSynchronize(cuda_event handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct event *event = object_get(OBJECT_EVENT, (uintptr_t)handle);
     if (event == NULL) {
         result = CUDA_RESULT_INVALID_HANDLE;
@@ -196,17 +188,15 @@ cuda_result cuEventSynchronize(cuda_event handle)
     } else if (event->stream != NULL) {
         result = stream_await(event->stream, event->number);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuEventElapsedTime(float *milliseconds, cuda_event begin_handle, cuda_event end_handle)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct event *begin = object_get(OBJECT_EVENT, (uintptr_t)begin_handle);
     const struct event *end = object_get(OBJECT_EVENT, (uintptr_t)end_handle);
     if (begin == NULL || end == NULL || begin->context != end->context || !begin->timed || !end->timed ||
@@ -217,6 +207,5 @@ cuda_result cuEventElapsedTime(float *milliseconds, cuda_event begin_handle, cud
     } else {
         *milliseconds = (float)((double)(int64_t)(end->completed_ns - begin->completed_ns) / 1e6);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

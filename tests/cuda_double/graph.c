@@ -85,11 +85,10 @@ cuda_result cuUserObjectCreate(cuda_user_object *handle, void *pointer, void (*d
 
 cuda_result cuUserObjectRelease(cuda_user_object handle, unsigned count)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct user_object *object = object_get(OBJECT_USER, (uintptr_t)handle);
     if (object == NULL || count == 0 || count > object->references) {
         result = CUDA_RESULT_INVALID_VALUE;
@@ -99,18 +98,16 @@ cuda_result cuUserObjectRelease(cuda_user_object handle, unsigned count)
         }
         object_unref(object, count);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuGraphRetainUserObject(cuda_graph graph_handle, cuda_user_object handle, unsigned count,
                                     unsigned flags)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct graph *graph = object_get(OBJECT_GRAPH, (uintptr_t)graph_handle);
     struct user_object *object = object_get(OBJECT_USER, (uintptr_t)handle);
     if (graph == NULL || object == NULL || count != 1 || flags > CUDA_GRAPH_USER_OBJECT_MOVE) {
@@ -121,8 +118,7 @@ cuda_result cuGraphRetainUserObject(cuda_graph graph_handle, cuda_user_object ha
         graph->objects[graph->object_count++] = object;
         object->references += flags == 0 ? 1 : 0;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* ---- graphs */
@@ -197,8 +193,7 @@ cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *handle, cuda_graph grap
     } else {
         *handle = (cuda_graph_exec)object_add(OBJECT_GRAPH_EXEC, exec);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* Launches a graph. Each launch of an executable waits for its launch before, even on another stream. */
@@ -227,19 +222,17 @@ static cuda_result launch(struct graph_exec *exec, struct stream *stream)
 
 cuda_result cuGraphLaunch(cuda_graph_exec handle, cuda_stream stream_handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     struct graph_exec *exec = object_get(OBJECT_GRAPH_EXEC, (uintptr_t)handle);
     result = exec != NULL ? stream_find(stream_handle, &stream) : CUDA_RESULT_INVALID_VALUE;
     if (result == CUDA_RESULT_OK) {
         result = launch(exec, stream);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* The last piece of work of an executable that was destroyed while it ran. The executable lives until then.
@@ -282,34 +275,30 @@ static void exec_free(struct graph_exec *exec)
 
 cuda_result cuGraphExecDestroy(cuda_graph_exec handle)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct graph_exec *exec = object_remove(OBJECT_GRAPH_EXEC, (uintptr_t)handle);
     if (exec == NULL) {
         result = CUDA_RESULT_INVALID_VALUE;
     } else {
         exec_free(exec);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuGraphDestroy(cuda_graph handle)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct graph *graph = object_get(OBJECT_GRAPH, (uintptr_t)handle);
     if (graph == NULL || graph->captures) {
         result = CUDA_RESULT_INVALID_VALUE;
     } else {
         graph_free(graph);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

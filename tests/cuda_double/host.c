@@ -55,8 +55,7 @@ cuda_result cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
     if (result == CUDA_RESULT_OK) {
         result = host_make(memory, bytes, flags, ALLOCATION_HOST);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* The CPU may touch this memory as well. It need not lie on the device, so the device is not charged. */
@@ -96,18 +95,16 @@ static struct allocation *host_find(const void *memory, enum allocation_kind kin
 
 cuda_result cuMemFreeHost(void *memory)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_begin(__func__, ENTER_BOTH);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     result = host_find(memory, ALLOCATION_HOST) != NULL ? await_all() : CUDA_RESULT_INVALID_VALUE;
     struct allocation *allocation = host_find(memory, ALLOCATION_HOST);
     if (result == CUDA_RESULT_OK && allocation != NULL) {
         allocation_forget(allocation);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static bool is_mapped(uint64_t address, uint64_t bytes)
@@ -143,35 +140,31 @@ cuda_result cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
                                                    .base_bytes = bytes}) == NULL) {
         result = CUDA_RESULT_OUT_OF_MEMORY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemHostUnregister(void *memory)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_begin(__func__, ENTER_BOTH);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct allocation *allocation = host_find(memory, ALLOCATION_REGISTERED);
     if (allocation != NULL) {
         allocation_forget(allocation);
     } else {
         result = CUDA_RESULT_HOST_MEMORY_NOT_REGISTERED;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemHostGetDevicePointer_v2(cuda_pointer *pointer, void *memory, unsigned flags)
 {
     uint64_t address = (uint64_t)(uintptr_t)memory;
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct allocation *allocation = allocation_find(address);
     bool usable =
         allocation != NULL && flags == 0 &&

@@ -17,11 +17,10 @@ struct content {
 cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *handle, cuda_pointer pointer)
 {
     struct content content = {.magic = HANDLE_MAGIC, .process = machine_process()};
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct allocation *allocation = allocation_find(pointer);
     if (allocation == NULL || allocation->kind != ALLOCATION_DEVICE) {
         result = CUDA_RESULT_INVALID_VALUE;
@@ -31,8 +30,7 @@ cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *handle, cuda_pointer point
         memset(handle, 0, sizeof *handle);
         memcpy(handle->bytes, &content, sizeof content);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static struct allocation *find_opened(uint64_t block_id, uint64_t offset)
@@ -185,23 +183,20 @@ cuda_result cuIpcOpenMemHandle_v2(cuda_pointer *base, struct cuda_ipc_handle han
     }
     double_lock();
     result = open_handle(base, &content);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuIpcCloseMemHandle(cuda_pointer base)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_begin(__func__, ENTER_BOTH);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct allocation *allocation = allocation_find(base);
     if (allocation == NULL || allocation->kind != ALLOCATION_IMPORTED || allocation->base != base) {
         result = CUDA_RESULT_INVALID_VALUE;
     } else if (--allocation->references == 0) {
         allocation_forget(allocation);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

@@ -237,8 +237,7 @@ cuda_result cuMemAlloc_v2(cuda_pointer *pointer, size_t bytes)
     if (result == CUDA_RESULT_OK) {
         result = alloc_shared(pointer, bytes);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static bool is_freeable(const struct allocation *allocation, cuda_pointer pointer)
@@ -269,17 +268,15 @@ cuda_result cuMemFree_v2(cuda_pointer pointer)
             allocation_forget(allocation);
         }
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     uint64_t used = machine_used_bytes(context_now()->physical);
     double_unlock();
     *total_bytes = settings()->memory_bytes;
@@ -289,11 +286,10 @@ cuda_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 
 cuda_result cuMemGetAddressRange_v2(cuda_pointer *base, size_t *bytes, cuda_pointer pointer)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct allocation *allocation = allocation_find(pointer);
     if (allocation == NULL || allocation->kind == ALLOCATION_REGISTERED) {
         result = CUDA_RESULT_NOT_FOUND;
@@ -305,6 +301,5 @@ cuda_result cuMemGetAddressRange_v2(cuda_pointer *base, size_t *bytes, cuda_poin
             *bytes = allocation->base_bytes;
         }
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

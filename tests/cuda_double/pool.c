@@ -98,8 +98,7 @@ cuda_result cuDeviceGetDefaultMemPool(cuda_pool *out, cuda_device device)
     } else {
         result = CUDA_RESULT_OUT_OF_MEMORY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemPoolCreate(cuda_pool *out, const struct cuda_pool_properties *properties)
@@ -120,17 +119,15 @@ cuda_result cuMemPoolCreate(cuda_pool *out, const struct cuda_pool_properties *p
     } else {
         result = CUDA_RESULT_OUT_OF_MEMORY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemPoolDestroy(cuda_pool handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_NOT_CAPTURING);
+    cuda_result result = double_begin(__func__, ENTER_NOT_CAPTURING);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct pool *pool = pool_find(handle);
     if (pool == NULL || pool->is_default) {
         result = CUDA_RESULT_INVALID_VALUE;
@@ -138,8 +135,7 @@ cuda_result cuMemPoolDestroy(cuda_pool handle)
         pool->destroyed = true;
         pool_unref(pool);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* The device of a pool always has access. */
@@ -160,18 +156,16 @@ static cuda_result set_access(struct pool *pool, const struct cuda_access *acces
 
 cuda_result cuMemPoolSetAccess(cuda_pool handle, const struct cuda_access *access, size_t count)
 {
-    cuda_result result = double_enter(__func__, ENTER_NOT_CAPTURING);
+    cuda_result result = double_begin(__func__, ENTER_NOT_CAPTURING);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct pool *pool = pool_find(handle);
     result = pool != NULL && count > 0 ? CUDA_RESULT_OK : CUDA_RESULT_INVALID_VALUE;
     for (size_t i = 0; i < count && result == CUDA_RESULT_OK; i++) {
         result = set_access(pool, &access[i]);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* ---- memory, in the order of streams */
@@ -290,8 +284,7 @@ cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream han
     }
     double_lock();
     result = alloc_in(pool_of_device(context_now()->ordinal), pointer, bytes, handle);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemAllocFromPoolAsync(cuda_pointer *pointer, size_t bytes, cuda_pool pool, cuda_stream handle)
@@ -302,18 +295,16 @@ cuda_result cuMemAllocFromPoolAsync(cuda_pointer *pointer, size_t bytes, cuda_po
     }
     double_lock();
     result = alloc_in(pool_find(pool), pointer, bytes, handle);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemFreeAsync(cuda_pointer pointer, cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_begin(__func__, ENTER_BOTH);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     struct allocation *allocation = pool_find_memory(pointer);
     bool found = allocation != NULL && !allocation->freeing;
     result = found ? stream_find_here(handle, &stream) : CUDA_RESULT_INVALID_VALUE;
@@ -321,8 +312,7 @@ cuda_result cuMemFreeAsync(cuda_pointer pointer, cuda_stream handle)
         result = submit(stream, allocation, free_run);
         allocation->freeing = result == CUDA_RESULT_OK;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 bool pool_is_ready(struct allocation *allocation)

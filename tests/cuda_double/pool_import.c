@@ -19,11 +19,10 @@ struct content {
 cuda_result cuMemPoolExportToShareableHandle(void *fd, cuda_pool handle, int handle_type,
                                              unsigned long long flags)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct pool *pool = pool_find(handle);
     if (pool == NULL || pool->imported || flags != 0 || handle_type != CUDA_HANDLE_POSIX_FD ||
         (pool->handle_types & handle_type) == 0) {
@@ -34,8 +33,7 @@ cuda_result cuMemPoolExportToShareableHandle(void *fd, cuda_pool handle, int han
         pool->id = of.id;
         result = *(int *)fd >= 0 ? CUDA_RESULT_OK : CUDA_RESULT_OUT_OF_MEMORY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static cuda_result import(int fd, cuda_pool *out)
@@ -70,17 +68,15 @@ cuda_result cuMemPoolImportFromShareableHandle(cuda_pool *pool, void *fd_as_poin
     }
     double_lock();
     result = import((int)(intptr_t)fd_as_pointer, pool);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemPoolExportPointer(struct cuda_pool_pointer *out, cuda_pointer pointer)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     const struct allocation *allocation = pool_find_memory(pointer);
     if (allocation == NULL || allocation->kind != ALLOCATION_POOL || allocation->freeing ||
         allocation->pool->id == 0) { /* nobody can have imported the pool yet */
@@ -94,8 +90,7 @@ cuda_result cuMemPoolExportPointer(struct cuda_pool_pointer *out, cuda_pointer p
         memset(out, 0, sizeof *out);
         memcpy(out->bytes, &content, sizeof content);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static bool is_same_import(const struct allocation *one, const struct allocation *other)
@@ -193,8 +188,7 @@ cuda_result cuMemPoolImportPointer(cuda_pointer *pointer, cuda_pool handle, stru
     struct pool *pool = pool_find(handle);
     result =
         pool != NULL && pool->imported ? import_pointer(pool, &content, pointer) : CUDA_RESULT_INVALID_VALUE;
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 void pool_end_import(const struct allocation *was)

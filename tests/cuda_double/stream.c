@@ -366,17 +366,15 @@ cuda_result cuStreamCreateWithPriority(cuda_stream *stream, unsigned flags, int 
         made->handle = (cuda_stream)object_add(OBJECT_STREAM, made);
         *stream = made->handle;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamDestroy_v2(cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     struct stream *stream = object_get(OBJECT_STREAM, (uintptr_t)handle);
     if (stream == NULL) {
         result = CUDA_RESULT_INVALID_HANDLE;
@@ -386,69 +384,60 @@ cuda_result cuStreamDestroy_v2(cuda_stream handle)
         (void)object_remove(OBJECT_STREAM, (uintptr_t)handle);
         stream_close(stream);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamQuery(cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     result = stream_find(handle, &stream);
     if (result == CUDA_RESULT_OK && stream->capture != NULL) {
         result = capture_refuse(stream);
     } else if (result == CUDA_RESULT_OK && stream->completed < stream->submitted) {
         result = CUDA_RESULT_NOT_READY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamSynchronize(cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
+    cuda_result result = double_begin(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     result = stream_find(handle, &stream);
     if (result == CUDA_RESULT_OK) {
         result = stream->capture != NULL ? capture_refuse(stream) : stream_await(stream, stream->submitted);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamGetCtx(cuda_stream handle, cuda_context *context)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = double_begin(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     struct stream *stream;
-    double_lock();
     result = stream_find(handle, &stream);
     if (result == CUDA_RESULT_OK) {
         *context = stream->context;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuCtxSynchronize(void)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_begin(__func__, ENTER_BOTH);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
-    double_lock();
     result = capture_blocks_context(context_now()) ? CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED
                                                    : context_await(context_now());
-    double_unlock();
-    return result;
+    return double_end(result);
 }

@@ -78,8 +78,7 @@ static cuda_result write_value_run(struct work *work, struct stream *stream)
         __atomic_store_n((uint64_t *)(void *)memory, write->value, __ATOMIC_RELEASE);
         memory_unpin(&pin);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* Whether work may touch the word. */
@@ -133,8 +132,7 @@ cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_pointer address, uin
                                .flags = flags};
     double_lock();
     result = submit(stream, &model);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_pointer address, uint64_t value, unsigned flags)
@@ -151,8 +149,7 @@ cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_pointer address, ui
                                .value = value};
     double_lock();
     result = submit(stream, &model);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* ---- several at once */
@@ -221,6 +218,5 @@ cuda_result cuStreamBatchMemOp_v2(cuda_stream stream, unsigned count, struct cud
     }
     double_lock();
     result = submit_batch(stream, count, memops);
-    double_unlock();
-    return result;
+    return double_end(result);
 }

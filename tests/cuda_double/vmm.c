@@ -113,8 +113,7 @@ cuda_result cuMemCreate(cuda_allocation *allocation, size_t bytes,
     if (result == CUDA_RESULT_OK) {
         result = enter_block(&of, allocation);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemRelease(cuda_allocation handle)
@@ -133,8 +132,7 @@ cuda_result cuMemRelease(cuda_allocation handle)
         }
         vmm_release(block);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemRetainAllocationHandle(cuda_allocation *handle, void *address)
@@ -151,8 +149,7 @@ cuda_result cuMemRetainAllocationHandle(cuda_allocation *handle, void *address)
         allocation->block->references++;
         *handle = give_handle(allocation->block);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemExportToShareableHandle(void *fd, cuda_allocation handle, int handle_type,
@@ -171,8 +168,7 @@ cuda_result cuMemExportToShareableHandle(void *fd, cuda_allocation handle, int h
         *(int *)fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
         result = *(int *)fd >= 0 ? CUDA_RESULT_OK : CUDA_RESULT_OUT_OF_MEMORY;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static cuda_result import_fd(int fd, cuda_allocation *allocation)
@@ -209,8 +205,7 @@ cuda_result cuMemImportFromShareableHandle(cuda_allocation *allocation, void *fd
     }
     double_lock();
     result = import_fd((int)(intptr_t)fd_as_pointer, allocation);
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* ---- addresses */
@@ -237,8 +232,7 @@ cuda_result cuMemAddressReserve(cuda_pointer *pointer, size_t bytes, size_t alig
         reservations = made;
         *pointer = address;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
@@ -260,8 +254,7 @@ cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
         arena_free(pointer, bytes);
         free(gone);
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static const struct reservation *find_reservation(uint64_t pointer, uint64_t bytes)
@@ -317,8 +310,7 @@ cuda_result cuMemMap(cuda_pointer pointer, size_t bytes, size_t offset, cuda_all
     double_lock();
     struct block *block = object_get(OBJECT_ALLOCATION, (uintptr_t)handle);
     result = block != NULL ? map(pointer, bytes, block) : CUDA_RESULT_INVALID_VALUE;
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 /* Whether the range consists of whole mappings. */
@@ -354,8 +346,7 @@ cuda_result cuMemUnmap(cuda_pointer pointer, size_t bytes)
         vmm_release(block);
         at += mapped;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }
 
 static cuda_result check_access(const struct cuda_access *access, const struct allocation *allocation)
@@ -403,6 +394,5 @@ cuda_result cuMemSetAccess(cuda_pointer pointer, size_t bytes, const struct cuda
         result = set_access(allocation, access, count);
         at += allocation->bytes;
     }
-    double_unlock();
-    return result;
+    return double_end(result);
 }

@@ -8,7 +8,7 @@
 /* The domains' parts of a sum lie a multiple of this apart, so no cache line has elements of two parts. */
 #define SLOT_ALIGN_ELEMENTS 256
 
-enum stage_family stage_family_of(enum op_kind kind)
+static enum stage_family stage_family_of(enum op_kind kind)
 {
     switch (kind) {
     case OP_KIND_ALL_REDUCE:
@@ -33,7 +33,7 @@ enum stage_family stage_family_of(enum op_kind kind)
     return STAGE_NONE;
 }
 
-struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index)
+static struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index)
 {
     struct stage_slice slice = {.op = op, .index = index, .count_elements = op->total_elements};
     enum stage_family family = stage_family_of(op->terms.kind);
@@ -182,17 +182,21 @@ static uint32_t places_of(const struct coll_stage_op *op, uint32_t domain,
     return found;
 }
 
-/* Splits the piece by the inputs' domains. Each domain's contribution goes to a vector of its own; that of
- * the first domain goes to the slice's vector. */
-static void put_by_sources(struct stage_plan *plan)
+/*
+ * Splits the piece by the domains of its inputs or outputs: `places` and `count` are the piece's own. Each
+ * domain's contribution goes to a vector of its own, `apart_elements` behind the one before it. That of the
+ * first domain goes to the slice's vector.
+ */
+static void put_by_domains(struct stage_plan *plan, struct coll_stage_place *places, uint32_t *count,
+                           uint64_t apart_elements)
 {
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_piece *piece = &plan->piece;
     struct coll_stage_place all[COLL_STAGE_PLACES_MAX];
-    uint32_t all_count = piece->source_count;
+    uint32_t all_count = *count;
     uint64_t seen = 0;
     for (uint32_t i = 0; i < all_count; i++) {
-        all[i] = piece->sources[i];
+        all[i] = places[i];
     }
     for (uint32_t i = 0; i < all_count; i++) {
         uint32_t domain = domain_of(op, &all[i]);
@@ -201,45 +205,24 @@ static void put_by_sources(struct stage_plan *plan)
         }
         seen |= UINT64_C(1) << domain;
         piece->domain = domain;
-        piece->source_count = places_of(op, domain, all, all_count, piece->sources);
+        *count = places_of(op, domain, all, all_count, places);
         hand_over(plan);
-        piece->targets[0].offset_elements += plan->slot_elements;
-    }
-}
-
-static void put_by_targets(struct stage_plan *plan)
-{
-    const struct coll_stage_op *op = plan->slice.op;
-    struct coll_stage_piece *piece = &plan->piece;
-    struct coll_stage_place all[COLL_STAGE_PLACES_MAX];
-    uint32_t all_count = piece->target_count;
-    uint64_t seen = 0;
-    for (uint32_t i = 0; i < all_count; i++) {
-        all[i] = piece->targets[i];
-    }
-    for (uint32_t i = 0; i < all_count; i++) {
-        uint32_t domain = domain_of(op, &all[i]);
-        if ((seen >> domain & 1) == 0) {
-            seen |= UINT64_C(1) << domain;
-            piece->domain = domain;
-            piece->target_count = places_of(op, domain, all, all_count, piece->targets);
-            hand_over(plan);
-        }
+        piece->targets[0].offset_elements += apart_elements;
     }
 }
 
 void stage_put(struct stage_plan *plan)
 {
-    const struct coll_stage_piece *piece = &plan->piece;
+    struct coll_stage_piece *piece = &plan->piece;
     if (piece->count_elements == 0 || piece->source_count == 0 || piece->target_count == 0) {
         return;
     }
     assert(piece->source_count <= COLL_STAGE_PLACES_MAX && piece->target_count <= COLL_STAGE_PLACES_MAX);
     bool staged = plan->slice.op->mode == COLL_STAGE_STAGED;
     if (staged && piece->sources[0].buffer == COLL_STAGE_INPUT) {
-        put_by_sources(plan);
+        put_by_domains(plan, piece->sources, &piece->source_count, plan->slot_elements);
     } else if (staged && piece->targets[0].buffer == COLL_STAGE_OUTPUT) {
-        put_by_targets(plan);
+        put_by_domains(plan, piece->targets, &piece->target_count, 0);
     } else {
         hand_over(plan);
     }

@@ -18,8 +18,6 @@ struct stage_slice {
     uint64_t strip_elements;
 };
 
-struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index);
-
 /* A plan under construction: the current piece, and the function that takes it. */
 struct stage_plan {
     struct stage_slice slice;
@@ -227,6 +225,5 @@ uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part);
 
 /* The family that plans a kind. A barrier has no buffers, and messages have no plans: STAGE_NONE. */
 enum stage_family { STAGE_NONE, STAGE_VECTOR, STAGE_BLOCKS, STAGE_PAIRS, STAGE_SCAN };
-enum stage_family stage_family_of(enum op_kind kind);
 
 #endif

@@ -91,7 +91,6 @@ bool pki_write_revocations(const char *path, const X509_CRL *list);
 /* Texts in PEM; return false if OpenSSL fails or memory is short. */
 bool pki_pem_of_certificate(const X509 *certificate, struct pki_bytes *out);
 bool pki_pem_of_request(const X509_REQ *request, struct pki_bytes *out);
-bool pki_pem_of_revocations(const X509_CRL *list, struct pki_bytes *out);
 
 /* "FOLDER/NAME.EXTENSION", in pki->path until the next call. */
 const char *pki_path(struct pki *pki, const char *name, const char *extension);

@@ -208,7 +208,7 @@ bool pki_pem_of_request(const X509_REQ *request, struct pki_bytes *out)
     return take_memory(memory, filled, out);
 }
 
-bool pki_pem_of_revocations(const X509_CRL *list, struct pki_bytes *out)
+static bool pki_pem_of_revocations(const X509_CRL *list, struct pki_bytes *out)
 {
     BIO *memory = BIO_new(BIO_s_mem());
     bool filled = memory != NULL && PEM_write_bio_X509_CRL(memory, list) == 1;

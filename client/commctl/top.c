@@ -15,7 +15,7 @@ double top_now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-void top_init(struct top *top)
+static void top_init(struct top *top)
 {
     *top = (struct top){.looked_s = 0};
     for (unsigned i = 0; i < TOP_TABLES; i++) {
@@ -25,7 +25,7 @@ void top_init(struct top *top)
     }
 }
 
-void top_free(struct top *top)
+static void top_free(struct top *top)
 {
     for (unsigned i = 0; i < TOP_TABLES; i++) {
         top_rows_free(&top->tables[i]);

@@ -58,10 +58,8 @@ struct top {
     char message[256];      /* why the last look failed; "" if it did not */
 };
 
-void top_init(struct top *top);
 /* Asks commd for everything. If that fails, top->message says why, and the rows stay as they were. */
 enum exit_code top_look(struct top *top, struct commctl *commctl, double now_s);
-void top_free(struct top *top);
 
 #define TOP_HEADER_LINES 3u
 /* Writes line 0 to TOP_HEADER_LINES - 1 of the summary. */

@@ -25,7 +25,8 @@ struct comm_event {
 
 /* --- Waits and records that are sent to commd --- */
 
-void member_drop_reached(struct comm_comm *comm)
+/* Removes events that are reached from the communicator's waits. */
+static void member_drop_reached(struct comm_comm *comm)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < comm->wait_count; i++) {

@@ -381,10 +381,6 @@ comm_result_t client_send_packet(struct comm_client *client, const void *packet,
 
 /* --- question.c --- */
 
-/* As client_send_packet, for a request. */
-comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
-                          uint64_t deadline_ns);
-
 /* How to send one request, and which reply is expected. */
 struct client_question {
     const char *what; /* for messages: "joining a communicator" */
@@ -576,8 +572,6 @@ struct comm_request *request_leave_group(struct comm_request *request);
 void events_free_all(struct comm_client *client);
 /* Marks all records of the communicator as reached, because commd will not carry them out any more. */
 void records_forget(struct comm_comm *comm);
-/* Removes events that are reached from the communicator's waits. */
-void member_drop_reached(struct comm_comm *comm);
 /* Collects the marks that an operation or a record submitted now waits for, including its stream's word.
  * Returns their number. order may be null. */
 uint32_t member_collect_waits(struct comm_comm *comm, const struct stream_order *order,

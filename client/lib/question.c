@@ -25,8 +25,9 @@ static comm_result_t send_large(struct comm_client *client, const Commd__Client_
     return result;
 }
 
-comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
-                          uint64_t deadline_ns)
+/* As client_send_packet, for a request. */
+static comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
+                                 uint64_t deadline_ns)
 {
     size_t packed_bytes = commd__client__request__get_packed_size(request);
     if (packed_bytes > REQUEST_MAX_BYTES) {

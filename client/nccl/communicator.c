@@ -126,7 +126,8 @@ static bool is_revoked(struct ncclComm *comm)
     return revoked;
 }
 
-ncclResult_t communicator_ready(struct ncclComm *comm, const char *call)
+/* Returns SUCCESS if it is made and has not failed. `call` is for the text. */
+static ncclResult_t communicator_ready(struct ncclComm *comm, const char *call)
 {
     if (comm == NULL) {
         return failure_set(NCCL_INVALID_ARGUMENT, "%s: the communicator is a null pointer", call);

@@ -67,8 +67,6 @@ void communicator_split_begins(struct ncclComm *comm);
 void communicator_split_alone(struct ncclComm *comm);
 /* The last split destroys what an abandoned communicator has. The caller may not use it afterwards. */
 void communicator_split_ended(struct ncclComm *comm, bool alone);
-/* Returns SUCCESS if it is made and has not failed. `call` is for the text. */
-ncclResult_t communicator_ready(struct ncclComm *comm, const char *call);
 /* Returns SUCCESS if operations may be called on it: it is ready, and not finalized. */
 ncclResult_t communicator_check(struct ncclComm *comm, const char *call);
 

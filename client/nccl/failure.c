@@ -21,7 +21,8 @@ const char *failure_text(void)
     return last_text;
 }
 
-ncclResult_t failure_result(comm_result_t result)
+/* Returns NCCL's result for the library's. */
+static ncclResult_t failure_result(comm_result_t result)
 {
     switch (result) {
     case COMM_OK:

@@ -15,7 +15,5 @@ ncclResult_t failure_set(ncclResult_t result, const char *format, ...) __attribu
 ncclResult_t failure_from_library(comm_result_t result);
 /* Returns this thread's last error, or "" if there was none. */
 const char *failure_text(void);
-/* Returns NCCL's result for the library's. */
-ncclResult_t failure_result(comm_result_t result);
 
 #endif

@@ -19,8 +19,6 @@
 
 /* Writes all families that everybody may see. The caller ends the text. */
 void metrics_write(const struct api *api, struct metrics_text *text, uint64_t now_ns);
-/* Adds what only administrators may see: users and communicators by name. */
-void metrics_write_private(const struct api *api, struct metrics_text *text);
 
 /* Parts of metrics_write: metrics_links.c, metrics_ops.c, metrics_gpus.c. */
 void metrics_write_links(const struct api *api, struct metrics_text *text);

@@ -123,7 +123,8 @@ static void write_comms(const struct api *api, struct metrics_text *text, const 
     comms_visit_comms(api->comms, put_comm, &visit);
 }
 
-void metrics_write_private(const struct api *api, struct metrics_text *text)
+/* Adds what only administrators may see: users and communicators by name. */
+static void metrics_write_private(const struct api *api, struct metrics_text *text)
 {
     struct accounts *accounts = calloc(1, sizeof *accounts);
     if (accounts == NULL) {

@@ -144,11 +144,6 @@ bool agreement_has_begun(const struct agreement *agreement)
     return agreement->begun;
 }
 
-bool agreement_is_down(const struct agreement *agreement, uint32_t node)
-{
-    return agreement->nodes[node].down;
-}
-
 const struct agreement_value *agreement_decision(const struct agreement *agreement)
 {
     return agreement->decided ? &agreement->accepted : NULL;

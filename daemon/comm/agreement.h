@@ -100,7 +100,6 @@ enum status agreement_begin(struct agreement *agreement, const struct agreement_
 bool agreement_has_begun(const struct agreement *agreement);
 /* The node is lost for this agreement, even if it comes back. */
 void agreement_node_down(struct agreement *agreement, uint32_t node, uint64_t now_ns);
-bool agreement_is_down(const struct agreement *agreement, uint32_t node);
 /* The value's bitmaps have the sizes of this agreement. */
 void agreement_received(struct agreement *agreement, uint32_t from, const struct agreement_message *message,
                         uint64_t now_ns);

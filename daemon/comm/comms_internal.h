@@ -541,7 +541,6 @@ void comms_reach_step(struct communicator *comm, uint64_t now_ns);
 bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Reach *said);
 
 /* op_life.c */
-void comms_op_done(void *context, const struct error *result, uint64_t now_ns);
 /* Ends every operation that was not handed to exec. */
 void comms_op_fail_waiting(struct communicator *comm, uint64_t now_ns);
 /* Reports operations (comms_p2p_overdue: messages) that have not ended to their owners anyway. References to

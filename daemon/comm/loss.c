@@ -135,7 +135,8 @@ bool comms_loss_rank_is_gone(const struct communicator *comm, uint32_t rank)
     return comm->has_left[rank] || agreement_bit(comm->loss->gone, rank);
 }
 
-bool comms_loss_has_locals(const struct communicator *comm)
+/* Whether a local rank is there: it can have a part in the agreement, and in the next generation. */
+static bool comms_loss_has_locals(const struct communicator *comm)
 {
     for (uint32_t rank = 0; rank < comm->terms.size; rank++) {
         if (comm->node_of_rank[rank] == comm->own_index && !comms_loss_rank_is_gone(comm, rank)) {

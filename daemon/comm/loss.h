@@ -92,8 +92,6 @@ void comms_loss_node_down(struct communicator *comm, uint32_t node, const struct
 /* There is no connection to the node of that index in the communicator: it counts as lost. */
 void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t now_ns);
 void comms_loss_received(struct comms *comms, uint32_t node, const Commd__Mesh__Agree *said, uint64_t now_ns);
-/* Whether a local rank is there: it can have a part in the agreement, and in the next generation. */
-bool comms_loss_has_locals(const struct communicator *comm);
 /* Whether the verdict has lost this rank. */
 static inline bool comms_loss_has_lost(const struct communicator *comm, uint32_t rank)
 {

@@ -158,7 +158,7 @@ static uint64_t op_bucket_first(const struct communicator_op *op)
 }
 
 /* `context` is the first operation of its bucket. The ranks are notified at once. */
-void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
+static void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
 {
     struct communicator_op *first = context;
     struct communicator *comm = first->comm;

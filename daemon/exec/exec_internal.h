@@ -345,8 +345,6 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 /* May free the communicator, if its operation was the last. Returns whether it can do more at once. */
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
-/* Puts the communicator, which has an operation now, among the busy ones. */
-void exec_comm_set_busy(struct exec_comm *comm);
 void exec_comm_rest(struct exec_comm *comm);
 void exec_wake(struct exec *exec);
 /*
@@ -488,9 +486,6 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
                                       const struct coll_stage_piece *piece, struct stage_buffers *buffers);
 
 /* lane_send.c */
-/* The lane's stream to that node, opened on first use. LIMIT, NODE_LOST. */
-enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
-                        struct error *error) COMM_MUST_USE;
 /* Sends the next message of the round's first unfinished send. The cost is subtracted from the turn. */
 /* Whether there is a connection for the next send. If not, exec_node_up wakes the lane. */
 bool lane_may_send(const struct exec_lane *lane);

@@ -132,7 +132,9 @@ static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
     return *stream;
 }
 
-enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out, struct error *error)
+/* The lane's stream to that node, opened on first use. LIMIT, NODE_LOST. */
+static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
+                               struct error *error)
 {
     struct exec_comm *comm = lane->comm;
     if (lane->routes[node] == LANE_ROUTE_NOT) {

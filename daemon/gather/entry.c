@@ -232,7 +232,7 @@ static void answer(struct gathers_entry *entry, const struct error *result, cons
     }
 }
 
-void gathers_entry_fail(struct gathers_entry *entry, const struct error *cause, uint64_t now_ns)
+static void gathers_entry_fail(struct gathers_entry *entry, const struct error *cause, uint64_t now_ns)
 {
     answer(entry, cause, NULL, now_ns);
 }

@@ -184,7 +184,6 @@ void gathers_here_answered(struct gathers *gathers, uint32_t node, const Commd__
 /* entry.c */
 void gathers_entry_expire(struct gathers_entry *entry, uint64_t now_ns);
 void gathers_entry_seat(struct gathers_entry *entry, const Commd__Mesh__GatherSeat *seat, uint64_t now_ns);
-void gathers_entry_fail(struct gathers_entry *entry, const struct error *cause, uint64_t now_ns);
 
 /* place.c */
 void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd__Mesh__Gather *report,

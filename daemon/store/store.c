@@ -79,7 +79,8 @@ static unsigned key_hash(const struct store *store, struct store_bytes key)
     return (unsigned)hash_bytes(store->seed, key.data, key.size);
 }
 
-struct store_key *store_find(const struct store *store, struct store_bytes key)
+/* Returns null if nobody has set the key or waits for it. */
+static struct store_key *store_find(const struct store *store, struct store_bytes key)
 {
     struct store_key *found;
     unsigned hash = key_hash(store, key);

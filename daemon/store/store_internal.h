@@ -35,8 +35,6 @@ struct store {
 /* Charges bytes to the store and its account. LIMIT. */
 enum status store_charge(struct store *store, size_t bytes, struct error *error) COMM_MUST_USE;
 void store_release(struct store *store, size_t bytes);
-/* Returns null if nobody has set the key or waits for it. */
-struct store_key *store_find(const struct store *store, struct store_bytes key);
 /* Finds the key, or adds it without a value. LIMIT, NO_MEMORY. */
 enum status store_need(struct store *store, struct store_bytes key, struct store_key **out,
                        struct error *error) COMM_MUST_USE;

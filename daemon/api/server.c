@@ -296,16 +296,8 @@ static enum status server_make(struct api *api, const struct api_options *option
     return status;
 }
 
-enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
-                    struct error *error)
+static void api_take_options(struct api *api, const struct api_options *options)
 {
-    struct api *api = calloc(1, sizeof *api);
-    if (api == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
-    }
-    api->loop = loop;
-    api->turns.clock = loop_now_ns;
-    api->now_ns = now_ns;
     api->comms = options->comms;
     api->stores = options->stores;
     api->gathers = options->gathers;
@@ -321,7 +313,17 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->settings_context = options->settings_context;
     api->ask_drain = options->ask_drain;
     api->ask_context = options->ask_context;
-    api->drain.deadline_ns = TIME_NEVER;
+    api->fd_reaper = options->fd_reaper;
+    api->gpus = options->gpus;
+    api->ipc_handles = options->ipc_handles;
+    api->tuning = options->tuning;
+    api->exec = options->exec;
+    api->unmapper = options->unmapper;
+}
+
+/* commd must close them, even after a failure. */
+static void api_take_sockets(struct api *api, const struct api_options *options)
+{
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
         api->listeners[role] =
             (struct api_listener){.api = api,
@@ -330,19 +332,28 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
                                   .spare_fd = -1,
                                   .refused_limit = {.burst = 5, .interval_ns = 10 * TIME_S}};
     }
-    api->listeners[API_ROLE_CLIENT].fd = options->listen_fd; /* commd must close it, even after a failure */
+    api->listeners[API_ROLE_CLIENT].fd = options->listen_fd;
     if (options->admin_socket_path != NULL) {
         api->listeners[API_ROLE_ADMIN].fd = options->admin_listen_fd;
     }
+}
+
+enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
+                    struct error *error)
+{
+    struct api *api = calloc(1, sizeof *api);
+    if (api == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
+    }
+    api->loop = loop;
+    api->turns.clock = loop_now_ns;
+    api->now_ns = now_ns;
+    api->drain.deadline_ns = TIME_NEVER;
+    api_take_options(api, options);
+    api_take_sockets(api, options);
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
     api->rail_addresses = strdup(options->rail_addresses != NULL ? options->rail_addresses : "");
-    api->fd_reaper = options->fd_reaper;
-    api->gpus = options->gpus;
-    api->ipc_handles = options->ipc_handles;
-    api->tuning = options->tuning;
-    api->exec = options->exec;
-    api->unmapper = options->unmapper;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
     enum status status = server_make(api, options, error);
     if (status != STATUS_OK) {

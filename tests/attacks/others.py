@@ -8,7 +8,7 @@ import time
 
 import operations
 import sessions
-from wire import BARRIER, SAID, Wire, operation, parse, tries, until
+from wire import BARRIER, SAID, Wire, fields, operation, parse, tries, until
 from operations import HOST
 
 
@@ -28,32 +28,6 @@ def squatting(path, end_s, index):
         time.sleep(0.001)
 
 
-def fields_of(data, number):
-    """Returns every field of that number, in order. In protobuf these are a list."""
-    found, at = [], 0
-
-    def take():
-        nonlocal at
-        value, shift = 0, 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7f) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-    while at < len(data):
-        key = take()
-        if key & 7 == 0:
-            take()
-            continue
-        length = take() if key & 7 == 2 else 8
-        if key >> 3 == number:
-            found.append(data[at:at + length])
-        at += length
-    return found
-
-
 def listing(path, end_s, index):
     """Asks what commctl asks, as a user without rights. No answer may have another user's row, or the path of a key."""
     wire = Wire(path)
@@ -65,8 +39,8 @@ def listing(path, end_s, index):
             wire.tell(kind, {})
             event = wire.event()
             body = parse(event[1]).get(reply, b"") if 1 in event else b""
-            for row in fields_of(body, 1):
-                if parse(row).get(uid, 0) != os.getuid():
+            for number, row in fields(body):
+                if number == 1 and parse(row).get(uid, 0) != os.getuid():
                     SAID.counts["A ROW OF ANOTHER USER"] += 1
         wire.tell(15, {})
         if b".key" in parse(wire.event()[1]).get(13, b""):

@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
 from cluster import Library  # noqa: E402
-from raw_client import VERSION, HostMemory, RawClient, event, message, operation, parse  # noqa: E402,F401
+from raw_client import VERSION, HostMemory, RawClient, event, fields, message, operation, parse  # noqa: E402,F401
 
 SEND_TIMEOUT_S = 0.5
 BUSY_TRIES = 500

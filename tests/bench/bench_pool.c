@@ -3,7 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include <commclient.h>
+#include "tests/bench/timing.h"
 
 /*
  * Measures comm_pool_alloc with comm_pool_free, and for comparison comm_mem_alloc with comm_mem_free, in one
@@ -23,20 +23,6 @@ static double now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
-}
-
-static int compare(const void *left, const void *right)
-{
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
-static void must(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "bench_pool: %s: %s\n", what, comm_last_error());
-        exit(1);
-    }
 }
 
 static double same_ns(comm_pool_t *pool, size_t size)
@@ -73,7 +59,7 @@ static double direct_ns(comm_client_t *client)
 
 static double median(double values[ROUNDS])
 {
-    qsort(values, ROUNDS, sizeof values[0], compare);
+    sort_doubles(values, ROUNDS);
     return values[ROUNDS / 2];
 }
 

@@ -1,8 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
-#include <commclient.h>
+#include "tests/bench/timing.h"
 
 /*
  * Measures an all_reduce of 8 bytes of ordinary memory, which is started and then waited for. The time of the
@@ -12,27 +11,6 @@
  *
  * Prints the median in microseconds.
  */
-
-static double now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
-}
-
-static int compare(const void *left, const void *right)
-{
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
-static void must(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "bench_small: %s: %s\n", what, comm_last_error());
-        exit(1);
-    }
-}
 
 static double measure(comm_t *comm, size_t rounds, double *times_us)
 {
@@ -47,7 +25,7 @@ static double measure(comm_t *comm, size_t rounds, double *times_us)
         must(comm_wait(&request, NULL), "comm_wait");
         times_us[i] = now_us() - began_us;
     }
-    qsort(times_us, rounds, sizeof times_us[0], compare);
+    sort_doubles(times_us, rounds);
     return times_us[rounds / 2];
 }
 

@@ -1,8 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
-#include <commclient.h>
+#include "tests/bench/timing.h"
 
 /*
  * Measures the time from a call to its execution, in the daemon at $COMMD_SOCKET. The communicator has one
@@ -12,27 +11,6 @@
  */
 
 #define ROUNDS 20000
-
-static double now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
-}
-
-static int compare(const void *left, const void *right)
-{
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
-static void must(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "bench_submit: %s: %s\n", what, comm_last_error());
-        exit(1);
-    }
-}
 
 int main(void)
 {
@@ -62,8 +40,8 @@ int main(void)
             ended_us[i] = now_us() - began_us;
         }
     }
-    qsort(started_us, ROUNDS, sizeof started_us[0], compare);
-    qsort(ended_us, ROUNDS, sizeof ended_us[0], compare);
+    sort_doubles(started_us, ROUNDS);
+    sort_doubles(ended_us, ROUNDS);
     printf("{\"started_us\": %.3f, \"started_p99_us\": %.3f, \"ended_us\": %.3f, \"ended_p99_us\": %.3f}\n",
            started_us[ROUNDS / 2], started_us[ROUNDS * 99 / 100], ended_us[ROUNDS / 2],
            ended_us[ROUNDS * 99 / 100]);

@@ -35,9 +35,9 @@ def message(fields):
     return out
 
 
-def parse(data):
-    """Returns {number: the last value of that field}; values are numbers and bytes."""
-    fields, at = {}, 0
+def fields(data):
+    """Yields the number and the value of each field, in order; values are numbers and bytes."""
+    at = 0
 
     def take():
         nonlocal at
@@ -52,12 +52,16 @@ def parse(data):
     while at < len(data):
         key = take()
         if key & 7 == 0:
-            fields[key >> 3] = take()
+            yield key >> 3, take()
             continue
         length = take() if key & 7 == 2 else 8
-        fields[key >> 3] = data[at:at + length]
+        yield key >> 3, data[at:at + length]
         at += length
-    return fields
+
+
+def parse(data):
+    """Returns {number: the last value of that field}."""
+    return dict(fields(data))
 
 
 def record(kind, head, entries):

@@ -33,11 +33,9 @@ void exec_free(struct exec *exec)
     free(exec);
 }
 
-/* The communicator may have had its turn in the current round already, so another round is needed. */
 void exec_wake(struct exec *exec)
 {
-    exec->more = true;
-    exec->woken = true;
+    rounds_wake(&exec->rounds);
 }
 
 void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus)
@@ -75,34 +73,26 @@ void exec_set_clock(struct exec *exec, uint64_t (*clock)(void))
 /* Reads the clock only if other communicators wait for their turn. */
 static uint64_t run_clock(const struct exec *exec)
 {
-    return exec->unstepped > 0 && exec->spending.clock != NULL ? exec->spending.clock() : 0;
+    return exec->rounds.unstepped > 0 && exec->spending.clock != NULL ? exec->spending.clock() : 0;
 }
 
-/* The communicator whose turn it is. It stays among the busy ones, behind others. At least one must be left
- * in this round. */
+/* The communicator whose turn it is; null: the round is over. */
 static struct exec_comm *next_comm(struct exec *exec)
 {
-    struct fair_entry *turn = fair_take(&exec->busy);
-    struct exec_comm *comm = (struct exec_comm *)((char *)turn - offsetof(struct exec_comm, turn));
-    fair_put(&exec->busy, turn, comm->options.owner_uid);
-    exec->unstepped -= comm->round != exec->round ? 1 : 0;
-    comm->round = exec->round;
-    return comm;
+    struct rounds_entry *turn = rounds_next(&exec->rounds);
+    return turn == NULL ? NULL : (struct exec_comm *)((char *)turn - offsetof(struct exec_comm, turn));
 }
 
-static bool run_comms(struct exec *exec, uint64_t now_ns)
+static void run_comms(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
-    if (exec->unstepped == 0) {
-        exec->round++;
-        exec->unstepped = exec->busy.count;
-        exec->more = false;
+    if (rounds_begin(&exec->rounds)) {
         pacer_begin(&exec->pacer);
     }
     uint32_t steps = EXEC_RUN_STEPS, looks = EXEC_RUN_LOOKS;
-    uint64_t begin_ns = exec->unstepped > 1 ? run_clock(exec) : 0;
-    while (exec->unstepped > 0 && steps > 0 && looks > 0) {
-        struct exec_comm *comm = next_comm(exec);
+    uint64_t begin_ns = exec->rounds.unstepped > 1 ? run_clock(exec) : 0;
+    struct exec_comm *comm;
+    while (steps > 0 && looks > 0 && (comm = next_comm(exec)) != NULL) {
         looks--;
         if (exec_comm_idle(comm)) {
             exec_comm_rest(comm);
@@ -111,7 +101,7 @@ static bool run_comms(struct exec *exec, uint64_t now_ns)
         spending_turn(&exec->spending, comm->options.account);
         exec_serve(exec, comm->options.account, now_ns);
         if (exec_comm_step(comm, now_ns)) { /* may free it */
-            exec->more = true;
+            exec->rounds.more = true;
             steps--;
         }
         if (run_clock(exec) > begin_ns + EXEC_RUN_NS) {
@@ -120,25 +110,22 @@ static bool run_comms(struct exec *exec, uint64_t now_ns)
     }
     spending_turn(&exec->spending, NULL);
     bool lent = loans_run(exec);
-    if (exec->unstepped > 0) {
-        return true;
-    }
-    bool polls = pacer_end(&exec->pacer, now_ns);
-    return exec->more || polls || lent;
+    bool polls = exec->rounds.unstepped == 0 && pacer_end(&exec->pacer, now_ns);
+    (void)rounds_end(&exec->rounds, lent || polls);
 }
 
 bool exec_run(struct exec *exec, uint64_t now_ns)
 {
-    exec->woken = run_comms(exec, now_ns);
+    run_comms(exec, now_ns);
     if (exec->tuner != NULL) {
         tuner_step(exec->tuner, now_ns); /* wakes the exec if it submits an operation */
     }
-    return exec->woken;
+    return exec->rounds.woken;
 }
 
 bool exec_has_work(const struct exec *exec)
 {
-    return exec->woken;
+    return exec->rounds.woken;
 }
 
 bool exec_awaits_nodes(const struct exec *exec)

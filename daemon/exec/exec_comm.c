@@ -119,16 +119,6 @@ void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t 
 
 /* --- Operations --- */
 
-/* Puts the communicator, which has an operation now, among the busy ones. */
-static void comm_set_busy(struct exec_comm *comm)
-{
-    if (!comm->turn.queued) {
-        comm->round = comm->exec->round - 1;
-        comm->exec->unstepped++;
-        fair_put(&comm->exec->busy, &comm->turn, comm->options.owner_uid);
-    }
-}
-
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call, struct error *error)
 {
     struct exec_op *op = NULL;
@@ -154,7 +144,7 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
     comm->last_op = &op->next;
     comm->op_count++;
     comm->queued_seq = call->seq;
-    comm_set_busy(comm);
+    rounds_put(&comm->exec->rounds, &comm->turn, comm->options.owner_uid);
     *out = op;
     exec_wake(comm->exec);
     return STATUS_OK;
@@ -478,10 +468,7 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 
 void exec_comm_rest(struct exec_comm *comm)
 {
-    if (comm->turn.queued) {
-        comm->exec->unstepped -= comm->round != comm->exec->round ? 1 : 0;
-        fair_remove(&comm->exec->busy, &comm->turn);
-    }
+    rounds_remove(&comm->exec->rounds, &comm->turn);
 }
 
 /* --- The end --- */

@@ -7,6 +7,7 @@
 #include "daemon/base/mailbox.h"
 #include "daemon/base/pacer.h"
 #include "daemon/base/ranges.h"
+#include "daemon/base/rounds.h"
 #include "daemon/base/spending.h"
 #include "daemon/base/table.h"
 #include "daemon/base/trace.h"
@@ -205,8 +206,7 @@ struct exec_comm {
     uint32_t share_count;
     uint32_t rails; /* bits of the rails in use, out of share_count */
     bool rails_agreed;
-    struct fair_entry turn; /* among exec->busy */
-    uint32_t round;         /* the last round in which it was stepped */
+    struct rounds_entry turn;
     uint64_t comm_id;
     struct exec_map *shared_map;      /* owns the constant data that members below refer to */
     struct exec_comm_options options; /* the map's, except a rail's callbacks */
@@ -246,7 +246,7 @@ struct exec {
     struct net *net;
     struct rails *rails; /* other threads that share this one's work; null if none */
     struct exec_comm *comms;
-    struct fair busy; /* communicators with operations */
+    struct rounds rounds; /* of communicators with operations */
     struct spending spending;
     struct exec_user {
         const struct budget_account *account; /* compared, never dereferenced */
@@ -255,10 +255,6 @@ struct exec {
     struct fair loans;       /* stage steps that other execs lent to this one */
     uint32_t lent;           /* number of loans so far */
     uint64_t lend_after_bytes;
-    uint32_t round;     /* number of the current round; a round steps every busy communicator at least once */
-    uint32_t unstepped; /* busy ones that had no turn in this round yet */
-    bool more;          /* another round is needed */
-    bool woken;         /* exec_run has something to do */
     uint32_t between_nodes; /* operations of several nodes that have begun and not ended */
     struct exec_comm *cut;  /* communicators with a cut_ns, ordered by it */
     struct stream_readers readers;

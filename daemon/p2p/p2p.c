@@ -42,12 +42,9 @@ void p2p_free(struct p2p *p2p)
     }
 }
 
-/* As exec_wake: the communicator may have had its turn in the current round already, so another round is
- * needed. */
 void p2p_wake(struct p2p *p2p)
 {
-    p2p->more = true;
-    p2p->woken = true;
+    rounds_wake(&p2p->rounds);
 }
 
 void p2p_retry(struct p2p *p2p)
@@ -57,67 +54,48 @@ void p2p_retry(struct p2p *p2p)
 
 /* --- Turns --- */
 
-static void comm_rest(struct p2p_comm *comm)
-{
-    if (comm->turn.queued) {
-        comm->p2p->unstepped -= comm->round != comm->p2p->round ? 1 : 0;
-        fair_remove(&comm->p2p->busy, &comm->turn);
-    }
-}
-
 void p2p_comm_set_busy(struct p2p_comm *comm)
 {
-    if (!comm->turn.queued) {
-        comm->round = comm->p2p->round - 1;
-        comm->p2p->unstepped++;
-        fair_put(&comm->p2p->busy, &comm->turn, comm->options.owner_uid);
-    }
+    rounds_put(&comm->p2p->rounds, &comm->turn, comm->options.owner_uid);
     p2p_wake(comm->p2p);
 }
 
-/* The communicator whose turn it is. It stays among the busy ones, behind others. */
+/* The communicator whose turn it is; null: the round is over. */
 static struct p2p_comm *comm_next(struct p2p *p2p)
 {
-    struct fair_entry *turn = fair_take(&p2p->busy);
-    struct p2p_comm *comm = (struct p2p_comm *)((char *)turn - offsetof(struct p2p_comm, turn));
-    fair_put(&p2p->busy, turn, comm->options.owner_uid);
-    p2p->unstepped -= comm->round != p2p->round ? 1 : 0;
-    comm->round = p2p->round;
-    return comm;
+    struct rounds_entry *turn = rounds_next(&p2p->rounds);
+    return turn == NULL ? NULL : (struct p2p_comm *)((char *)turn - offsetof(struct p2p_comm, turn));
 }
 
 bool p2p_run(struct p2p *p2p, uint64_t now_ns)
 {
     p2p->now_ns = now_ns;
     p2p->retry_ns = TIME_NEVER;
-    if (p2p->unstepped == 0) {
-        p2p->round++;
-        p2p->unstepped = p2p->busy.count;
-        p2p->more = false;
+    if (rounds_begin(&p2p->rounds)) {
         pacer_begin(&p2p->pacer);
     }
     uint32_t steps = P2P_RUN_STEPS, looks = P2P_RUN_LOOKS;
-    while (p2p->unstepped > 0 && steps > 0 && looks > 0) {
-        struct p2p_comm *comm = comm_next(p2p);
+    struct p2p_comm *comm;
+    while (steps > 0 && looks > 0 && (comm = comm_next(p2p)) != NULL) {
         looks--;
         if (comm->count == 0 && comm->flushing == NULL && comm->ending == NULL) {
-            comm_rest(comm);
+            rounds_remove(&p2p->rounds, &comm->turn);
             continue;
         }
         spending_turn(&p2p->spending, comm->options.account);
         if (messages_step(comm, now_ns)) {
-            p2p->more = true;
+            p2p->rounds.more = true;
             steps--;
         }
     }
     spending_turn(&p2p->spending, NULL);
-    p2p->woken = p2p->unstepped > 0 || pacer_end(&p2p->pacer, now_ns) || p2p->more;
-    return p2p->woken;
+    bool polls = p2p->rounds.unstepped == 0 && pacer_end(&p2p->pacer, now_ns);
+    return rounds_end(&p2p->rounds, polls);
 }
 
 bool p2p_has_work(const struct p2p *p2p)
 {
-    return p2p->woken;
+    return p2p->rounds.woken;
 }
 
 uint64_t p2p_next_deadline_ns(const struct p2p *p2p)
@@ -308,7 +286,7 @@ void p2p_comm_free(struct p2p_comm *comm)
         }
     }
     comm->failed = true; /* no callback reports what is left */
-    comm_rest(comm);
+    rounds_remove(&comm->p2p->rounds, &comm->turn);
     HASH_DEL(comm->p2p->comms, comm);
     comm_release(comm);
 }

@@ -1,8 +1,8 @@
 #ifndef DAEMON_P2P_P2P_INTERNAL_H
 #define DAEMON_P2P_P2P_INTERNAL_H
 
-#include "daemon/base/fair.h"
 #include "daemon/base/pacer.h"
+#include "daemon/base/rounds.h"
 #include "daemon/base/spending.h"
 #include "daemon/base/table.h"
 #include "daemon/base/trace.h"
@@ -167,8 +167,7 @@ struct p2p_comm {
     struct p2p *p2p;
     struct p2p_result *last_result; /* of the last message; may be null */
     struct p2p_comm_options options;
-    struct fair_entry turn; /* in p2p->busy */
-    uint32_t round;         /* the last round in which it was stepped */
+    struct rounds_entry turn;
     uint64_t comm_id;
     uint64_t charged_bytes; /* charged to its account, without messages */
     uint32_t *peers;
@@ -205,11 +204,7 @@ struct p2p {
     struct gpu_devices *gpus;
     struct p2p_comm *comms;
     struct spending spending;
-    struct fair busy;   /* communicators with messages, or something to send */
-    uint32_t round;     /* number of the current round; it steps every busy one at least once */
-    uint32_t unstepped; /* busy ones that had no turn in this round yet */
-    bool more;          /* another round is needed */
-    bool woken;         /* p2p_run has something to do */
+    struct rounds rounds; /* of communicators with messages, or something to send */
     struct stream_readers readers;
     struct pacer pacer;
     uint64_t now_ns; /* time of the current call */

@@ -5,17 +5,18 @@
  * directions of the path work. Acknowledgements of the transport prove less. Only answers count: if one
  * direction is cut, both sides reach the same verdict.
  *
- * A peer is given up when a heartbeat stays unanswered for the timeout less half an interval. So a silent
- * host is noticed at most half an interval after the timeout, counted from its last answer. A pause of the
- * path that is one interval shorter than the timeout is survived, whenever it begins. When a heartbeat has
- * been unanswered for an interval, the next ones follow at a quarter of the interval. So the end of such a
- * pause is noticed early.
+ * A peer is given up when a heartbeat stays unanswered for the timeout less an eighth of an interval. So a
+ * silent host is noticed at most seven eighths of an interval after the timeout, counted from its last
+ * answer. A pause of the path, or of the peer's daemon, that is a fifth of an interval shorter than the
+ * timeout is survived, whenever it begins. When a heartbeat has been unanswered for an interval, the next
+ * ones follow at a quarter of the interval. So the end of such a pause is noticed early.
  *
  * Time in which this node did not run, or was too busy to look, does not count: the answers may wait here.
  * But between any two heartbeats this node has looked. So once HEARTBEAT_LOOKS of them are unanswered, all
  * time counts: a node that is always busy still notices that another one is dead.
  */
 #define HEARTBEAT_UNANSWERED_DIVISOR 4
+#define HEARTBEAT_PATIENCE_DIVISOR 8
 #define HEARTBEAT_LOOKS 16
 
 /*
@@ -31,7 +32,7 @@ static uint64_t heartbeat_interval_ns(const struct mesh_peer *peer)
 static uint64_t heartbeat_patience_ns(const struct mesh_options *options)
 {
     return options->heartbeat_timeout_ns > options->heartbeat_interval_ns
-               ? options->heartbeat_timeout_ns - options->heartbeat_interval_ns / 2
+               ? options->heartbeat_timeout_ns - options->heartbeat_interval_ns / HEARTBEAT_PATIENCE_DIVISOR
                : options->heartbeat_timeout_ns;
 }
 

@@ -43,13 +43,14 @@ struct mesh_options {
                                  of now_ns */
     uint64_t now_ns;          /* the time; default 0 */
     uint64_t heartbeat_interval_ns; /* default 500 ms */
-    uint64_t heartbeat_timeout_ns;  /* the patience, default 4 s: a pause of the path of 3 s ends nothing, and
-                                       a  silent host is noticed within 4.25 s */
-    uint64_t suspect_timeout_ns;    /* default 600 ms: used once the peer's host said that nobody listens */
-    uint64_t reconnect_min_ns;      /* default 100 ms */
-    uint64_t reconnect_max_ns;      /* default 5 s */
-    uint64_t probe_interval_ns;     /* between measurements of links; default 0: none */
-    uint64_t seed;                  /* for jitter */
+    uint64_t
+        heartbeat_timeout_ns;    /* the patience, default 4 s: a pause of the path, or of the other
+                                    daemon, of 3.9 s ends nothing, and a silent host is noticed within 4.44 s */
+    uint64_t suspect_timeout_ns; /* default 600 ms: used once the peer's host said that nobody listens */
+    uint64_t reconnect_min_ns;   /* default 100 ms */
+    uint64_t reconnect_max_ns;   /* default 5 s */
+    uint64_t probe_interval_ns;  /* between measurements of links; default 0: none */
+    uint64_t seed;               /* for jitter */
     /* Settings that nodes tell each other: see mesh_node_info.differs. */
     uint64_t slice_bytes;   /* 0, the default: not told */
     bool takes_bulk;        /* this node takes bulk links: it offers MESH_OFFERS_BULK. Default: false */

@@ -374,7 +374,7 @@ static void test_a_lost_node_and_its_survivors(void **state)
         if (rank % 3 != 2) {
             assert_ended(members[rank], STATUS_NODE_LOST, "node c lost: no heartbeat answered for ");
             assert_string_equal(members[rank]->aborted.text, members[0]->aborted.text);
-            assert_true(members[rank]->completed_ns - killed_ns <= 4400 * TIME_MS);
+            assert_true(members[rank]->completed_ns - killed_ns <= 4500 * TIME_MS);
         }
     }
     assert_int_equal(apart[0]->aborted_count + apart[1]->aborted_count, 0);

@@ -161,7 +161,7 @@ static void test_a_node_is_lost_while_it_forms(void **state)
     run(&world, 10 * TIME_MS);
     node_kill(&world, 0);
     (void)a;
-    run(&world, 4400 * TIME_MS);
+    run(&world, 4500 * TIME_MS);
     struct member *members[] = {b, c};
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(members[i]->formed_count, 1);

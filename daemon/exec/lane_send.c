@@ -265,19 +265,29 @@ static void spend(struct exec_lane *lane, uint64_t cost)
     *left -= cost < *left ? cost : *left;
 }
 
+/*
+ * Whether the net copies a message of that size: then the slice ends without an acknowledgement. A root that
+ * hears of nobody could fill the stream with copies. With half of that, the lane waits for acknowledgements.
+ */
+static bool is_copied(const struct net_stream *stream, uint64_t bytes)
+{
+    return bytes <= EXEC_COPY_MAX_BYTES && net_stream_copied(stream) < NET_STREAM_COPY_MAX_BYTES / 2 &&
+           net_stream_queued(stream) < NET_STREAM_QUEUE_MAX / 2;
+}
+
 static enum status send_gathered(struct exec_lane *lane, const struct coll_transfer *transfer,
-                                 uint64_t offset, uint64_t elements, struct error *error)
+                                 uint64_t offset, uint64_t elements, bool small, struct error *error)
 {
     uint64_t bytes = elements * lane_op(lane)->element_bytes;
     const struct exec_vector *vector = &lane->vectors[transfer->space];
     const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint8_t header[DATA_HEADER_BYTES];
     spend(lane, bytes);
-    if (bytes <= EXEC_GATHER_BYTES) {
-        unsigned char small[EXEC_GATHER_BYTES];
-        vector_value_gather(vector, lent, offset, elements, small);
+    if (small && bytes <= EXEC_GATHER_BYTES) {
+        unsigned char together[EXEC_GATHER_BYTES];
+        vector_value_gather(vector, lent, offset, elements, together);
         lane_header(lane, bytes, header);
-        return send_bytes(lane, transfer->node, header, small, bytes, true, error);
+        return send_bytes(lane, transfer->node, header, together, bytes, true, error);
     }
     struct lane_copy *copy = NULL;
     enum status status = lane_copy_new(lane, bytes, &copy, error);
@@ -296,14 +306,19 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
     const struct exec_vector *vector = &lane->vectors[transfer->space];
     const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint64_t bytes = elements * op->element_bytes;
-    bool small = bytes <= EXEC_COPY_MAX_BYTES;
+    struct net_stream *stream = NULL;
+    enum status status = lane_stream(lane, transfer->node, &stream, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    bool small = is_copied(stream, bytes);
     uint32_t pieces = vector_value_pieces(vector, lent, offset, elements, EXEC_SEND_PIECES_MAX + 1);
     bool gathered = pieces > 1 && (small || pieces > EXEC_SEND_PIECES_MAX);
     uint8_t header[DATA_HEADER_BYTES];
     const uint8_t *next_header = header;
     assert(vector_holds(vector, offset, elements));
     if (gathered || (lane->algorithm->copies_sends && !small)) {
-        return send_gathered(lane, transfer, offset, elements, error);
+        return send_gathered(lane, transfer, offset, elements, small, error);
     }
     lane_header(lane, bytes, header);
     if (elements == 0) {
@@ -313,7 +328,7 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
         uint64_t together;
         const unsigned char *from = vector_value_at(vector, lent, offset, &together);
         together = together < elements ? together : elements;
-        enum status status =
+        status =
             send_bytes(lane, transfer->node, next_header, from, together * op->element_bytes, small, error);
         if (status != STATUS_OK) {
             return status;

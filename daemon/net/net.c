@@ -210,6 +210,11 @@ uint32_t net_stream_queued(const struct net_stream *stream)
     return operations_of(stream)->queued(stream);
 }
 
+size_t net_stream_copied(const struct net_stream *stream)
+{
+    return operations_of(stream)->copied(stream);
+}
+
 void net_stream_expect(struct net_stream *stream, uint64_t size)
 {
     operations_of(stream)->expect(stream, size);

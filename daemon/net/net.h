@@ -138,6 +138,7 @@ struct net_stream_operations {
     void (*resume)(struct net_stream *stream);
     void (*expect)(struct net_stream *stream, uint64_t size);
     uint32_t (*queued)(const struct net_stream *stream);
+    size_t (*copied)(const struct net_stream *stream);
 };
 
 struct net_operations {
@@ -316,6 +317,8 @@ void net_stream_reset(struct net_stream *stream);
 
 /* Outgoing: how many sends are not yet acknowledged, of NET_STREAM_QUEUE_MAX. */
 uint32_t net_stream_queued(const struct net_stream *stream);
+/* Outgoing: how many bytes the net holds copies of, of NET_STREAM_COPY_MAX_BYTES. */
+size_t net_stream_copied(const struct net_stream *stream);
 
 /* Incoming: calls receive again soon, not within this call, with the bytes left unconsumed. */
 void net_stream_resume(struct net_stream *stream);

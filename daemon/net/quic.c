@@ -544,6 +544,7 @@ static const struct net_operations quic_operations = {
     .streams.resume = quic_stream_resume,
     .streams.expect = quic_stream_expect,
     .streams.queued = quic_stream_queued,
+    .streams.copied = quic_stream_copied,
     .peer_statistics = quic_peer_statistics,
     .statistics = quic_statistics,
 };

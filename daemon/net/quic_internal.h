@@ -524,6 +524,7 @@ void quic_receiver_stop(struct quic_receiver *receiver);
 void quic_stream_resume(struct net_stream *stream);
 void quic_stream_expect(struct net_stream *stream, uint64_t size);
 uint32_t quic_stream_queued(const struct net_stream *stream);
+size_t quic_stream_copied(const struct net_stream *stream);
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
 /* Calls `closed`, unless quiet or `receive` was never called, and frees. */
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,

@@ -319,6 +319,11 @@ uint32_t quic_stream_queued(const struct net_stream *stream)
     return ((const struct quic_sender *)stream)->queue.message_count;
 }
 
+size_t quic_stream_copied(const struct net_stream *stream)
+{
+    return ((const struct quic_sender *)stream)->queue.copied_bytes;
+}
+
 enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                              const void *payload, size_t payload_bytes, net_sent_function *sent,
                              void *context)

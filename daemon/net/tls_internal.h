@@ -332,6 +332,7 @@ enum status tls_stream_send(struct net_stream *stream, const void *header, size_
                             void *context) COMM_MUST_USE;
 void tls_stream_finish(struct net_stream *stream);
 uint32_t tls_stream_queued(const struct net_stream *stream);
+size_t tls_stream_copied(const struct net_stream *stream);
 void tls_sender_reset(struct tls_sender *sender);
 void tls_sender_work(struct tls_sender *sender);
 /* The next frame of data, whose body has at most max_bytes. Returns false if there is none. */

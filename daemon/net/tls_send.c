@@ -225,6 +225,11 @@ uint32_t tls_stream_queued(const struct net_stream *stream)
     return ((const struct tls_sender *)stream)->queue.message_count;
 }
 
+size_t tls_stream_copied(const struct net_stream *stream)
+{
+    return ((const struct tls_sender *)stream)->queue.copied_bytes;
+}
+
 enum status tls_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                             const void *payload, size_t payload_bytes, net_sent_function *sent, void *context)
 {

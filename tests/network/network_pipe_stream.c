@@ -525,6 +525,11 @@ uint32_t pipe_stream_queued(const struct net_stream *stream)
     return ((const struct pipe_sender *)stream)->message_count;
 }
 
+size_t pipe_stream_copied(const struct net_stream *stream)
+{
+    return ((const struct pipe_sender *)stream)->copied_bytes;
+}
+
 void pipe_stream_finish(struct net_stream *stream)
 {
     struct pipe_sender *sender = (struct pipe_sender *)stream;

@@ -134,6 +134,27 @@ static void test_broadcast_from_every_kind_of_root(void **state)
     cluster_free(cluster);
 }
 
+/* A root hears of nobody. Its small slices end as soon as they are copied, but the stream has room for a
+ * limited number of copies: then it waits for acknowledgements. */
+static void test_a_root_on_a_slow_link(void **state)
+{
+    (void)state;
+    static const struct network_conditions slow = {.delay_ns = 100 * TIME_MS, .packet_bytes = 65536};
+    static const uint32_t node_of_rank[] = {0, 1};
+    static const struct sim_call large = {.kind = OP_KIND_BROADCAST,
+                                          .dtype = DTYPE_I8,
+                                          .count = EXEC_LANES_MAX * (NET_STREAM_COPY_MAX_BYTES + (1 << 20))};
+    for (uint64_t slice_bytes = 32768; slice_bytes <= 65536; slice_bytes *= 2) {
+        struct cluster *cluster = cluster_new(&(struct cluster_options){
+            .seed = cluster_seed(40), .node_count = 2, .conditions = slow, .slice_bytes = slice_bytes});
+        struct sim_comm *comm = sim_comm_new(cluster, "slow", 2, node_of_rank);
+        sim_comm_form(comm, &(struct sim_options){.algorithms = "broadcast=tree"}, 30 * TIME_S);
+        sim_comm_run(comm, &large);
+        sim_comm_free(comm);
+        cluster_free(cluster);
+    }
+}
+
 /* No rank may pass a barrier before every rank has entered it. */
 static void test_barriers(void **state)
 {
@@ -501,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_the_seed_reproduces_a_run),
         cmocka_unit_test(test_broadcast_from_every_kind_of_root),
         cmocka_unit_test(test_barriers),
+        cmocka_unit_test(test_a_root_on_a_slow_link),
         cmocka_unit_test(test_200_nodes),
         cmocka_unit_test(test_a_deadline_that_passes),
         cmocka_unit_test(test_deadlines_that_pass_under_way),

@@ -62,9 +62,12 @@ static inline void attach_both(void)
     net_bulk_allow(b->net, 0, true);
 }
 
+/* TCP may be faster than the first greeting over QUIC. Then the node closes the connection, and the other one
+ * dials again: that is no loss that tests count. */
 static inline void link_both(void)
 {
     assert_true(quic_run_until(loop, both_linked, NULL, 5000));
+    peer_of(a)->lost_count = peer_of(b)->lost_count = 0;
     a->bulk = b->bulk = true;
 }
 

@@ -473,16 +473,16 @@ static bool daemon_has_work(const struct daemon *daemon)
 }
 
 /* Handles descriptors and timers. Waits for them unless there is more to do. */
-static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
+static enum status daemon_turn(struct daemon *daemon, struct spin *spin, bool spins, struct error *error)
 {
-    bool wait = !spin && !daemon_has_work(daemon) && workers_sleep(daemon->workers) &&
+    bool wait = !spins && !daemon_has_work(daemon) && workers_sleep(daemon->workers) &&
                 api_sleep(daemon->api) && comms_cells_sleep(daemon->comms);
     /* Any turn may have moved a deadline, so all deadlines are read before the next wait. */
     uint64_t began_ns = loop_now_ns();
     daemon_arm(daemon, began_ns);
     enum status status = loop_run_once(daemon->loop, wait ? TURN_MAX_MS : 0, error);
     if (wait) {
-        spin_waited(&daemon->spin, loop_now_ns() - began_ns);
+        spin_waited(spin, loop_now_ns() - began_ns);
     }
     return status;
 }
@@ -510,23 +510,24 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         uint64_t now_ns = loop_now_ns();
         bool any = daemon_work(daemon, now_ns);
         bool arrived = daemon_poll_net(daemon);
+        struct spin *spin = exec_awaits_nodes(daemon->exec) ? &daemon->network_spin : &daemon->client_spin;
         if (any || arrived) {
-            spin_found(&daemon->spin, now_ns);
+            spin_found(spin, now_ns);
         }
         bool awake = api_is_awake(daemon->api) || comms_cells_are_awake(daemon->comms);
-        bool spin = spin_goes_on(&daemon->spin, now_ns) && awake;
+        bool spins = spin_goes_on(spin, now_ns) && awake;
         bool looks = now_ns - looked_ns >= SPIN_LOOK_NS || loop_is_due(daemon->loop, now_ns);
         if (arrived && !looks) {
             continue; /* the operations go on at once */
         }
-        if (spin && !daemon_has_work(daemon) && !looks) {
+        if (spins && !daemon_has_work(daemon) && !looks) {
             uint64_t before_ns = loop_now_ns();
             (void)sched_yield(); /* another process that has work on this core runs first */
-            spin_yielded(&daemon->spin, before_ns, loop_now_ns());
+            spin_yielded(spin, before_ns, loop_now_ns());
             continue;
         }
         looked_ns = now_ns;
-        status = daemon_turn(daemon, spin, error);
+        status = daemon_turn(daemon, spin, spins, error);
     }
     return status;
 }

@@ -36,7 +36,10 @@ struct daemon {
     struct loop_timer *tick;
     struct loop_timer *watchdog;
     uint64_t watchdog_interval_ns;
-    struct spin spin;
+    /* For the network, while an operation of several nodes runs; for clients. After computing, a rank has had
+     * more of a processor than commd. If they share it, the kernel lets commd spin on, however often it
+     * yields. So commd must not spin for a client's next call because the waits for the network are short. */
+    struct spin network_spin, client_spin;
     struct drain drain;
     bool stopping;
     uint64_t certificates_ns; /* when certificates are checked next */

@@ -65,9 +65,9 @@
 #define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement is sent at once */
 /* The last packet of a message comes in a batch of its own, this much later. */
 #define QUIC_ACK_HOLD_MIN_NS (20 * TIME_US)
-/* A datagram that comes alone and is small is mostly a part of a small operation. Its sender waits for our
- * part, which takes the acknowledgement along. */
-#define QUIC_ACK_ALONE_BYTES 1200u
+/* A datagram that comes alone is mostly a part of a small operation. Its sender waits for our part, which
+ * takes the acknowledgement along. */
+#define QUIC_ACK_ALONE_BYTES 9000u
 #define QUIC_ACK_ALONE_NS (100 * TIME_US)
 #define QUIC_STREAMS_MAX NET_STREAMS_MAX /* open incoming streams of a connection */
 /* ngtcp2 lets a packet wait until those before it had their share of the congestion window's time. After

@@ -135,7 +135,7 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
     comm->local_size = reply->local_size;
     comm->node_count = reply->node_count;
     if (comm->node_count > 1 && comm->client->rings != NULL) {
-        comm->client->rings->between_nodes = true;
+        atomic_store_explicit(&comm->client->rings->between_nodes, true, memory_order_relaxed);
     }
     bool alone = comm->local_size == comm->size && comm->local_rank == comm->rank;
     comm->offers_cells = reply->has_cells && (comm->node_count > 1 ? comm->local_size <= NODE_CELLS_RANKS_MAX

@@ -120,13 +120,15 @@ static void rest(struct client_rings *rings, uint64_t now_ns)
 /*
  * Spins for a moment, and yields meanwhile: another process, perhaps commd, may have work on this processor.
  * If it has, a thread that spins gets as much of the processor as commd, because the kernel is fair. So the
- * thread sleeps then. The time gets shorter if spinning is mostly in vain.
+ * thread sleeps then if commd has much to do: for operations between nodes. The time gets shorter if spinning
+ * is mostly in vain.
  */
 static bool spin(struct client_rings *rings, uint64_t deadline_ns)
 {
     uint64_t now_ns = clock_ns();
     uint64_t end_ns = now_ns + rings->spin_ns < deadline_ns ? now_ns + rings->spin_ns : deadline_ns;
     uint32_t shared_yields = 0;
+    bool between_nodes = atomic_load_explicit(&rings->between_nodes, memory_order_relaxed);
     if (ring_has_packet(&rings->in) || now_ns < rings->rest_until_ns) {
         return ring_has_packet(&rings->in);
     }
@@ -139,7 +141,7 @@ static bool spin(struct client_rings *rings, uint64_t deadline_ns)
         }
         now_ns = clock_ns();
         shared_yields = now_ns - before_ns > RING_SHARED_NS ? shared_yields + 1 : 0;
-        bool shared = rings->between_nodes && shared_yields == RING_SHARED_YIELDS;
+        bool shared = between_nodes && shared_yields == RING_SHARED_YIELDS;
         if (shared || now_ns - before_ns > RING_CROWDED_NS) {
             rest(rings, now_ns);
             return ring_has_packet(&rings->in);

@@ -2,6 +2,7 @@
 #define CLIENT_LIB_RINGS_H
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,10 +26,11 @@ struct client_rings {
     int bell_fd;        /* the library's doorbell; commd rings it */
     int daemon_bell_fd; /* commd's doorbell; the library rings it */
     struct ring in, out;
-    bool armed;         /* rings_arm was called */
-    bool between_nodes; /* the client has had a communicator of several nodes, for which commd has more to do
-                         */
-    uint64_t spin_ns;   /* how long to spin before sleeping; adapts */
+    bool armed; /* rings_arm was called */
+    /* The client has had a communicator of several nodes, for which commd has more to do. Set by any thread.
+     */
+    atomic_bool between_nodes;
+    uint64_t spin_ns; /* how long to spin before sleeping; adapts */
     uint64_t rest_ns, rest_until_ns;
 };
 

@@ -219,10 +219,9 @@ typedef struct comm_init_options {
     int minority_continues; /* 1: if nodes cannot reach each other, each group of them may go on with
                                comm_shrink (commclient/recovery.h). All ranks must agree */
     int reserved;           /* 0 */
-    int on_loss; /* enum comm_on_loss: what this process does in its present or next call, once a process,
-                    node or commd of the formed communicator is lost, a partition leaves it in a minority, or
-                    another rank calls comm_abort. Ranks may differ. Its next generations and parts do the
-                    same */
+    int on_loss; /* enum comm_on_loss: what this process does in its present or next call, once the formed
+                    communicator loses a process, node or commd, a partition leaves it in a minority, or
+                    another rank calls comm_abort. Ranks may differ. Later generations and parts inherit it */
 } comm_init_options_t;
 #define COMM_INIT_OPTIONS_INIT                                                                               \
     {                                                                                                        \
@@ -244,10 +243,9 @@ typedef struct comm_init_options {
  * (COMM_NODE_LOST). The message names it, and says why. The name is free then, and all may join again. A rank
  * whose call timed out or was cancelled (comm_cancel) is not lost: the others wait, and it may come again.
  *
- * Errors: COMM_TIMED_OUT (the message names the missing ranks), COMM_RANK_LOST, COMM_NODE_LOST, COMM_MISMATCH
- * (it names who disagrees), COMM_ALREADY_EXISTS (it names who has the rank), COMM_PERMISSION (it names who
- * owns the name), COMM_UNSUPPORTED (no driver, or no such GPU), COMM_DEVICE (the GPU failed), COMM_LIMIT,
- * COMM_DAEMON_LOST.
+ * Errors: COMM_RANK_LOST, COMM_NODE_LOST, COMM_TIMED_OUT (it names missing ranks), COMM_MISMATCH (who
+ * disagrees), COMM_ALREADY_EXISTS (who has the rank), COMM_PERMISSION (who owns the name), COMM_UNSUPPORTED
+ * (no driver or such GPU), COMM_DEVICE (the GPU failed), COMM_LIMIT, COMM_DAEMON_LOST.
  */
 COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank,
                                             uint32_t size, int device, const comm_init_options_t *options,

@@ -13,7 +13,6 @@
  * other rank reads, so counting costs a rank a few stores into its own cache. commd reads them when somebody
  * asks, and does not trust them.
  */
-#define CELL_COUNTS_CLASSES 3 /* the first of op_bounds_class_bytes: larger ones do not go through cells */
 #define CELL_COUNTS_TIMED_EVERY 61 /* of that many operations of a kind and class, the rank times one */
 
 struct cell_count {
@@ -26,7 +25,7 @@ struct cell_count {
 /* Of one rank. All zero at first. One writer. */
 struct cell_counts {
     _Alignas(128) _Atomic uint64_t published; /* operations: in cells, and not handed to commd since */
-    struct cell_count counts[OP_KIND_COUNT][CELL_COUNTS_CLASSES];
+    struct cell_count counts[OP_KIND_COUNT][OP_BOUNDS_CLASSES];
 };
 
 static inline void cell_counts_raise(_Atomic uint64_t *count, uint64_t by)
@@ -40,8 +39,7 @@ static inline struct cell_count *cell_counts_add(struct cell_counts *counts, enu
                                                  uint64_t size_bytes)
 {
     unsigned class = size_bytes <= op_bounds_class_bytes[0] ? 0 : op_bounds_class(size_bytes);
-    struct cell_count *count =
-        &counts->counts[kind][class < CELL_COUNTS_CLASSES ? class : CELL_COUNTS_CLASSES - 1];
+    struct cell_count *count = &counts->counts[kind][class];
     uint64_t before = atomic_load_explicit(&count->ops, memory_order_relaxed);
     cell_counts_raise(&count->bytes, size_bytes);
     atomic_store_explicit(&count->ops, before + 1, memory_order_release);

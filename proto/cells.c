@@ -16,21 +16,64 @@ bool cells_publish_blocks(enum op_kind kind)
     return kind == OP_KIND_REDUCE_SCATTER || kind == OP_KIND_ALL_TO_ALL || kind == OP_KIND_SCATTER;
 }
 
+static bool is_scan(enum op_kind kind)
+{
+    return kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
+}
+
+static bool is_plain(const struct op_terms *terms)
+{
+    return !op_kind_is_message(terms->kind) && terms->compression == COMPRESSION_NONE &&
+           terms->bucket_ops == 1;
+}
+
+/* Each element of a block in all blocks that a rank publishes. */
+static uint64_t published_element_bytes(const struct op_terms *terms, uint32_t rank_count)
+{
+    return (cells_publish_blocks(terms->kind) ? rank_count : 1) * (uint64_t)dtype_size_bytes(terms->dtype);
+}
+
 bool cells_take(const struct op_terms *terms, uint32_t rank_count)
 {
-    uint64_t blocks = cells_publish_blocks(terms->kind) ? rank_count : 1;
-    uint64_t most = CELLS_DATA_MAX_BYTES / (blocks * dtype_size_bytes(terms->dtype));
-    return !op_kind_is_message(terms->kind) && terms->compression == COMPRESSION_NONE &&
-           terms->bucket_ops == 1 && (terms->has_layouts != 0 || terms->count_elements <= most);
+    uint64_t most = CELLS_DATA_MAX_BYTES / published_element_bytes(terms, rank_count);
+    return is_plain(terms) && (terms->has_layouts != 0 || terms->count_elements <= most);
+}
+
+uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count)
+{
+    uint64_t bytes;
+    return __builtin_mul_overflow(terms->count_elements, published_element_bytes(terms, rank_count), &bytes)
+               ? UINT64_MAX
+               : bytes;
+}
+
+bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count)
+{
+    return is_plain(terms) && terms->has_layouts == 0 && !is_scan(terms->kind) &&
+           cells_most_published_bytes(terms, rank_count) > CELLS_DATA_MAX_BYTES;
+}
+
+struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
+{
+    uint64_t most = CELLS_SLICE_MAX_BYTES;
+    if (op_kind_has_blocks(terms->kind)) {
+        most = CELLS_SLICE_MAX_BYTES / rank_count;
+    } else if (terms->kind == OP_KIND_ALL_REDUCE) {
+        most = CELLS_SLICE_READ_MAX_BYTES / ((uint64_t)rank_count * rank_count);
+        most = most < CELLS_SLICE_MIN_BYTES ? CELLS_SLICE_MIN_BYTES : most;
+        most = most > CELLS_SLICE_MAX_BYTES ? CELLS_SLICE_MAX_BYTES : most;
+    }
+    uint64_t elements = most / dtype_size_bytes(terms->dtype);
+    uint64_t slices = terms->count_elements / elements + (terms->count_elements % elements != 0);
+    return (struct cells_cut){.slice_elements = elements, .slice_count = slices};
 }
 
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)
 {
     bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
-    size_t blocks = cells_publish_blocks(terms->kind) ? rank_count : 1;
     return from_root && rank != terms->root_rank
                ? 0
-               : blocks * (size_t)terms->count_elements * dtype_size_bytes(terms->dtype);
+               : (size_t)(terms->count_elements * published_element_bytes(terms, rank_count));
 }
 
 /* --- Bells --- */

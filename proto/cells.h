@@ -43,6 +43,20 @@
 #define CELLS_WINDOW 4u     /* operations that a rank has published and that have not ended for it */
 #define CELLS_DATA_MAX_BYTES 32768u
 #define CELLS_SHORT_MAX_BYTES 80u /* data that lie in the header */
+/*
+ * Longer data are published slice by slice, so that they stay in the processors' caches. Each slice takes a
+ * number, like an operation of its own. A rank publishes a slice when the one before it has ended for it, and
+ * meanwhile publishes nothing else. So when it publishes a slice, the last but one has ended for all ranks:
+ * two places for each rank are enough. The header says in which the slice lies.
+ */
+#define CELLS_PLACES 2u
+#define CELLS_SLICE_MAX_BYTES (1u << 20) /* of one rank's data, or of all ranks' blocks together */
+/* Each rank of an all-reduce reads the data of all. These are the bytes that all read together, so slices are
+ * smaller with more ranks, */
+#define CELLS_SLICE_READ_MAX_BYTES (4u << 20)
+#define CELLS_SLICE_MIN_BYTES (64u << 10) /* but not smaller than that. */
+/* Longer data of registered memory go to commd, which reads and writes them where they are. */
+#define CELLS_REGISTERED_MAX_BYTES (1u << 20)
 #define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
 
@@ -91,10 +105,16 @@ static inline size_t cells_control_bytes(uint32_t rank_count)
     return (bytes + CELLS_PAGE_BYTES - 1) / CELLS_PAGE_BYTES * CELLS_PAGE_BYTES;
 }
 
-/* The whole segment for 2 to CELLS_RANKS_MAX ranks. */
-static inline size_t cells_bytes(uint32_t rank_count)
+/* The segment without the places for slices. */
+static inline size_t cells_short_bytes(uint32_t rank_count)
 {
     return cells_control_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_DATA_MAX_BYTES;
+}
+
+/* The whole segment for 2 to CELLS_RANKS_MAX ranks. Most of it takes no memory before it is used. */
+static inline size_t cells_bytes(uint32_t rank_count)
+{
+    return cells_short_bytes(rank_count) + (size_t)rank_count * CELLS_PLACES * CELLS_SLICE_MAX_BYTES;
 }
 
 static inline struct cell_header *cells_header(struct cells_shared *shared, uint32_t rank, uint64_t seq)
@@ -102,7 +122,15 @@ static inline struct cell_header *cells_header(struct cells_shared *shared, uint
     return &shared->ranks[rank].headers[seq % CELLS_DEPTH];
 }
 
-/* Where the data of a rank's operation lie. */
+/* A place for slices. */
+static inline unsigned char *cells_place(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
+                                         uint32_t place)
+{
+    return (unsigned char *)shared + cells_short_bytes(rank_count) +
+           ((size_t)rank * CELLS_PLACES + place % CELLS_PLACES) * CELLS_SLICE_MAX_BYTES;
+}
+
+/* Where the data of a rank's operation lie, unless they are published in slices. */
 static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
                                         uint64_t seq, size_t size_bytes)
 {
@@ -135,6 +163,24 @@ bool cells_publish_blocks(enum op_kind kind);
 /* The operation may go through cells, by the terms alone: then so says every rank that has the same terms.
  * With a count for each rank, it may if the data fit, too. */
 bool cells_take(const struct op_terms *terms, uint32_t rank_count);
+/* The same of an operation in slices. */
+bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count);
+
+/* How the vector, or each block, is cut. The last slice may be shorter. */
+struct cells_cut {
+    uint64_t slice_elements;
+    uint64_t slice_count;
+};
+struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count);
+/* Where the rank's slice of this number lies; its header is there. */
+static inline const unsigned char *cells_slice_at(struct cells_shared *shared, uint32_t rank_count,
+                                                  uint32_t rank, uint64_t seq)
+{
+    return cells_place(shared, rank_count, rank, cells_header(shared, rank, seq)->data[0]);
+}
+
+/* The most that any rank publishes; without a count for each rank. */
+uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count);
 /* The data that a rank publishes for it; without a count for each rank. */
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank);
 

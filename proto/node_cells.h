@@ -42,7 +42,7 @@ struct node_cells {
 /* The whole segment. */
 static inline size_t node_cells_bytes(uint32_t local_count)
 {
-    return cells_bytes(local_count + 1);
+    return cells_short_bytes(local_count + 1);
 }
 
 /* The operation may go through cells. Every local rank that has the same terms says so. */

@@ -58,12 +58,12 @@ void cells_handle(struct comm_client *client, uint32_t handle, uint32_t local_ra
         (between_nodes ? local_ranks > NODE_CELLS_RANKS_MAX : comm->size > CELLS_RANKS_MAX)) {
         return;
     }
-    comm->cells = calloc(1, sizeof *comm->cells);
-    if (comm->cells != NULL && client->cells.fd >= 0) {
-        comm->cells->rank_count = between_nodes ? local_ranks + 1 : comm->size;
-        comm->cells->size_bytes = cells_bytes(comm->cells->rank_count);
-        comm->cells->shared = map_segment(client->cells.fd, comm->cells->size_bytes);
-        comm->cells->node.shared = between_nodes ? comm->cells->shared : NULL;
+    struct client_cells *cells = comm->cells = calloc(1, sizeof *cells);
+    if (cells != NULL && client->cells.fd >= 0) {
+        cells->rank_count = between_nodes ? local_ranks + 1 : comm->size;
+        cells->size_bytes = between_nodes ? node_cells_bytes(local_ranks) : cells_bytes(cells->rank_count);
+        cells->shared = map_segment(client->cells.fd, cells->size_bytes);
+        cells->node.shared = between_nodes ? cells->shared : NULL;
     }
 }
 
@@ -113,11 +113,6 @@ void cells_close(struct comm_comm *comm)
 
 /* --- Publishing --- */
 
-static struct cells_slot *slot_at(struct client_cells *cells, uint32_t index)
-{
-    return &cells->slots[(cells->first + index) % CELLS_WINDOW];
-}
-
 static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
 {
     return buffer->at != NULL ? buffer->elements * dtype_size_bytes(call->terms.dtype) : 0;
@@ -134,7 +129,7 @@ static bool reads_output_of(const struct client_call *call, const struct client_
 static bool needs_open(struct client_cells *cells, const struct client_call *call)
 {
     for (uint32_t i = 0; i < cells->count; i++) {
-        if (reads_output_of(call, &slot_at(cells, i)->call)) {
+        if (reads_output_of(call, &cells_slot_at(cells, i)->call)) {
             return true;
         }
     }
@@ -158,13 +153,24 @@ static bool fits_in_cells(const struct comm_comm *comm, const struct client_call
            (call->terms.has_layouts == 0 || cells_blocks_fit(call, cells->rank_count));
 }
 
-bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, bool waits)
+/* Slices take several numbers. Nothing is published between them. */
+static bool is_amid_slices(struct client_cells *cells)
+{
+    return cells->count > 0 && cells_slot_at(cells, cells->count - 1)->slice_count > 1;
+}
+
+bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits)
 {
     struct client_cells *cells = comm->cells;
-    return cells != NULL && comm->failure == COMM_OK && !waits && comm->collectives_in_flight == 0 &&
-           cells->count < CELLS_WINDOW && fits_in_cells(comm, call) && is_plain(comm, call) &&
+    return comm->failure == COMM_OK && !waits && comm->collectives_in_flight == 0 &&
+           cells->count < CELLS_WINDOW && is_plain(comm, call) && !is_amid_slices(cells) &&
            !needs_open(cells, call) &&
            atomic_load_explicit(&cells->shared->open_from, memory_order_relaxed) <= cells->seq + 1;
+}
+
+bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, bool waits)
+{
+    return comm->cells != NULL && fits_in_cells(comm, call) && cells_have_room(comm, call, waits);
 }
 
 static void keep_counts(struct cells_slot *slot, uint32_t rank_count)
@@ -182,10 +188,15 @@ static void keep_counts(struct cells_slot *slot, uint32_t rank_count)
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
 {
     struct client_cells *cells = comm->cells;
-    struct cells_slot *slot = slot_at(cells, cells->count++);
+    struct cells_slot *slot = cells_slot_at(cells, cells->count++);
     slot->op = op;
     slot->seq = ++cells->seq;
     slot->call = *call;
+    slot->slice = slot->slice_count = 0;
+    if (!fits_in_cells(comm, call)) {
+        slot->slice_count = cells_cut(&call->terms, cells->rank_count).slice_count;
+        cells->seq += slot->slice_count - 1;
+    }
     if (call->terms.has_layouts != 0) {
         keep_counts(slot, cells->rank_count);
     }
@@ -207,9 +218,13 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
         held_watch(comm->client);
         return;
     }
-    cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
     cell_counts_raise(&cells->counts->published, 1);
-    cells_publish(cells->shared, cells->rank_count, cells->rank, seq);
+    if (op->cell->slice_count > 0) {
+        cells_put_slice(cells, op->cell);
+    } else {
+        cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
+        cells_publish(cells->shared, cells->rank_count, cells->rank, seq);
+    }
     held_watch(comm->client);
 }
 
@@ -284,6 +299,9 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
     if (!cells_is_between_nodes(comm->cells)) {
         cell_counts_raise(&comm->cells->counts->published, UINT64_MAX); /* one less */
     }
+    if (slot->slice_count > 0) {
+        cells_return_slices(comm->cells, slot);
+    }
     uint32_t timeout_ms = slot->call.options.timeout_ms;
     op->waits_since_ns =
         op->deadline_ns - (uint64_t)(timeout_ms != 0 ? timeout_ms : comm->op_timeout_ms) * NS_PER_MS;
@@ -317,28 +335,40 @@ static enum cells_way look(const struct client_cells *cells, uint64_t seq)
                                          : cells_look(cells->shared, cells->rank_count, cells->rank, seq);
 }
 
-static void take_result(const struct comm_comm *comm, const struct cells_slot *slot)
+/* Returns whether the operation has its result. May release the lock. */
+static bool take_result(struct comm_comm *comm, struct cells_slot *slot)
 {
     const struct client_cells *cells = comm->cells;
     if (cells_is_between_nodes(cells)) { /* commd counts */
         cells_nodes_read(&cells->node, comm->rank, cells->rank, slot->seq, &slot->call);
-    } else {
-        cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call);
-        count_end(cells, slot);
+        return true;
     }
+    if (slot->slice_count > 0 && !cells_take_slice(comm, slot)) {
+        return false;
+    }
+    if (slot->slice_count == 0) {
+        cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
+    }
+    count_end(cells, slot);
+    return true;
 }
 
-/* Returns whether the oldest published operation has ended, or left its cell. */
+/* Returns whether the oldest published operation has ended, left its cell, or come to its next slice. May
+ * release the lock. */
 static bool step(struct comm_comm *comm)
 {
     struct client_cells *cells = comm->cells;
     struct cells_slot *slot = &cells->slots[cells->first];
     struct client_op *op = slot->op;
+    if (op->staging) {
+        return false; /* another thread takes its result */
+    }
     enum cells_way way = look(cells, slot->seq);
     bool failed = comm->failure != COMM_OK;
     if (way == CELLS_DIRECT && (failed || cells_is_oldest(comm, op))) {
-        take_result(comm, slot);
-        ops_end_well(comm, op);
+        if (take_result(comm, slot)) {
+            ops_end_well(comm, op);
+        }
         return true;
     }
     if (failed) {

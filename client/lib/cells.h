@@ -29,6 +29,11 @@ struct client_held;
 struct client_op;
 struct cells_slot;
 
+/* A slice: elements of each block, or of the vector. */
+struct cells_slice {
+    uint64_t begin, elements;
+};
+
 /* What a client knows of the cells of all its communicators. */
 struct cells_use {
     bool offered;        /* commd makes cells */
@@ -51,6 +56,12 @@ void cells_close(struct comm_comm *comm);
 
 /* Whether the operation may be published now. waits: it waits for events or streams. */
 bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, bool waits);
+/* Whether the operation could be published in slices; of a communicator that has cells. */
+bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call);
+/* cells_may_publish of such an operation (cells_may_publish then says no). First call cells_write_first,
+ * which copies its first slice without the lock, and ask again. cells_put then publishes what was copied. */
+bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *call, bool waits);
+void cells_write_first(struct comm_comm *comm, const struct client_call *call);
 /* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is
  * appended. */
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
@@ -71,6 +82,8 @@ void cells_progress(struct comm_client *client);
 /* Waits until operations of the communicator may have ended; releases the lock meanwhile. Returns false at
  * once if the next end is to come from commd. */
 bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns);
+/* For the library's thread: operations in slices for which nobody waits. Releases the lock meanwhile. */
+void cells_attend(struct comm_client *client);
 /* Whether the feeder must look. */
 bool cells_are_busy(struct comm_client *client);
 /* The feeder's look at commd: operations in cells do not notice that commd is gone. */
@@ -94,7 +107,13 @@ void cells_nodes_read(const struct node_cells *cells, uint32_t rank, uint32_t lo
  * operation. */
 void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                  const struct client_call *call);
+/* The same of a slice: first the data, then their header. */
+void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint32_t place,
+                       const struct client_call *call, const struct cells_slice *slice);
+void cells_write_header(struct cells_shared *shared, uint32_t rank, uint64_t seq, uint32_t place,
+                        const struct client_call *call);
+/* slice: null of an operation without slices. */
 void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
-                const struct client_call *call);
+                const struct client_call *call, const struct cells_slice *slice);
 
 #endif

@@ -8,7 +8,9 @@
 /* An operation that was published and has not ended. */
 struct cells_slot {
     struct client_op *op; /* null: it was dropped */
-    uint64_t seq;
+    uint64_t seq;         /* of its slice, if it has slices */
+    uint64_t slice_count; /* 0: it has none */
+    uint64_t slice;       /* that is published now */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
 };
@@ -22,6 +24,8 @@ struct client_cells {
     uint64_t seq;           /* the last number that was used */
     _Atomic uint64_t gone;  /* the last published operation that has ended; read without the lock */
     uint64_t asked_seq;     /* the last operation at whose deadline commd was told */
+    uint32_t place;         /* where the next slice goes */
+    bool writing;           /* a thread copies the first slice of an operation */
     bool crowded;           /* more ranks than processors */
     _Atomic uint64_t crowded_until_ns;
     uint32_t first, count;      /* of the slots, a ring */
@@ -33,6 +37,24 @@ static inline bool cells_is_between_nodes(const struct client_cells *cells)
 {
     return cells->node.shared != NULL;
 }
+
+/* The open operations, oldest first. */
+static inline struct cells_slot *cells_slot_at(struct client_cells *cells, uint32_t index)
+{
+    return &cells->slots[(cells->first + index) % CELLS_WINDOW];
+}
+
+/* Whether the operation may be published now, if its size allows. waits: it waits for events or streams. */
+bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits);
+
+/* cells_slices.c: publishes the slice that was copied. */
+void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot);
+/* All ranks have published the slice: takes its result, and publishes the next one. Returns whether it was
+ * the last. Otherwise the operation may have ended. Releases the lock meanwhile. */
+bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot);
+/* The operation goes to commd, with what is left of it. All ranks see that at the same slice. Its number is
+ * the operation's, and the numbers of the slices behind it are free again. */
+void cells_return_slices(struct client_cells *cells, struct cells_slot *slot);
 
 /* Whether all earlier collectives have ended. */
 bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op);

@@ -6,20 +6,98 @@
 /* What a rank writes into its cell, and how it takes its result out of all cells. The results have the same
  * bits as those that commd makes: the sums are made by the same code, in the order of the ranks. */
 
-/* One operation, for one rank. */
+#define COPY_BYTES ((size_t)128 << 10)
+
+/* One operation, or a slice of it, for one rank. */
 struct taking {
     struct cells_shared *shared;
     uint32_t rank_count;
     uint32_t rank;
     uint64_t seq;
     const struct client_call *call;
-    size_t block_bytes; /* of the call's count */
+    const struct cells_slice *slice; /* null: the whole operation is in a cell */
+    size_t block_bytes;              /* in the caller's memory */
+    size_t begin_bytes, part_bytes;  /* what is taken of each block */
+    uint64_t part_elements;
 };
 
-static const unsigned char *data_of(const struct taking *taking, uint32_t rank)
+/* In pieces, because memcpy writes large blocks past the caches, and another rank reads them soon. */
+static void copy(unsigned char *to, const unsigned char *from, size_t size_bytes)
 {
-    size_t size_bytes = cells_published_bytes(&taking->call->terms, taking->rank_count, rank);
-    return cells_data(taking->shared, taking->rank_count, rank, taking->seq, size_bytes);
+    for (size_t at = 0; to != from && at < size_bytes; at += COPY_BYTES) {
+        memcpy(to + at, from + at, size_bytes - at < COPY_BYTES ? size_bytes - at : COPY_BYTES);
+    }
+}
+
+static bool is_scan(enum op_kind kind)
+{
+    return kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
+}
+
+/* The rank's data for this block. A rank reads its own data where they are. But a scan in place overwrites
+ * them before it reads them. */
+static const unsigned char *data_of(const struct taking *taking, uint32_t rank, uint32_t block)
+{
+    const struct client_call *call = taking->call;
+    if (rank == taking->rank && !is_scan(call->terms.kind)) {
+        return (const unsigned char *)call->input.at + block * taking->block_bytes + taking->begin_bytes;
+    }
+    if (taking->slice != NULL) {
+        return cells_slice_at(taking->shared, taking->rank_count, rank, taking->seq) +
+               block * taking->part_bytes;
+    }
+    size_t size_bytes = cells_published_bytes(&call->terms, taking->rank_count, rank);
+    return cells_data(taking->shared, taking->rank_count, rank, taking->seq, size_bytes) +
+           block * taking->part_bytes;
+}
+
+static struct taking taking_of(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                               const struct client_call *call, const struct cells_slice *slice)
+{
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
+    uint64_t elements = slice != NULL ? slice->elements : call->terms.count_elements;
+    return (struct taking){.shared = shared,
+                           .rank_count = rank_count,
+                           .rank = rank,
+                           .seq = seq,
+                           .call = call,
+                           .slice = slice,
+                           .block_bytes = (size_t)call->terms.count_elements * element_bytes,
+                           .begin_bytes = slice != NULL ? (size_t)slice->begin * element_bytes : 0,
+                           .part_elements = elements,
+                           .part_bytes = (size_t)elements * element_bytes};
+}
+
+/* Copies what other ranks need of this rank's data. */
+static void write_data(const struct taking *taking, unsigned char *to)
+{
+    const struct op_terms *terms = &taking->call->terms;
+    bool has_blocks = cells_publish_blocks(terms->kind);
+    if (cells_published_bytes(terms, taking->rank_count, taking->rank) == 0) {
+        return;
+    }
+    for (uint32_t block = 0; block < (has_blocks ? taking->rank_count : 1); block++) {
+        if (!has_blocks || block != taking->rank) {
+            const unsigned char *from = taking->call->input.at;
+            copy(to + block * taking->part_bytes, from + block * taking->block_bytes + taking->begin_bytes,
+                 taking->part_bytes);
+        }
+    }
+}
+
+void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint32_t place,
+                       const struct client_call *call, const struct cells_slice *slice)
+{
+    struct taking taking = taking_of(shared, rank_count, rank, 0, call, slice);
+    write_data(&taking, cells_place(shared, rank_count, rank, place));
+}
+
+void cells_write_header(struct cells_shared *shared, uint32_t rank, uint64_t seq, uint32_t place,
+                        const struct client_call *call)
+{
+    struct cell_header *header = cells_header(shared, rank, seq);
+    header->said = (struct cell_terms){.terms = call->terms, .factor = call->options.factor};
+    header->data[0] = (unsigned char)place;
 }
 
 void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
@@ -29,12 +107,10 @@ void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank
         cells_blocks_write(shared, rank_count, rank, seq, call);
         return;
     }
-    struct cell_header *header = cells_header(shared, rank, seq);
+    struct taking taking = taking_of(shared, rank_count, rank, seq, call, NULL);
     size_t size_bytes = cells_published_bytes(&call->terms, rank_count, rank);
-    header->said = (struct cell_terms){.terms = call->terms, .factor = call->options.factor};
-    if (size_bytes > 0) {
-        memcpy(cells_data(shared, rank_count, rank, seq, size_bytes), call->input.at, size_bytes);
-    }
+    cells_write_header(shared, rank, seq, 0, call);
+    write_data(&taking, cells_data(shared, rank_count, rank, seq, size_bytes));
 }
 
 /* --- Sums --- */
@@ -44,19 +120,20 @@ static double factor_of(const struct taking *taking, uint32_t rank)
     return cells_header(taking->shared, rank, taking->seq)->said.factor;
 }
 
-/* Reduces the ranks' data from offset_bytes on into `to`. */
-static void reduce_all(const struct taking *taking, size_t offset_bytes, void *to)
+/* Reduces this block of all ranks. */
+static void reduce_all(const struct taking *taking, uint32_t block)
 {
+    void *to = (unsigned char *)taking->call->output.at + taking->begin_bytes;
     const struct op_terms *terms = &taking->call->terms;
     const void *inputs[CELLS_RANKS_MAX];
     double factors[CELLS_RANKS_MAX];
     for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        inputs[rank] = data_of(taking, rank) + offset_bytes;
+        inputs[rank] = data_of(taking, rank, block);
         factors[rank] = factor_of(taking, rank);
     }
     struct host_reduction reduction = {.dtype = terms->dtype,
                                        .reduce = terms->reduce,
-                                       .count_elements = terms->count_elements,
+                                       .count_elements = taking->part_elements,
                                        .input_count = taking->rank_count,
                                        .output_count = 1,
                                        .inputs = inputs,
@@ -71,7 +148,7 @@ static void scan(const struct taking *taking, uint32_t ranks, void *to)
 {
     const struct op_terms *terms = &taking->call->terms;
     for (uint32_t rank = 0; rank < ranks; rank++) {
-        const void *inputs[2] = {to, data_of(taking, rank)};
+        const void *inputs[2] = {to, data_of(taking, rank, 0)};
         double factors[2] = {1, factor_of(taking, rank)};
         uint32_t first = rank == 0 ? 1 : 0;
         struct host_reduction reduction = {.dtype = terms->dtype,
@@ -89,54 +166,46 @@ static void scan(const struct taking *taking, uint32_t ranks, void *to)
 
 /* --- Blocks --- */
 
-static void copy(void *to, const void *from, size_t size_bytes)
+/* Block `block` of each rank's data, to the block of that rank. */
+static void gather(const struct taking *taking, uint32_t block)
 {
-    if (to != from) {
-        memcpy(to, from, size_bytes);
+    unsigned char *to = (unsigned char *)taking->call->output.at + taking->begin_bytes;
+    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
+        copy(to + rank * taking->block_bytes, data_of(taking, rank, block), taking->part_bytes);
     }
 }
 
-/* Block `block` of each rank's data, one after the other. */
-static void gather(const struct taking *taking, uint32_t block)
+static void take_from_root(const struct taking *taking, uint32_t block)
 {
-    unsigned char *to = taking->call->output.at;
-    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        copy(to + rank * taking->block_bytes, data_of(taking, rank) + block * taking->block_bytes,
-             taking->block_bytes);
-    }
+    copy((unsigned char *)taking->call->output.at + taking->begin_bytes,
+         data_of(taking, taking->call->terms.root_rank, block), taking->part_bytes);
 }
 
 void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
-                const struct client_call *call)
+                const struct client_call *call, const struct cells_slice *slice)
 {
     const struct op_terms *terms = &call->terms;
     if (terms->has_layouts != 0) {
         cells_blocks_read(shared, rank_count, rank, seq, call);
         return;
     }
-    struct taking taking = {.shared = shared,
-                            .rank_count = rank_count,
-                            .rank = rank,
-                            .seq = seq,
-                            .call = call,
-                            .block_bytes = (size_t)terms->count_elements * dtype_size_bytes(terms->dtype)};
-    if (call->output.at == NULL || taking.block_bytes == 0) {
+    struct taking taking = taking_of(shared, rank_count, rank, seq, call, slice);
+    if (call->output.at == NULL || taking.part_bytes == 0) {
         return;
     }
     switch (terms->kind) {
     case OP_KIND_ALL_REDUCE:
     case OP_KIND_REDUCE:
-        reduce_all(&taking, 0, call->output.at);
+        reduce_all(&taking, 0);
         break;
     case OP_KIND_REDUCE_SCATTER:
-        reduce_all(&taking, rank * taking.block_bytes, call->output.at);
+        reduce_all(&taking, rank);
         break;
     case OP_KIND_BROADCAST:
-        copy(call->output.at, data_of(&taking, terms->root_rank), taking.block_bytes);
+        take_from_root(&taking, 0);
         break;
     case OP_KIND_SCATTER:
-        copy(call->output.at, data_of(&taking, terms->root_rank) + rank * taking.block_bytes,
-             taking.block_bytes);
+        take_from_root(&taking, rank);
         break;
     case OP_KIND_ALL_GATHER:
     case OP_KIND_GATHER:

@@ -334,7 +334,7 @@ void held_feed(struct comm_client *client)
 void held_await(struct comm_comm *comm)
 {
     struct comm_client *client = comm->client;
-    while (client->feeder.at == comm || comm->copying) {
+    while (client->feeder.at == comm || comm->copying > 0) {
         (void)pthread_cond_wait(&client->changed, &client->lock);
     }
 }
@@ -374,6 +374,7 @@ static void *feed_on(void *argument)
             held_feed(client);
         }
         window_attend(client);
+        cells_attend(client);
     }
     feeder->runs = false;
     pthread_mutex_unlock(&client->lock);

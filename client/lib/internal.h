@@ -158,7 +158,7 @@ struct comm_comm {
     struct client_held *held;       /* oldest first; see held.c */
     uint32_t held_count;
     struct window_habit habit;
-    bool copying;           /* a thread copies a slice of its window */
+    uint32_t copying;       /* threads that copy a slice of an operation */
     uint64_t held_retry_ns; /* staging of held collectives is not retried before */
     bool leaving;           /* held operations are not sent any more */
     uint64_t last_ticket;
@@ -257,7 +257,7 @@ struct comm_client {
     struct client_feeder feeder;
     struct cells_use cells;
     struct client_op *windowed; /* the operation that has a window; null: none */
-    uint32_t waiters;           /* threads of the program that wait for what commd ends */
+    uint32_t waiters;           /* threads of the program that wait for the end of operations */
     uint32_t stores;            /* that are open */
     bool aborts;                /* commd takes comm_abort */
     bool shrinks;               /* commd takes comm_shrink */

@@ -55,12 +55,11 @@ static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
 static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
-    if (cells_wait(comm, deadline_ns)) {
-        return;
-    }
     window_awaited(comm);
     client->waiters++;
-    client_progress(client, deadline_ns);
+    if (!cells_wait(comm, deadline_ns)) {
+        client_progress(client, deadline_ns);
+    }
     client->waiters--;
 }
 

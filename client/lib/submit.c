@@ -76,9 +76,10 @@ static comm_result_t place(struct client_entry *entry, struct submit_packet *pac
     if (result != COMM_OK) {
         return result;
     }
-    entry->large = entry->alone && order->slot == NULL && staged_bytes >= WINDOW_STAGED_MIN_BYTES &&
-                   window_is_possible(comm, call, op);
-    bool windowed = entry->large && window_is_wanted(comm);
+    bool may_window = entry->alone && order->slot == NULL && staged_bytes >= WINDOW_STAGED_MIN_BYTES &&
+                      window_is_possible(comm, call, op);
+    bool windowed = may_window && window_is_wanted(comm);
+    entry->large = entry->large || may_window;
     bool waits = held_must_wait(comm, op->kind, windowed ? window_bytes(comm, call, op) : staged_bytes);
     if (!waits && staged_bytes > 0) {
         result = windowed ? window_new(comm, call, op) : buffers_stage(comm, call, op);
@@ -140,6 +141,22 @@ static void connect_op(struct client_entry *entry, struct client_op *op)
     }
 }
 
+/*
+ * Copies long data to where the other ranks will read them. The ranks then do all the work. So this pays if
+ * the program waits at once, and commd does not work while the program computes. Returns whether the
+ * operation may be published. May release the lock.
+ */
+static bool write_first_slice(struct client_entry *entry, bool waits)
+{
+    struct comm_comm *comm = entry->comm;
+    entry->large = entry->alone && cells_has_slices(comm, entry->call);
+    if (!entry->large || !window_is_awaited(comm) || !cells_may_publish_slices(comm, entry->call, waits)) {
+        return false;
+    }
+    cells_write_first(comm, entry->call);
+    return !held_is_fed(comm) && cells_may_publish_slices(comm, entry->call, waits);
+}
+
 /* Publishes the operation in the ranks' cells, if it may go there. Returns whether it did. */
 static bool publish(struct client_entry *entry, uint32_t timeout_ms)
 {
@@ -150,7 +167,8 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
         return false;
     }
     cells_progress(comm->client); /* it may release the lock */
-    if (held_is_fed(comm) || !cells_may_publish(comm, entry->call, waits)) {
+    if (held_is_fed(comm) ||
+        !(cells_may_publish(comm, entry->call, waits) || write_first_slice(entry, waits))) {
         return false;
     }
     struct client_op *op = op_new(comm, entry->call);

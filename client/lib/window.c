@@ -23,13 +23,23 @@
 
 /* --- Habits --- */
 
+static void has_missed(struct window_habit *habit)
+{
+    habit->waits = habit->waits >= 0 ? -1 : habit->waits;
+}
+
 void window_submitted(struct comm_comm *comm)
 {
     struct window_habit *habit = &comm->habit;
-    if (habit->submitted_ns != 0 && habit->waits > 0) {
-        habit->waits = 0; /* nobody waited for the last one */
+    if (habit->submitted_ns != 0) { /* nobody waited for the last one */
+        has_missed(habit);
     }
     habit->submitted_ns = clock_ns();
+}
+
+bool window_is_awaited(const struct comm_comm *comm)
+{
+    return comm->habit.waits >= 0 && comm->habit.submitted_ns == 0;
 }
 
 void window_awaited(struct comm_comm *comm)
@@ -46,9 +56,9 @@ void window_awaited(struct comm_comm *comm)
     if (habit->submitted_ns != 0) {
         bool at_once = now_ns - habit->submitted_ns <= WINDOW_AT_ONCE_NS;
         habit->submitted_ns = 0;
-        if (!at_once && habit->waits > 0) {
-            habit->waits = 0;
-        } else if (at_once && habit->waits < WINDOW_WAITS_MIN && ++habit->waits == WINDOW_WAITS_MIN) {
+        if (!at_once) {
+            has_missed(habit);
+        } else if (habit->waits < WINDOW_WAITS_MIN && ++habit->waits == WINDOW_WAITS_MIN) {
             DEBUG("\"%s\": the program waits at once: large operations pass through a window", comm->name);
         }
     }
@@ -244,7 +254,7 @@ static bool copied(struct comm_client *client, struct client_op *op)
     struct client_window *window = op->window;
     struct comm_comm *comm = window->comm;
     op->staging = false;
-    comm->copying = false;
+    comm->copying--;
     pthread_cond_broadcast(&client->changed);
     if (op->dropped) {
         ops_drop(comm, op);
@@ -272,7 +282,7 @@ bool window_work(struct comm_client *client)
         return false;
     }
     op->staging = true;
-    window->comm->copying = true;
+    window->comm->copying++;
     client_leave(client);
     if (drains) {
         drain(window, window->drained);

@@ -47,7 +47,7 @@ struct client_window {
 
 /* What the library has seen of a communicator's large operations. */
 struct window_habit {
-    int waits;             /* how often in a row the program waited at once */
+    int waits;             /* how often in a row the program waited at once; below 0: it did not */
     uint64_t submitted_ns; /* when the last one was submitted, if nobody has waited since; else 0 */
 };
 
@@ -67,7 +67,9 @@ void window_free(struct comm_client *client, struct client_op *op);
 /* Adds the window to the operation's record. */
 void window_add(const struct client_op *op, struct submit_record *record);
 
-/* The call has submitted an operation that could have had a window. */
+/* Whether the program will probably wait at once for the operation that it submits now. */
+bool window_is_awaited(const struct comm_comm *comm);
+/* The call has submitted an operation that could have had a window, or could go into cells with long data. */
 void window_submitted(struct comm_comm *comm);
 /* A thread of the program waits for operations of the communicator. */
 void window_awaited(struct comm_comm *comm);

@@ -10,7 +10,7 @@ struct accepted {
 
 struct rank_tally {
     uint64_t ops, published;
-    struct accepted counts[OP_KIND_COUNT][CELL_COUNTS_CLASSES];
+    struct accepted counts[OP_KIND_COUNT][OP_BOUNDS_CLASSES];
 };
 
 /* Of one rank alone, which times for all. */
@@ -22,8 +22,8 @@ struct timed {
 struct cells_tally {
     uint64_t since_ns, now_ns;
     uint64_t ops, bytes;
-    struct timed timed[OP_KIND_COUNT][CELL_COUNTS_CLASSES];
-    struct accepted all[OP_KIND_COUNT][CELL_COUNTS_CLASSES];
+    struct timed timed[OP_KIND_COUNT][OP_BOUNDS_CLASSES];
+    struct accepted all[OP_KIND_COUNT][OP_BOUNDS_CLASSES];
     uint32_t rank_count;
     struct rank_tally ranks[];
 };
@@ -69,7 +69,10 @@ static void read_count(const struct cells_tally *tally, struct rank_tally *rank,
     }
     uint64_t more = ops - accepted->ops, bytes = word(&count->bytes);
     if (bytes > accepted->seen_bytes) {
-        accepted->bytes += least(bytes - accepted->seen_bytes, more * op_bounds_class_bytes[class]);
+        uint64_t most_bytes;
+        bool any = __builtin_mul_overflow(more, op_bounds_class_bytes[class], &most_bytes);
+        accepted->bytes +=
+            any ? bytes - accepted->seen_bytes : least(bytes - accepted->seen_bytes, most_bytes);
     }
     accepted->seen_bytes = bytes;
     accepted->ops = ops;
@@ -80,7 +83,7 @@ static void read_rank(struct cells_tally *tally, uint32_t rank, const struct cel
 {
     struct rank_tally *its = &tally->ranks[rank];
     for (unsigned kind = 0; kind < OP_KIND_COUNT; kind++) {
-        for (unsigned class = 0; class < CELL_COUNTS_CLASSES; class ++) {
+        for (unsigned class = 0; class < OP_BOUNDS_CLASSES; class ++) {
             read_count(tally, its, &counts->counts[kind][class], kind, class);
         }
     }
@@ -140,7 +143,7 @@ void cells_tally_read(struct cells_tally *tally, struct cells_shared *shared, ui
         read_rank(tally, rank, &shared->ranks[rank].counts);
     }
     for (unsigned kind = 0; kind < OP_KIND_COUNT; kind++) {
-        for (unsigned class = 0; class < CELL_COUNTS_CLASSES; class ++) {
+        for (unsigned class = 0; class < OP_BOUNDS_CLASSES; class ++) {
             add_new(tally, kind, class, out);
             add_timed(tally, &shared->ranks[0].counts.counts[kind][class], kind, class, out);
         }

@@ -114,7 +114,7 @@ static void step(struct world *world, struct fuzz_input *input)
     }
     (void)cells_have_news(world->shared, world->ranks, world->rank, world->seq);
     if (cells_look(world->shared, world->ranks, world->rank, world->seq) == CELLS_DIRECT) {
-        cells_read(world->shared, world->ranks, world->rank, world->seq, &call);
+        cells_read(world->shared, world->ranks, world->rank, world->seq, &call, NULL);
     }
     free(call.input.at);
     free(call.output.at);

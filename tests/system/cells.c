@@ -4,7 +4,8 @@
  *   cells NAME RANK SIZE MODE ...
  *
  * MODE is one of:
- *   - random SEED STEPS: operations of all kinds, types and sizes; prints a digest
+ *   - random SEED STEPS: operations of all kinds, types and small sizes; prints a digest
+ *   - slices SEED STEPS: the same, and some operations are long
  *   - mismatch: in every third operation the ranks contradict each other; the others are right
  *   - counts FILE: a number of operations that the test knows; goes on when the file exists
  *   - refused: between right calls, one rank makes calls that are refused
@@ -45,6 +46,8 @@ static const size_t element_bytes[] = {8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1,
 #define KINDS 16u
 #define RANKS_MAX 40u
 
+static bool has_slices;
+
 /* What all ranks draw in the same way. */
 struct draw {
     unsigned kind;
@@ -76,7 +79,11 @@ static struct draw draw_next(uint64_t *state)
 {
     static const size_t sizes_bytes[] = {0, 1, 8, 9, 72, 73, 80, 500, 4096, 8000, 32768, 32784, 70000};
     struct draw draw = {.kind = (unsigned)(next_random(state) % KINDS)};
+    static const size_t in_slices_bytes[] = {70000, 300000, 1048576, 1048592, 2500000};
     size_t bytes = sizes_bytes[next_random(state) % (sizeof sizes_bytes / sizeof sizes_bytes[0])];
+    if (has_slices && next_random(state) % 8 == 0) {
+        bytes = in_slices_bytes[next_random(state) % (sizeof in_slices_bytes / sizeof in_slices_bytes[0])];
+    }
     draw.root = (uint32_t)(next_random(state) % size);
     do {
         draw.dtype = (comm_dtype_t)(next_random(state) % DTYPES);
@@ -432,13 +439,15 @@ static void run_late(uint64_t rounds)
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr,
-                "usage: cells NAME RANK SIZE random|mismatch|counts|refused|late [ARGUMENT [STEPS]]\n");
+        fprintf(
+            stderr,
+            "usage: cells NAME RANK SIZE random|slices|mismatch|counts|refused|late [ARGUMENT [STEPS]]\n");
         return 2;
     }
     const char *mode = argv[4], *argument = argc > 5 ? argv[5] : "1";
     join(argv, TIMEOUT_MS);
-    if (strcmp(mode, "random") == 0) {
+    has_slices = strcmp(mode, "slices") == 0;
+    if (strcmp(mode, "random") == 0 || has_slices) {
         run_random(strtoull(argument, NULL, 10), argc > 6 ? strtoull(argv[6], NULL, 10) : 1000);
     } else if (strcmp(mode, "mismatch") == 0) {
         run_mismatch();

@@ -45,6 +45,15 @@ class Cells(unittest.TestCase):
                     self.assertEqual(digests[0], digests[1], f"size {size}, seed {seed}")
                     self.assertEqual(digests[0], digests[2], f"size {size}, seed {seed}")
 
+    def test_slices_as_without_cells(self):
+        """Long operations too, some of which a rank hands to commd while others have published their first slice."""
+        with Cluster("a") as cluster:
+            for size in (2, 3, 5):
+                for seed in range(SEED, SEED + 2):
+                    digests = [self.finish(self.start(cluster, f"slices-{size}-{seed}-{len(off)}", size, "slices", seed, 400, off=off))
+                               for off in ((), range(size))]
+                    self.assertEqual(digests[0], digests[1], f"size {size}, seed {seed}")
+
     def test_many_ranks(self):
         """As many ranks as a communicator with cells may have, and one more."""
         with Cluster("a") as cluster:

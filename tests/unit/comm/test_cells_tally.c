@@ -165,7 +165,7 @@ static void test_any_words(void **state)
         assert_true(cells_tally_ops(node->tally) >= ops && cells_tally_bytes(node->tally) >= bytes);
         ops = cells_tally_ops(node->tally);
         bytes = cells_tally_bytes(node->tally);
-        assert_true(ops <= most && bytes <= most * op_bounds_class_bytes[CELL_COUNTS_CLASSES - 1]);
+        assert_true(ops <= most && bytes <= most * op_bounds_class_bytes[OP_BOUNDS_CLASSES - 1]);
         for (uint32_t rank = 0; rank < RANKS; rank++) {
             uint64_t completed = cells_tally_completed(node->tally, rank);
             uint64_t submitted = cells_tally_submitted(node->tally, rank);

@@ -1,0 +1,177 @@
+#include "client/lib/cells_internal.h"
+
+/*
+ * Operations of one node that are too long for a cell, slice by slice (proto/cells.h). The ranks do all the
+ * work, while the data are in their caches. So each of them must look: while its program waits, or in the
+ * library's thread if the program turns out not to wait.
+ */
+
+#define SLICES_ABANDONED_NS 4000000u /* how long nobody waits, before the library's thread goes on */
+#define ATTEND_NS 2000000u           /* then it waits so long at a time */
+
+static bool overlap(const struct client_call *call, const struct call_buffer *one,
+                    const struct call_buffer *other)
+{
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
+    uintptr_t a = (uintptr_t)one->at, b = (uintptr_t)other->at;
+    return a != 0 && b != 0 && a < b + other->elements * element_bytes &&
+           b < a + one->elements * element_bytes;
+}
+
+/* If the rest of the operation has to go to commd, it goes there whole. Its input must be as it was. */
+static bool may_begin_again(const struct client_call *call)
+{
+    enum op_kind kind = call->terms.kind;
+    return (kind != OP_KIND_ALL_TO_ALL && kind != OP_KIND_REDUCE_SCATTER) ||
+           !overlap(call, &call->input, &call->output);
+}
+
+static bool is_registered(const struct comm_client *client, const struct client_call *call,
+                          const struct call_buffer *buffer)
+{
+    size_t size_bytes = buffer->elements * dtype_size_bytes(call->terms.dtype);
+    return buffer->at == NULL || memory_find(client, buffer->at, size_bytes) != NULL;
+}
+
+bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call)
+{
+    const struct client_cells *cells = comm->cells;
+    if (cells_is_between_nodes(cells) || !cells_take_slices(&call->terms, cells->rank_count)) {
+        return false;
+    }
+    uint64_t size_bytes = cells_most_published_bytes(&call->terms, cells->rank_count);
+    return size_bytes <= CELLS_REGISTERED_MAX_BYTES || !is_registered(comm->client, call, &call->input) ||
+           !is_registered(comm->client, call, &call->output);
+}
+
+bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *call, bool waits)
+{
+    struct client_cells *cells = comm->cells;
+    if (cells == NULL || cells->writing || !cells_has_slices(comm, call) ||
+        !cells_have_room(comm, call, waits)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < cells->count; i++) {
+        if (cells_slot_at(cells, i)->slice_count > 0) {
+            return false;
+        }
+    }
+    return cells_cut(&call->terms, cells->rank_count).slice_count == 1 || may_begin_again(call);
+}
+
+static struct cells_slice slice_of(const struct client_cells *cells, const struct client_call *call,
+                                   uint64_t slice)
+{
+    struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
+    uint64_t begin = slice * cut.slice_elements, left = call->terms.count_elements - begin;
+    return (struct cells_slice){.begin = begin,
+                                .elements = left < cut.slice_elements ? left : cut.slice_elements};
+}
+
+static void write_slice(const struct client_cells *cells, const struct client_call *call, uint64_t number)
+{
+    struct cells_slice slice = slice_of(cells, call, number);
+    cells_write_slice(cells->shared, cells->rank_count, cells->rank, cells->place, call, &slice);
+}
+
+void cells_write_first(struct comm_comm *comm, const struct client_call *call)
+{
+    struct client_cells *cells = comm->cells;
+    cells->writing = true;
+    comm->copying++;
+    client_leave(comm->client);
+    write_slice(cells, call, 0);
+    pthread_mutex_lock(&comm->client->lock);
+    comm->copying--;
+    cells->writing = false;
+    pthread_cond_broadcast(&comm->client->changed);
+}
+
+void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
+{
+    cells_write_header(cells->shared, cells->rank, slot->seq, cells->place, &slot->call);
+    cells->place = (cells->place + 1) % CELLS_PLACES;
+    cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq);
+}
+
+bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
+{
+    struct client_cells *cells = comm->cells;
+    struct client_op *op = slot->op;
+    struct cells_slice slice = slice_of(cells, &slot->call, slot->slice);
+    bool more = slot->slice + 1 < slot->slice_count;
+    op->staging = true; /* it must not end meanwhile */
+    comm->copying++;
+    client_leave(comm->client);
+    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, &slice);
+    if (more) {
+        write_slice(cells, &slot->call, slot->slice + 1);
+    }
+    pthread_mutex_lock(&comm->client->lock);
+    comm->copying--;
+    pthread_cond_broadcast(&comm->client->changed);
+    op->staging = false;
+    if (!more) {
+        op->dropped = false; /* the other ranks say that it ended well, so this one does, too */
+        return true;
+    }
+    if (op->dropped || comm->failure != COMM_OK) {
+        ops_drop(comm, op);
+        return false;
+    }
+    atomic_store_explicit(&cells->gone, slot->seq, memory_order_release); /* who waits looks at the next */
+    slot->slice++;
+    op->number = ++slot->seq;
+    cells_put_slice(cells, slot);
+    return false;
+}
+
+/* The slices of blocks are no operation for commd: it carries out all of it again. */
+static void keep_rest(struct client_call *call, uint64_t begin)
+{
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
+    struct call_buffer *buffers[] = {&call->input, &call->output};
+    call->terms.count_elements -= begin;
+    for (size_t i = 0; i < 2; i++) {
+        if (buffers[i]->at != NULL) {
+            buffers[i]->at = (unsigned char *)buffers[i]->at + begin * element_bytes;
+            buffers[i]->elements -= begin;
+        }
+    }
+}
+
+void cells_return_slices(struct client_cells *cells, struct cells_slot *slot)
+{
+    if (slot->slice_count > 1) {
+        cells->seq = slot->seq; /* ranks that had no slices have taken no number for them */
+    }
+    if (!op_kind_has_blocks(slot->call.terms.kind)) {
+        keep_rest(&slot->call, slice_of(cells, &slot->call, slot->slice).begin);
+    }
+}
+
+static struct comm_comm *find_abandoned(const struct comm_client *client)
+{
+    struct comm_comm *comm = client->comms;
+    for (; comm != NULL; comm = comm->next) {
+        struct client_cells *cells = comm->cells;
+        const struct cells_slot *slot = cells != NULL && cells->count > 0 ? cells_slot_at(cells, 0) : NULL;
+        if (slot != NULL && slot->slice_count > 1 && slot->op != NULL && !slot->op->staging &&
+            clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS) {
+            return comm;
+        }
+    }
+    return NULL;
+}
+
+void cells_attend(struct comm_client *client)
+{
+    struct comm_comm *comm;
+    while (client->waiters == 0 && client->lost == COMM_OK && !client->feeder.closing &&
+           (comm = find_abandoned(client)) != NULL) {
+        comm->habit.waits = WINDOW_WAITS_AFTER_MISS;
+        if (!cells_wait(comm, clock_ns() + ATTEND_NS)) {
+            return;
+        }
+    }
+}

@@ -60,7 +60,7 @@ void op_copy_out(const struct client_op *op)
 /* How an operation ends. */
 struct ending {
     const char *text; /* of a failure */
-    comm_failure_t data;
+    const comm_failure_t *data;
     comm_received_t received;
     bool clean; /* commd has finished with its buffers */
 };
@@ -69,15 +69,15 @@ struct ending {
 static void op_tell(struct comm_comm *comm, struct client_op *op, const struct ending *ending)
 {
     struct comm_request *request = op->request;
-    comm_result_t result = ending->data.result;
+    comm_result_t result = ending->data->result;
     if (request != NULL) {
         request->op = NULL;
         request->received = ending->received;
-        request_end(request, result, &ending->data, ending->text);
+        request_end(request, result, ending->data, ending->text);
         op->request = NULL;
     } else if (result != COMM_OK && comm->op_failure == COMM_OK) {
         comm->op_failure = result;
-        comm->op_failure_data = ending->data;
+        comm->op_failure_data = *ending->data;
         (void)snprintf(comm->op_failure_text, sizeof comm->op_failure_text, "%s", ending->text);
     }
 }
@@ -95,7 +95,7 @@ static void op_keep_copies(struct comm_client *client, struct client_op *op)
 /* Ends an operation that is in no list any more. Its queue gets it, or it is freed. */
 static void op_end(struct comm_comm *comm, struct client_op *op, const struct ending *ending)
 {
-    comm_result_t result = ending->data.result;
+    comm_result_t result = ending->data->result;
     size_t copied_bytes = 0;
     for (uint32_t i = 0; i < op->copy_count; i++) {
         copied_bytes += op->copies[i].size_bytes;
@@ -118,15 +118,16 @@ static void op_end(struct comm_comm *comm, struct client_op *op, const struct en
     }
     op->place.result = result;
     op->place.received = ending->received;
-    op->place.failure = result != COMM_OK ? failure_new(&ending->data, ending->text) : NULL;
+    op->place.failure = result != COMM_OK ? failure_new(ending->data, ending->text) : NULL;
     queue_add(op);
 }
 
 void op_fail_unsent(struct comm_comm *comm, struct client_op *op, const comm_failure_t *data,
                     const char *text)
 {
-    struct ending ending = {.text = text, .data = *data, .clean = true};
-    ending.data.operation = op_kind_text(op->kind);
+    comm_failure_t own = *data;
+    struct ending ending = {.text = text, .data = &own, .clean = true};
+    own.operation = op_kind_text(op->kind);
     op_end(comm, op, &ending);
 }
 
@@ -217,14 +218,11 @@ void ops_drop(struct comm_comm *comm, struct client_op *op)
     }
     (void)list_take(comm, op->ticket);
     held_free(comm, op->held);
-    struct ending ending = {.text = "this rank left the communicator",
-                            .data = failure_data(COMM_ABORTED, ""),
+    comm_failure_t data = failed ? comm->failure_data : failure_data(COMM_ABORTED, "");
+    struct ending ending = {.text = failed ? comm->failure_text : "this rank left the communicator",
+                            .data = &data,
                             .clean = !was_sent};
-    if (failed) {
-        ending.text = comm->failure_text;
-        ending.data = comm->failure_data;
-    }
-    ending.data.operation = op_kind_text(op->kind);
+    data.operation = op_kind_text(op->kind);
     op_end(comm, op, &ending);
 }
 
@@ -312,11 +310,16 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
     }
     struct ending ending = {
         .text = has_text ? completion->text : comm_result_text(result),
-        .data = op->known != NULL ? *op->known : failure_data(result, ""),
+        .data = failure_plain(COMM_OK),
         .received = {.source = completion->source_rank, .count = (size_t)completion->count_elements},
         .clean = result == COMM_OK};
-    ending.data.result = result;
-    ending.data.operation = result != COMM_OK ? op_kind_text(op->kind) : "";
+    comm_failure_t data;
+    if (result != COMM_OK) {
+        data = op->known != NULL ? *op->known : failure_data(result, "");
+        data.result = result;
+        data.operation = op_kind_text(op->kind);
+        ending.data = &data;
+    }
     op_end(comm, op, &ending);
 }
 
@@ -335,7 +338,7 @@ void ops_end_well(struct comm_comm *comm, struct client_op *op)
 {
     (void)list_take(comm, op->ticket);
     trace_op_seen(comm->client->trace, comm, op, COMM_OK);
-    struct ending ending = {.text = "", .data = failure_data(COMM_OK, ""), .clean = true};
+    struct ending ending = {.text = "", .data = failure_plain(COMM_OK), .clean = true};
     op_end(comm, op, &ending);
 }
 

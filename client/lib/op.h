@@ -42,8 +42,8 @@ uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_m
 /* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. Returns
  * false if it has not ended at the deadline. */
 bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns);
-/* One step of ops_finish_request. */
-void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_t deadline_ns);
+/* One step of ops_finish_request. *began_ns: at first 0. */
+void ops_progress(const struct comm_request *request, uint64_t *began_ns, uint64_t deadline_ns);
 /* Appends the operation to the list, which owns it from then on. Sets its ticket and deadline. */
 void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /*

@@ -10,23 +10,25 @@
 
 /*
  * The time at which commd counts as frozen. commd ends every operation at its deadline. But its messages may
- * have waited until we read them, and they arrive in portions.
+ * have waited until we read them, and they arrive in portions. *began_ns: when the wait began; 0: the clock
+ * was not read yet.
  */
-static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *op, uint64_t began_ns)
+static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *op, uint64_t *began_ns)
 {
     if (op->held != NULL || op->cell != NULL) {
         return UINT64_MAX; /* others show whether commd works */
     }
-    uint64_t latest_ns = op->deadline_ns > began_ns ? op->deadline_ns : began_ns;
+    *began_ns = *began_ns != 0 ? *began_ns : clock_ns();
+    uint64_t latest_ns = op->deadline_ns > *began_ns ? op->deadline_ns : *began_ns;
     latest_ns = latest_ns > comm->heard_ns ? latest_ns : comm->heard_ns;
     return latest_ns + (uint64_t)DAEMON_MARGIN_MS * NS_PER_MS;
 }
 
 uint64_t ops_latest_ns(const struct comm_comm *comm)
 {
-    uint64_t latest_ns = clock_after_ms(DAEMON_MARGIN_MS);
+    uint64_t latest_ns = clock_after_ms(DAEMON_MARGIN_MS), long_ago_ns = 1;
     for (const struct client_op *op = comm->ops; op != NULL; op = op->next) {
-        uint64_t op_ns = frozen_ns(comm, op, 0);
+        uint64_t op_ns = frozen_ns(comm, op, &long_ago_ns);
         latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
     }
     return latest_ns;
@@ -34,11 +36,11 @@ uint64_t ops_latest_ns(const struct comm_comm *comm)
 
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory)
 {
-    uint64_t latest_ns = 0;
+    uint64_t latest_ns = 0, long_ago_ns = 1;
     for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
         for (const struct client_op *op = comm->ops; op != NULL; op = op->next) {
             for (int use = 0; use < USE_COUNT; use++) {
-                uint64_t op_ns = op->uses[use] == memory ? frozen_ns(comm, op, 0) : 0;
+                uint64_t op_ns = op->uses[use] == memory ? frozen_ns(comm, op, &long_ago_ns) : 0;
                 latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
             }
         }
@@ -65,15 +67,15 @@ static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)
 {
-    uint64_t began_ns = clock_ns();
+    uint64_t began_ns = 0;
     while (is_pending(comm, ticket)) {
-        uint64_t late_ns = frozen_ns(comm, comm->ops, began_ns);
+        uint64_t late_ns = frozen_ns(comm, comm->ops, &began_ns);
         await_end(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
-        const struct client_op *op = comm->ops;
-        uint64_t now_ns = clock_ns();
         if (!is_pending(comm, ticket)) {
             break;
         }
+        const struct client_op *op = comm->ops;
+        uint64_t now_ns = clock_ns();
         if (now_ns >= deadline_ns) {
             return error_report(COMM_TIMED_OUT,
                                 "\"%s\": %u operations have not ended yet; the oldest is operation %" PRIu64
@@ -81,7 +83,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
                                 comm->name, comm->op_count, op->ticket, op_kind_text(op->kind),
                                 (now_ns - op->submitted_ns) / NS_PER_MS);
         }
-        if (now_ns >= frozen_ns(comm, op, began_ns)) {
+        if (now_ns >= frozen_ns(comm, op, &began_ns)) {
             member_fail(comm, COMM_TIMED_OUT,
                         "%s: commd does not answer: operation %" PRIu64 " on \"%s\", %s, is %" PRIu64
                         " ms past its deadline, and commd has not ended it",
@@ -107,7 +109,7 @@ static const struct client_op *oldest_of(const struct comm_comm *comm, const str
     return op->held != NULL ? comm->ops : op;
 }
 
-void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_t deadline_ns)
+void ops_progress(const struct comm_request *request, uint64_t *began_ns, uint64_t deadline_ns)
 {
     struct comm_comm *comm = request->comm;
     struct client_op *op = request->op;
@@ -131,10 +133,10 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns, uint64_
 
 bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns)
 {
-    uint64_t began_ns = clock_ns();
+    uint64_t began_ns = 0;
     bool passed = false;
     while (request->op != NULL && !passed) {
-        ops_progress(request, began_ns, deadline_ns);
+        ops_progress(request, &began_ns, deadline_ns);
         passed = deadline_ns != UINT64_MAX && clock_ns() >= deadline_ns;
     }
     return request->op == NULL;
@@ -146,7 +148,7 @@ static struct client_op *find_late(const struct comm_comm *comm, const struct co
 {
     uint64_t now_ns = clock_ns();
     for (struct client_op *op = comm->ops; op != NULL; op = op->next) {
-        if (op->place.queue == queue && now_ns >= frozen_ns(comm, op, began_ns)) {
+        if (op->place.queue == queue && now_ns >= frozen_ns(comm, op, &began_ns)) {
             return op;
         }
     }

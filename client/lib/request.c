@@ -27,11 +27,11 @@ void request_free(struct comm_request *request)
 void request_end(struct comm_request *request, comm_result_t result, const comm_failure_t *data,
                  const char *text)
 {
-    comm_failure_t plain = failure_data(result, "");
     request->ended = true;
     request->result = result;
     free(request->failure);
-    request->failure = result != COMM_OK ? failure_new(data != NULL ? data : &plain, text) : NULL;
+    request->failure =
+        result != COMM_OK ? failure_new(data != NULL ? data : failure_plain(result), text) : NULL;
 }
 
 static bool is_started(const struct comm_request *request)
@@ -202,7 +202,7 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
 {
     comm_result_t result = count > 0 ? check_waiting("comm_wait_any", handles) : COMM_OK;
     const struct comm_request *waiting;
-    uint64_t began_ns = clock_ns();
+    uint64_t began_ns = 0;
     if (result != COMM_OK) {
         return result;
     }
@@ -237,7 +237,7 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
         if (*index < count || waiting == NULL) {
             break;
         }
-        ops_progress(waiting, began_ns, UINT64_MAX);
+        ops_progress(waiting, &began_ns, UINT64_MAX);
     }
     if (*index < count) {
         result = request_take(&handles[*index], received);

@@ -55,17 +55,13 @@ bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count)
 
 struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
 {
-    uint64_t most = CELLS_SLICE_MAX_BYTES;
-    if (op_kind_has_blocks(terms->kind)) {
-        most = CELLS_SLICE_MAX_BYTES / rank_count;
-    } else if (terms->kind == OP_KIND_ALL_REDUCE) {
-        most = CELLS_SLICE_READ_MAX_BYTES / ((uint64_t)rank_count * rank_count);
-        most = most < CELLS_SLICE_MIN_BYTES ? CELLS_SLICE_MIN_BYTES : most;
-        most = most > CELLS_SLICE_MAX_BYTES ? CELLS_SLICE_MAX_BYTES : most;
-    }
-    uint64_t elements = most / dtype_size_bytes(terms->dtype);
-    uint64_t slices = terms->count_elements / elements + (terms->count_elements % elements != 0);
-    return (struct cells_cut){.slice_elements = elements, .slice_count = slices};
+    bool two_steps = terms->kind == OP_KIND_ALL_REDUCE && rank_count >= CELLS_TWO_STEPS_RANKS;
+    uint32_t blocks = op_kind_has_blocks(terms->kind) ? rank_count : 1;
+    uint64_t elements = CELLS_SLICE_MAX_BYTES / blocks / dtype_size_bytes(terms->dtype);
+    return (struct cells_cut){.slice_elements = elements,
+                              .slice_count =
+                                  terms->count_elements / elements + (terms->count_elements % elements != 0),
+                              .steps = two_steps ? 2 : 1};
 }
 
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)

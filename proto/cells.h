@@ -51,10 +51,12 @@
  */
 #define CELLS_PLACES 2u
 #define CELLS_SLICE_MAX_BYTES (1u << 20) /* of one rank's data, or of all ranks' blocks together */
-/* Each rank of an all-reduce reads the data of all. These are the bytes that all read together, so slices are
- * smaller with more ranks, */
-#define CELLS_SLICE_READ_MAX_BYTES (4u << 20)
-#define CELLS_SLICE_MIN_BYTES (64u << 10) /* but not smaller than that. */
+/*
+ * With so many ranks or more, a slice of an all-reduce takes two steps, and two numbers. First each rank
+ * publishes its data, and reduces its part of all ranks' data. Then it publishes its part, and copies the
+ * others'. With fewer ranks, each rank reduces all data.
+ */
+#define CELLS_TWO_STEPS_RANKS 3u
 /* Longer data of registered memory go to commd, which reads and writes them where they are. */
 #define CELLS_REGISTERED_MAX_BYTES (1u << 20)
 #define CELLS_LINE_BYTES ((size_t)64)
@@ -170,6 +172,7 @@ bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count);
 struct cells_cut {
     uint64_t slice_elements;
     uint64_t slice_count;
+    uint32_t steps; /* of each slice: the numbers that it takes */
 };
 struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count);
 /* Where the rank's slice of this number lies; its header is there. */

@@ -156,7 +156,7 @@ static bool fits_in_cells(const struct comm_comm *comm, const struct client_call
 /* Slices take several numbers. Nothing is published between them. */
 static bool is_amid_slices(struct client_cells *cells)
 {
-    return cells->count > 0 && cells_slot_at(cells, cells->count - 1)->slice_count > 1;
+    return cells->count > 0 && cells_slot_at(cells, cells->count - 1)->step_count > 1;
 }
 
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits)
@@ -192,10 +192,11 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->op = op;
     slot->seq = ++cells->seq;
     slot->call = *call;
-    slot->slice = slot->slice_count = 0;
+    slot->step = slot->step_count = 0;
     if (!fits_in_cells(comm, call)) {
-        slot->slice_count = cells_cut(&call->terms, cells->rank_count).slice_count;
-        cells->seq += slot->slice_count - 1;
+        struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
+        slot->step_count = cut.slice_count * cut.steps;
+        cells->seq += slot->step_count - 1;
     }
     if (call->terms.has_layouts != 0) {
         keep_counts(slot, cells->rank_count);
@@ -219,7 +220,7 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
         return;
     }
     cell_counts_raise(&cells->counts->published, 1);
-    if (op->cell->slice_count > 0) {
+    if (op->cell->step_count > 0) {
         cells_put_slice(cells, op->cell);
     } else {
         cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
@@ -299,7 +300,7 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
     if (!cells_is_between_nodes(comm->cells)) {
         cell_counts_raise(&comm->cells->counts->published, UINT64_MAX); /* one less */
     }
-    if (slot->slice_count > 0) {
+    if (slot->step_count > 0) {
         cells_return_slices(comm->cells, slot);
     }
     uint32_t timeout_ms = slot->call.options.timeout_ms;
@@ -343,10 +344,10 @@ static bool take_result(struct comm_comm *comm, struct cells_slot *slot)
         cells_nodes_read(&cells->node, comm->rank, cells->rank, slot->seq, &slot->call);
         return true;
     }
-    if (slot->slice_count > 0 && !cells_take_slice(comm, slot)) {
+    if (slot->step_count > 0 && !cells_take_slice(comm, slot)) {
         return false;
     }
-    if (slot->slice_count == 0) {
+    if (slot->step_count == 0) {
         cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
     }
     count_end(cells, slot);

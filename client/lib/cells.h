@@ -32,6 +32,7 @@ struct cells_slot;
 /* A slice: elements of each block, or of the vector. */
 struct cells_slice {
     uint64_t begin, elements;
+    uint32_t step, steps; /* from 0 on */
 };
 
 /* What a client knows of the cells of all its communicators. */
@@ -107,9 +108,10 @@ void cells_nodes_read(const struct node_cells *cells, uint32_t rank, uint32_t lo
  * operation. */
 void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                  const struct client_call *call);
-/* The same of a slice: first the data, then their header. */
-void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint32_t place,
-                       const struct client_call *call, const struct cells_slice *slice);
+/* The same of a step of a slice: first the data, then their header. The second step reads the cells of the
+ * first, which has the number before. */
+void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                       uint32_t place, const struct client_call *call, const struct cells_slice *slice);
 void cells_write_header(struct cells_shared *shared, uint32_t rank, uint64_t seq, uint32_t place,
                         const struct client_call *call);
 /* slice: null of an operation without slices. */

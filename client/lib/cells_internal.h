@@ -8,9 +8,9 @@
 /* An operation that was published and has not ended. */
 struct cells_slot {
     struct client_op *op; /* null: it was dropped */
-    uint64_t seq;         /* of its slice, if it has slices */
-    uint64_t slice_count; /* 0: it has none */
-    uint64_t slice;       /* that is published now */
+    uint64_t seq;         /* of the step that is published now, if it has slices */
+    uint64_t step_count;  /* of all slices; 0: it has none */
+    uint64_t step;        /* that is published now */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
 };

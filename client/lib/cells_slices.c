@@ -52,26 +52,30 @@ bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *
         return false;
     }
     for (uint32_t i = 0; i < cells->count; i++) {
-        if (cells_slot_at(cells, i)->slice_count > 0) {
+        if (cells_slot_at(cells, i)->step_count > 0) {
             return false;
         }
     }
     return cells_cut(&call->terms, cells->rank_count).slice_count == 1 || may_begin_again(call);
 }
 
+/* By the number of the step, from 0 on. */
 static struct cells_slice slice_of(const struct client_cells *cells, const struct client_call *call,
-                                   uint64_t slice)
+                                   uint64_t step)
 {
     struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
-    uint64_t begin = slice * cut.slice_elements, left = call->terms.count_elements - begin;
+    uint64_t begin = step / cut.steps * cut.slice_elements, left = call->terms.count_elements - begin;
     return (struct cells_slice){.begin = begin,
-                                .elements = left < cut.slice_elements ? left : cut.slice_elements};
+                                .elements = left < cut.slice_elements ? left : cut.slice_elements,
+                                .step = (uint32_t)(step % cut.steps),
+                                .steps = cut.steps};
 }
 
-static void write_slice(const struct client_cells *cells, const struct client_call *call, uint64_t number)
+static void write_slice(const struct client_cells *cells, uint64_t seq, const struct client_call *call,
+                        uint64_t step)
 {
-    struct cells_slice slice = slice_of(cells, call, number);
-    cells_write_slice(cells->shared, cells->rank_count, cells->rank, cells->place, call, &slice);
+    struct cells_slice slice = slice_of(cells, call, step);
+    cells_write_slice(cells->shared, cells->rank_count, cells->rank, seq, cells->place, call, &slice);
 }
 
 void cells_write_first(struct comm_comm *comm, const struct client_call *call)
@@ -80,7 +84,7 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call)
     cells->writing = true;
     comm->copying++;
     client_leave(comm->client);
-    write_slice(cells, call, 0);
+    write_slice(cells, cells->seq + 1, call, 0);
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
     cells->writing = false;
@@ -98,14 +102,14 @@ bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
 {
     struct client_cells *cells = comm->cells;
     struct client_op *op = slot->op;
-    struct cells_slice slice = slice_of(cells, &slot->call, slot->slice);
-    bool more = slot->slice + 1 < slot->slice_count;
+    struct cells_slice slice = slice_of(cells, &slot->call, slot->step);
+    bool more = slot->step + 1 < slot->step_count;
     op->staging = true; /* it must not end meanwhile */
     comm->copying++;
     client_leave(comm->client);
     cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, &slice);
     if (more) {
-        write_slice(cells, &slot->call, slot->slice + 1);
+        write_slice(cells, slot->seq + 1, &slot->call, slot->step + 1);
     }
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
@@ -120,7 +124,7 @@ bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
         return false;
     }
     atomic_store_explicit(&cells->gone, slot->seq, memory_order_release); /* who waits looks at the next */
-    slot->slice++;
+    slot->step++;
     op->number = ++slot->seq;
     cells_put_slice(cells, slot);
     return false;
@@ -142,11 +146,11 @@ static void keep_rest(struct client_call *call, uint64_t begin)
 
 void cells_return_slices(struct client_cells *cells, struct cells_slot *slot)
 {
-    if (slot->slice_count > 1) {
+    if (slot->step_count > 1) {
         cells->seq = slot->seq; /* ranks that had no slices have taken no number for them */
     }
     if (!op_kind_has_blocks(slot->call.terms.kind)) {
-        keep_rest(&slot->call, slice_of(cells, &slot->call, slot->slice).begin);
+        keep_rest(&slot->call, slice_of(cells, &slot->call, slot->step).begin);
     }
 }
 
@@ -156,7 +160,7 @@ static struct comm_comm *find_abandoned(const struct comm_client *client)
     for (; comm != NULL; comm = comm->next) {
         struct client_cells *cells = comm->cells;
         const struct cells_slot *slot = cells != NULL && cells->count > 0 ? cells_slot_at(cells, 0) : NULL;
-        if (slot != NULL && slot->slice_count > 1 && slot->op != NULL && !slot->op->staging &&
+        if (slot != NULL && slot->step_count > 1 && slot->op != NULL && !slot->op->staging &&
             clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS) {
             return comm;
         }

@@ -85,13 +85,6 @@ static void write_data(const struct taking *taking, unsigned char *to)
     }
 }
 
-void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint32_t place,
-                       const struct client_call *call, const struct cells_slice *slice)
-{
-    struct taking taking = taking_of(shared, rank_count, rank, 0, call, slice);
-    write_data(&taking, cells_place(shared, rank_count, rank, place));
-}
-
 void cells_write_header(struct cells_shared *shared, uint32_t rank, uint64_t seq, uint32_t place,
                         const struct client_call *call)
 {
@@ -120,20 +113,17 @@ static double factor_of(const struct taking *taking, uint32_t rank)
     return cells_header(taking->shared, rank, taking->seq)->said.factor;
 }
 
-/* Reduces this block of all ranks. */
-static void reduce_all(const struct taking *taking, uint32_t block)
+/* Reduces one element after the other of all ranks' data. */
+static void reduce(const struct taking *taking, const void *const *inputs, uint64_t elements, void *to)
 {
-    void *to = (unsigned char *)taking->call->output.at + taking->begin_bytes;
     const struct op_terms *terms = &taking->call->terms;
-    const void *inputs[CELLS_RANKS_MAX];
     double factors[CELLS_RANKS_MAX];
     for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        inputs[rank] = data_of(taking, rank, block);
         factors[rank] = factor_of(taking, rank);
     }
     struct host_reduction reduction = {.dtype = terms->dtype,
                                        .reduce = terms->reduce,
-                                       .count_elements = taking->part_elements,
+                                       .count_elements = elements,
                                        .input_count = taking->rank_count,
                                        .output_count = 1,
                                        .inputs = inputs,
@@ -141,6 +131,17 @@ static void reduce_all(const struct taking *taking, uint32_t block)
                                        .factors = terms->reduce == REDUCE_PREMUL_SUM ? factors : NULL,
                                        .divisor = terms->reduce == REDUCE_AVG ? taking->rank_count : 0};
     host_reduce(&reduction);
+}
+
+/* Reduces this block of all ranks. */
+static void reduce_all(const struct taking *taking, uint32_t block)
+{
+    const void *inputs[CELLS_RANKS_MAX];
+    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
+        inputs[rank] = data_of(taking, rank, block);
+    }
+    reduce(taking, inputs, taking->part_elements,
+           (unsigned char *)taking->call->output.at + taking->begin_bytes);
 }
 
 /* Each rank's value is the value before it (op) its own data, rounded each time. */
@@ -161,6 +162,65 @@ static void scan(const struct taking *taking, uint32_t ranks, void *to)
                                            .factors =
                                                terms->reduce == REDUCE_PREMUL_SUM ? factors + first : NULL};
         host_reduce(&reduction);
+    }
+}
+
+/* --- All-reduces in two steps --- */
+
+/* What a rank reduces of the slice, in elements. A multiple of a cache line, so that no line has two writers.
+ */
+static uint64_t part_begin(const struct taking *taking, uint32_t rank)
+{
+    uint64_t each = (taking->part_elements + taking->rank_count - 1) / taking->rank_count;
+    uint64_t begin = (each + CELLS_LINE_BYTES - 1) / CELLS_LINE_BYTES * CELLS_LINE_BYTES * rank;
+    return begin < taking->part_elements ? begin : taking->part_elements;
+}
+
+static void write_first_step(const struct taking *taking, unsigned char *to)
+{
+    size_t element_bytes = dtype_size_bytes(taking->call->terms.dtype);
+    size_t own_begin = part_begin(taking, taking->rank) * element_bytes;
+    size_t own_end = part_begin(taking, taking->rank + 1) * element_bytes;
+    const unsigned char *from = data_of(taking, taking->rank, 0);
+    copy(to, from, own_begin);
+    copy(to + own_end, from + own_end, taking->part_bytes - own_end);
+}
+
+static void write_second_step(const struct taking *taking, unsigned char *to)
+{
+    const void *inputs[CELLS_RANKS_MAX];
+    uint64_t begin = part_begin(taking, taking->rank), end = part_begin(taking, taking->rank + 1);
+    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
+        inputs[rank] = data_of(taking, rank, 0) + begin * dtype_size_bytes(taking->call->terms.dtype);
+    }
+    if (begin < end) {
+        reduce(taking, inputs, end - begin, to);
+    }
+}
+
+static void read_second_step(const struct taking *taking)
+{
+    size_t element_bytes = dtype_size_bytes(taking->call->terms.dtype);
+    unsigned char *to = (unsigned char *)taking->call->output.at + taking->begin_bytes;
+    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
+        size_t begin = part_begin(taking, rank) * element_bytes,
+               end = part_begin(taking, rank + 1) * element_bytes;
+        copy(to + begin, cells_slice_at(taking->shared, taking->rank_count, rank, taking->seq), end - begin);
+    }
+}
+
+void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                       uint32_t place, const struct client_call *call, const struct cells_slice *slice)
+{
+    struct taking taking = taking_of(shared, rank_count, rank, seq, call, slice);
+    unsigned char *to = cells_place(shared, rank_count, rank, place);
+    if (slice->steps == 1) {
+        write_data(&taking, to);
+    } else if (slice->step == 0) {
+        write_first_step(&taking, to);
+    } else {
+        taking.seq--; /* the other ranks' data of the first step */
+        write_second_step(&taking, to);
     }
 }
 
@@ -191,6 +251,12 @@ void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
     }
     struct taking taking = taking_of(shared, rank_count, rank, seq, call, slice);
     if (call->output.at == NULL || taking.part_bytes == 0) {
+        return;
+    }
+    if (slice != NULL && slice->steps > 1) {
+        if (slice->step > 0) {
+            read_second_step(&taking);
+        }
         return;
     }
     switch (terms->kind) {

@@ -160,8 +160,8 @@ static struct comm_comm *find_abandoned(const struct comm_client *client)
     for (; comm != NULL; comm = comm->next) {
         struct client_cells *cells = comm->cells;
         const struct cells_slot *slot = cells != NULL && cells->count > 0 ? cells_slot_at(cells, 0) : NULL;
-        if (slot != NULL && slot->step_count > 1 && slot->op != NULL && !slot->op->staging &&
-            clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS) {
+        if (!comm->leaving && slot != NULL && slot->step_count > 1 && slot->op != NULL &&
+            !slot->op->staging && clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS) {
             return comm;
         }
     }
@@ -174,7 +174,11 @@ void cells_attend(struct comm_client *client)
     while (client->waiters == 0 && client->lost == COMM_OK && !client->feeder.closing &&
            (comm = find_abandoned(client)) != NULL) {
         comm->habit.waits = WINDOW_WAITS_AFTER_MISS;
-        if (!cells_wait(comm, clock_ns() + ATTEND_NS)) {
+        comm->copying++; /* it must not be left meanwhile */
+        bool waited = cells_wait(comm, clock_ns() + ATTEND_NS);
+        comm->copying--;
+        pthread_cond_broadcast(&client->changed);
+        if (!waited) {
             return;
         }
     }

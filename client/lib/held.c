@@ -341,8 +341,8 @@ void held_await(struct comm_comm *comm)
 
 void held_leave(struct comm_comm *comm)
 {
-    held_await(comm);
     comm->leaving = true;
+    held_await(comm);
 }
 
 /* --- The feeder --- */

@@ -162,8 +162,12 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_k
     free(guest->report);
     guest->report = report != NULL ? meeting_report_new(report) : NULL;
     guest->is_odd = guest->is_old = false;
-    if (is_new && guest->report != NULL && node != COMMS_NODE_OWN) {
-        meeting_tell_own_report(comms, guest);
+    if (is_new && guest->report != NULL) {
+        if (node == COMMS_NODE_OWN) {
+            meeting_own_report_came(comms, meeting);
+        } else {
+            meeting_tell_own_report(comms, guest);
+        }
     }
     untold(meetings, meeting, now_ns);
     if (guest->visitor->count > MEETING_GUESTS_MAX) {

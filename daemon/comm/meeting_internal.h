@@ -71,6 +71,9 @@ void meeting_tell_end(struct comms *comms, const struct guest *ended, const Comm
 void meeting_tell_lost(struct comms *comms, const struct guest *lost, const struct error *cause);
 /* Tells a new guest of this node's own report, if there is one: so it knows that it needs this node. */
 void meeting_tell_own_report(struct comms *comms, const struct guest *guest);
+/* This node has reported to itself: tells all guests that have reported. At once, because nobody else knows
+ * of these ranks if this node is lost. */
+void meeting_own_report_came(struct comms *comms, const struct meeting *meeting);
 /* Null: it is not sound, or no memory. */
 struct comms_report *meeting_report_new(const Commd__Mesh__Announce *report);
 

@@ -249,28 +249,65 @@ void meeting_tell_partial(struct comms *comms, struct meeting *meeting)
     view_clear(&view);
 }
 
-void meeting_tell_own_report(struct comms *comms, const struct guest *guest)
+static const struct guest *own_of(const struct meeting *meeting)
 {
-    struct guest *const to[] = {(struct guest *)(uintptr_t)guest};
-    struct receivers receivers = {.comms = comms, .guests = to, .count = 1};
-    struct comms_roster_item item = {.node = mesh_own_name(comms->mesh)};
-    struct comms_roster roster = {.name = guest->meeting->key.name,
-                                  .owner_uid = guest->meeting->key.owner_uid,
-                                  .items = &item,
-                                  .count = 1};
-    const struct guest *own;
-    DL_FOREACH(guest->meeting->guests, own)
+    const struct guest *guest;
+    DL_FOREACH(meeting->guests, guest)
     {
-        if (own->visitor->node == COMMS_NODE_OWN && own->report != NULL && !own->is_old && !own->is_odd) {
-            Commd__Mesh__Announce *report =
-                commd__mesh__announce__unpack(NULL, own->report->size_bytes, own->report->bytes);
-            if (report != NULL) {
-                item.report = *report;
-                (void)comms_roster_write(&roster, send_part, &receivers);
-                commd__mesh__announce__free_unpacked(report, NULL);
-            }
+        if (guest->visitor->node == COMMS_NODE_OWN && guest->report != NULL && !guest->is_old &&
+            !guest->is_odd) {
+            return guest;
         }
     }
+    return NULL;
+}
+
+static void tell_of_own(struct comms *comms, const struct guest *own, struct receivers *to)
+{
+    struct comms_roster_item item = {.node = mesh_own_name(comms->mesh)};
+    struct comms_roster roster = {.name = own->meeting->key.name,
+                                  .owner_uid = own->meeting->key.owner_uid,
+                                  .adds = true,
+                                  .items = &item,
+                                  .count = 1};
+    Commd__Mesh__Announce *report =
+        commd__mesh__announce__unpack(NULL, own->report->size_bytes, own->report->bytes);
+    if (report != NULL) {
+        item.report = *report;
+        (void)comms_roster_write(&roster, send_part, to);
+        commd__mesh__announce__free_unpacked(report, NULL);
+    }
+}
+
+void meeting_tell_own_report(struct comms *comms, const struct guest *guest)
+{
+    const struct guest *own = own_of(guest->meeting);
+    struct guest *const to[] = {(struct guest *)(uintptr_t)guest};
+    if (own != NULL) {
+        tell_of_own(comms, own, &(struct receivers){.comms = comms, .guests = to, .count = 1});
+    }
+}
+
+void meeting_own_report_came(struct comms *comms, const struct meeting *meeting)
+{
+    struct view view;
+    if (!meeting_is_reported(meeting)) {
+        return; /* all are told of all, and connect */
+    }
+    if (view_make(comms, meeting, &view)) { /* says whether it contradicts earlier ones */
+        const struct guest *own = own_of(meeting);
+        uint32_t others = 0;
+        for (uint32_t i = 0; i < view.count; i++) {
+            if (view.fitting[i] != own) {
+                view.fitting[others++] = view.fitting[i];
+            }
+        }
+        if (own != NULL) {
+            tell_of_own(comms, own,
+                        &(struct receivers){.comms = comms, .guests = view.fitting, .count = others});
+        }
+    }
+    view_clear(&view);
 }
 
 void meeting_tell_lost(struct comms *comms, const struct guest *lost, const struct error *cause)

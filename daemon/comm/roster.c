@@ -50,6 +50,7 @@ bool comms_roster_write(const struct comms_roster *roster,
     writer.body.owner_uid = roster->owner_uid;
     writer.body.first = true;
     writer.body.complete = roster->is_complete;
+    writer.body.adds = roster->adds;
     for (uint32_t i = 0; writer.entries != NULL && writer.list != NULL && i < roster->count && written; i++) {
         Commd__Mesh__RosterEntry *entry = &writer.entries[i];
         commd__mesh__roster_entry__init(entry);
@@ -169,6 +170,13 @@ static void take_entry(struct communicator *comm, const Commd__Mesh__RosterEntry
     }
 }
 
+static void take_entries(struct communicator *comm, const Commd__Mesh__Roster *roster, uint64_t now_ns)
+{
+    for (size_t i = 0; i < roster->n_entries && comm->state == COMMS_COMM_FORMING; i++) {
+        take_entry(comm, roster->entries[i], now_ns);
+    }
+}
+
 /* Forgets what an earlier roster said of nodes that are not in this one. */
 static void drop_others(struct communicator *comm)
 {
@@ -241,15 +249,19 @@ void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh
     if (!roster->complete && comm->comm_id != 0) {
         return; /* it has promised: what a place tells meanwhile is older */
     }
+    if (roster->adds) {
+        if (is_place && !roster->complete) {
+            take_entries(comm, roster, now_ns);
+        }
+        return;
+    }
     if (roster->first) {
         begin(comm, node);
     }
     if (!comm->roster_begun || comm->roster_from != node) {
         return;
     }
-    for (size_t i = 0; i < roster->n_entries && comm->state == COMMS_COMM_FORMING; i++) {
-        take_entry(comm, roster->entries[i], now_ns);
-    }
+    take_entries(comm, roster, now_ns);
     if (!roster->last || comm->state != COMMS_COMM_FORMING) {
         return;
     }

@@ -17,8 +17,9 @@
  * that a rank that is taken is refused at once. Nodes whose reports contradict each other are told of each
  * other, connect, and settle that as in a small communicator (announce.c). If a node that has reported is
  * lost, or says that it cannot form the communicator any more, the place tells all others, and it ends. A
- * place that has ranks itself says so to each new guest: so guests know that they need it. If a node has not
- * reported, which an older commd cannot, all nodes are told of all, and connect.
+ * place that has ranks itself says so to each new guest, and to all when its first rank comes: so guests know
+ * that they need it. If a node has not reported, which an older commd cannot, all nodes are told of all, and
+ * connect.
  *
  * Private to daemon/comm.
  */
@@ -34,6 +35,7 @@ struct comms_roster {
     const char *name;
     uint32_t owner_uid;
     bool is_complete;
+    bool adds; /* it says of these nodes alone: what earlier rosters said of others stays */
     struct comms_roster_item *items;
     uint32_t count;
 };

@@ -437,6 +437,35 @@ static void test_a_node_is_lost_while_others_wait(void **state)
     }
 }
 
+/* A node's own rank comes while others wait. It is lost right after, and all others are told, also if it is the
+ * one that collects reports, so nobody else has heard of its rank. */
+static void test_a_node_is_lost_after_its_rank_has_come(void **state)
+{
+    (void)state;
+    enum { SIZE = 40 };
+    struct cluster *cluster = large_cluster(252, SIZE);
+    for (uint32_t node = 0; node < SIZE - 1; node++) {
+        struct sim_comm *comm = comm_of(cluster, "late", SIZE, 1);
+        for (uint32_t rank = 1; rank < SIZE; rank++) {
+            if (comm->ranks[rank].node->index != node) {
+                sim_comm_join(comm, rank, 0, NULL);
+            }
+        }
+        cluster_run(cluster, 50 * TIME_MS + random_below(&cluster->random, 2 * TIME_S));
+        sim_comm_join(comm, SIZE - 1 - node, 0, NULL);
+        cluster_run(cluster, 2 * TIME_MS + random_below(&cluster->random, 20 * TIME_MS));
+        cluster_crash(cluster, node);
+        sim_comm_forget_node(comm, node);
+        cluster_bury(cluster, node);
+        assert_true(cluster_run_until(cluster, all_told, comm, 3 * TIME_S));
+        assert_told_of(comm, cluster->nodes[node].name);
+        sim_comm_free(comm);
+        cluster_restart(cluster, node);
+        cluster_connect(cluster);
+    }
+    cluster_free(cluster);
+}
+
 /* A process is lost: that is told everywhere within 100 ms. */
 static void test_a_rank_is_lost_while_others_wait(void **state)
 {
@@ -477,6 +506,7 @@ int main(void)
         cmocka_unit_test(test_a_node_is_lost),
         cmocka_unit_test(test_a_node_is_lost_while_it_forms),
         cmocka_unit_test(test_a_node_is_lost_while_others_wait),
+        cmocka_unit_test(test_a_node_is_lost_after_its_rank_has_come),
         cmocka_unit_test(test_a_rank_is_lost_while_others_wait),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

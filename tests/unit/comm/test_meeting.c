@@ -12,7 +12,7 @@ struct heard {
     unsigned count;
     char names[256]; /* of all Met so far */
     /* Of the Rosters: */
-    unsigned rosters, ends;
+    unsigned rosters, additions, ends;
     char ended_by[8], entry[8], text[64]; /* the last end's node, the last first entry's node */
     uint64_t ended_nonce;
     uint32_t ended_ranks;
@@ -24,7 +24,7 @@ static void on_roster(struct heard *of, const Commd__Mesh__Roster *roster)
     assert_string_equal(roster->name, "job");
     if (roster->end == NULL) {
         of->rosters++;
-
+        of->additions += roster->adds ? 1 : 0;
         assert_true(roster->n_entries >= 1);
         (void)snprintf(of->entry, sizeof of->entry, "%s", roster->entries[0]->node);
         return;
@@ -244,12 +244,9 @@ static void test_a_guest_that_gives_up(void **state)
     world_stop(&world);
 }
 
-/* A place that has ranks says so to each new guest, once. */
-static void test_a_place_with_ranks(void **state)
+/* The place itself reports rank 3 of "job". */
+static void report_own(const struct comms_key *key)
 {
-    (void)state;
-    start();
-    struct comms_key key = {.owner_uid = 1000, .name = "job"};
     uint32_t rank = 3;
     Commd__Mesh__Announce own = COMMD__MESH__ANNOUNCE__INIT;
     Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
@@ -262,12 +259,48 @@ static void test_a_place_with_ranks(void **state)
     own.n_ranks = 1;
     own.ranks = &rank;
     own.tree = true;
-    comms_meeting_join(world.nodes[0].comms, COMMS_NODE_OWN, &key, &own, world.now_ns);
+    comms_meeting_join(world.nodes[0].comms, COMMS_NODE_OWN, key, &own, world.now_ns);
+}
+
+/* A place that has ranks says so to each new guest, once, and to all when its first rank comes. */
+static void test_a_place_with_ranks(void **state)
+{
+    (void)state;
+    start();
+    struct comms_key key = {.owner_uid = 1000, .name = "job"};
+    report(2, 6, 600, NULL);
+    assert_int_equal(heard[2].rosters, 0);
+    report_own(&key);
+    run(&world, TIME_MS); /* before anybody is told which ranks are missing */
+    assert_int_equal(heard[2].rosters, 1);
+    assert_int_equal(heard[2].additions, 1);
+    assert_string_equal(heard[2].entry, "a");
     report(1, 5, 500, NULL);
     assert_int_equal(heard[1].rosters, 1);
+    assert_int_equal(heard[1].additions, 1);
     assert_string_equal(heard[1].entry, "a");
     report(1, 5, 501, NULL);
+    report_own(&key);
+    run(&world, TIME_MS);
     assert_int_equal(heard[1].rosters, 1);
+    assert_int_equal(heard[2].rosters, 1);
+    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, &key);
+    world_stop(&world);
+}
+
+/* The place's rank was another node's before: guests are not told of the one that came later. */
+static void test_a_place_whose_rank_is_taken(void **state)
+{
+    (void)state;
+    start();
+    struct comms_key key = {.owner_uid = 1000, .name = "job"};
+    report(1, 3, 500, NULL);
+    report(2, 6, 600, NULL);
+    report_own(&key);
+    run(&world, TIME_MS);
+    assert_int_equal(heard[1].additions, 0);
+    assert_int_equal(heard[2].additions, 0);
+    assert_heard(1, "job:a "); /* the two settle it */
     comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, &key);
     world_stop(&world);
 }
@@ -304,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_a_guest_that_has_reported_is_lost),
         cmocka_unit_test(test_a_guest_that_gives_up),
         cmocka_unit_test(test_a_place_with_ranks),
+        cmocka_unit_test(test_a_place_whose_rank_is_taken),
         cmocka_unit_test(test_names_that_cannot_be),
         cmocka_unit_test(test_a_place_that_was_not_asked),
     };

@@ -101,9 +101,9 @@ static uint32_t choose(struct gathers_meeting *meeting, uint32_t waiting, uint32
 }
 
 /* Gives the chosen ones ranks of the next generation, by node and arrival. */
-static struct gathers_number seat(struct gathers_meeting *meeting, uint32_t from, uint32_t chosen)
+static struct gathers_formation seat(struct gathers_meeting *meeting, uint32_t from, uint32_t chosen)
 {
-    struct gathers_number number = {++meeting->generation, random_u64(&meeting->gathers->random)};
+    struct gathers_formation given = {{++meeting->generation, random_u64(&meeting->gathers->random)}, chosen};
     struct gathers_party *party;
     uint32_t rank = from;
     DL_FOREACH(meeting->parties, party)
@@ -111,8 +111,9 @@ static struct gathers_number seat(struct gathers_meeting *meeting, uint32_t from
         for (uint32_t i = 0; i < party->count; i++) {
             struct gathers_guest *guest = &party->guests[i];
             if (guest->generation == 0 && guest->rank == CHOSEN) {
-                guest->generation = number.generation;
-                guest->nonce = number.nonce;
+                guest->generation = given.number.generation;
+                guest->nonce = given.number.nonce;
+                guest->seated = chosen;
                 guest->settled = guest->is_void = false;
                 guest->rank = rank++;
                 guest->size = from + chosen;
@@ -121,8 +122,8 @@ static struct gathers_number seat(struct gathers_meeting *meeting, uint32_t from
         }
     }
     log_debug("job \"%s\" of uid %u: generation %llu gets %u ranks", meeting->key.name,
-              (unsigned)meeting->key.owner_uid, (unsigned long long)number.generation, from + chosen);
-    return number;
+              (unsigned)meeting->key.owner_uid, (unsigned long long)given.number.generation, from + chosen);
+    return given;
 }
 
 /* --- A first generation --- */
@@ -223,11 +224,11 @@ static void grow(struct gathers_meeting *meeting, struct gathers_guest *guest)
     struct tally tally = count(meeting);
     uint32_t chosen = 0;
     if (gathers_grows_in_vain(guest)) {
-        gathers_make_void(meeting, &guest->grown); /* the ranks did not take that step */
+        gathers_make_void(meeting, &guest->grown.number); /* the ranks did not take that step */
     }
     guest->grow_answered = guest->grow_number;
     guest->grow_untold = true;
-    guest->grown = (struct gathers_number){0};
+    guest->grown = (struct gathers_formation){0};
     guest->grown_size = guest->grow_from;
     if (tally.waiting > 0) {
         chosen = choose(meeting, tally.waiting, guest->grow_from, guest->grow_to);
@@ -252,9 +253,69 @@ static void grow_all(struct gathers_meeting *meeting)
     }
 }
 
+/* --- What another place gave out --- */
+
+/* The generation that the guest waits for with others. */
+static struct gathers_formation formation_of(const struct gathers_guest *guest)
+{
+    struct gathers_formation own = {{guest->generation, guest->nonce}, guest->seated};
+    if (guest->generation != 0 && !guest->settled && !guest->is_void) {
+        return own;
+    }
+    return gathers_grows_in_vain(guest) ? guest->grown : (struct gathers_formation){0};
+}
+
+/* Whether all that got ranks are here, or the generation has formed. */
+static bool is_whole(const struct gathers_meeting *meeting, const struct gathers_formation *formation)
+{
+    const struct gathers_party *party;
+    uint32_t here = 0;
+    DL_FOREACH(meeting->parties, party)
+    {
+        for (uint32_t i = 0; i < party->count; i++) {
+            const struct gathers_guest *guest = &party->guests[i];
+            bool same = guest->generation == formation->number.generation;
+            if (same && guest->settled) {
+                return true;
+            }
+            here += same && guest->nonce == formation->number.nonce;
+        }
+    }
+    return here >= formation->seated;
+}
+
+/*
+ * The place before has given ranks, and was lost. Nodes tell this place of those that they know. If some are
+ * missing, they were lost with that place, or it had not told their nodes: the generation cannot form.
+ */
+static void end_incomplete(struct gathers_meeting *meeting, uint64_t now_ns)
+{
+    struct gathers_party *party;
+    if (meeting->inherited_ns == 0) {
+        return;
+    }
+    if (now_ns < meeting->inherited_ns) {
+        wait_until(meeting, meeting->inherited_ns);
+        return;
+    }
+    meeting->inherited_ns = 0;
+    DL_FOREACH(meeting->parties, party)
+    {
+        for (uint32_t i = 0; i < party->count; i++) {
+            struct gathers_guest *guest = &party->guests[i];
+            struct gathers_formation formation = formation_of(guest);
+            if (formation.seated > 0 && !is_whole(meeting, &formation)) {
+                gathers_make_void(meeting, &formation.number);
+                guest->grown.seated = 0; /* the rank itself goes on */
+            }
+        }
+    }
+}
+
 void gathers_decide(struct gathers_meeting *meeting, uint64_t now_ns)
 {
     meeting->next_ns = TIME_NEVER;
+    end_incomplete(meeting, now_ns);
     grow_all(meeting);
     struct tally tally = count(meeting);
     if (tally.doubtful == 0) {

@@ -73,6 +73,8 @@ static void entry_wait(struct gathers_entry *entry, const struct gathers_wish *w
     entry->wish.last_call_ns = time_min(wish->last_call_ns, GATHERS_LAST_CALL_MAX_NS);
     entry->generation = 0;
     entry->settled = false;
+    entry->seated = 0;
+    entry->grown = (struct gathers_formation){0};
     entry->asks = true;
     entry->told_waiting = NOBODY_TOLD;
     entry->deadline_ns = time_after(now_ns, time_min(wish->timeout_ns, GATHERS_TIMEOUT_MAX_NS));
@@ -194,6 +196,9 @@ void gathers_settle(struct gathers_entry *entry, uint64_t generation)
     }
     entry->generation = generation;
     entry->settled = true;
+    if (generation >= entry->grown.number.generation) {
+        entry->grown = (struct gathers_formation){0};
+    }
     gathers_here_changed(entry->here);
 }
 
@@ -273,8 +278,11 @@ void gathers_entry_seat(struct gathers_entry *entry, const Commd__Mesh__GatherSe
     if (wire->grow_number == 0) {
         entry->generation = wire->generation;
         entry->nonce = wire->nonce;
+        entry->seated = wire->seated;
         entry->settled = false;
         gathers_here_changed(entry->here);
+    } else {
+        entry->grown = (struct gathers_formation){{wire->generation, wire->nonce}, wire->seated};
     }
     answer(entry, &fine, &seat, now_ns);
 }

@@ -30,7 +30,8 @@
  * are different communicators, because a random number is part of the communicator's name.
  *
  * A rank that is lost before its communicator has formed makes the generation void: the place tells all its
- * nodes, so that no process waits for that rank.
+ * nodes, so that no process waits for that rank. A place that takes over does the same after
+ * GATHERS_GRACE_NS if it has not heard of all ranks that were given: some were lost with the place before.
  *
  * Single-threaded. Time is an argument.
  */

@@ -17,6 +17,19 @@
 #define GATHERS_AVOIDED_MAX 4
 #define GATHERS_TEXT_BYTES 256
 
+/* A generation, of which there is one only. */
+struct gathers_number {
+    uint64_t generation; /* 0: none */
+    uint64_t nonce;
+};
+#define GATHERS_VOIDS_MAX 8
+
+/* A generation that has been given out and has not formed yet. */
+struct gathers_formation {
+    struct gathers_number number;
+    uint32_t seated; /* how many processes got ranks of it; 0: not known */
+};
+
 struct gathers_name {
     uint32_t owner_uid;
     char name[COMM_NAME_MAX_BYTES + 1]; /* only the bytes of the name are part of the hash */
@@ -34,21 +47,16 @@ struct gathers_entry {
     uint64_t generation;            /* 0: it waits, or has failed to get a seat */
     uint64_t nonce;                 /* of that generation; not of one that it grew into */
     bool settled;
-    bool asks;  /* a seat is due */
-    bool grows; /* an answer to grow is due */
+    uint32_t seated;                /* processes that got ranks of that generation */
+    struct gathers_formation grown; /* into which it grows; until it has settled there */
+    bool asks;                      /* a seat is due */
+    bool grows;                     /* an answer to grow is due */
     uint64_t grow_number;
     uint32_t grow_from, grow_to;
     uint64_t deadline_ns;  /* of what is due */
     uint32_t told_waiting; /* what the process knows; UINT32_MAX: nothing */
     struct timer_node timer;
 };
-
-/* A generation, of which there is one only. */
-struct gathers_number {
-    uint64_t generation; /* 0: none */
-    uint64_t nonce;
-};
-#define GATHERS_VOIDS_MAX 8
 
 /* A name with processes on this node. */
 struct gathers_here {
@@ -88,11 +96,12 @@ struct gathers_guest {
     uint64_t last_call_ns;
     uint64_t came;       /* order of arrival */
     uint32_t rank, size; /* of the seat that it got last */
+    uint32_t seated;     /* processes that got ranks of that generation; 0: not known */
     bool seat_untold;
     uint64_t grow_number; /* its last request to grow; 0: none */
     uint32_t grow_from, grow_to;
-    uint64_t grow_answered;      /* the last one that was answered: */
-    struct gathers_number grown; /* with this generation, or 0 */
+    uint64_t grow_answered;         /* the last one that was answered: */
+    struct gathers_formation grown; /* with this generation, or 0 */
     uint32_t grown_size;
     bool grow_untold;
 };
@@ -122,8 +131,9 @@ struct gathers_meeting {
     uint64_t last_came_ns; /* time of the last */
     uint64_t grace_ns;     /* no first generation before it */
     uint64_t doubt_ns; /* the same, while ranks of a void generation have not said what they do; 0: none */
-    bool has_moved;    /* a node has told of another place before */
-    uint64_t next_ns;  /* when to decide again; TIME_NEVER */
+    uint64_t inherited_ns; /* when all must have told of generations that another place gave out; 0: none */
+    bool has_moved;        /* a node has told of another place before */
+    uint64_t next_ns;      /* when to decide again; TIME_NEVER */
     struct gathers_number voids[GATHERS_VOIDS_MAX]; /* void number i is at i % GATHERS_VOIDS_MAX */
     uint64_t void_count;
     char text[GATHERS_TEXT_BYTES];

@@ -157,6 +157,20 @@ static const struct gathers_guest *guest_find(const struct gathers_party *party,
     return NULL;
 }
 
+/* What another place has given, and what has not formed yet. */
+static void inherit(struct gathers_meeting *meeting, const Commd__Mesh__GatherEntry *entry, uint64_t now_ns,
+                    struct gathers_guest *out)
+{
+    out->seated = entry->settled ? 0 : entry->seated;
+    out->grown =
+        (struct gathers_formation){{entry->grown_generation, entry->grown_nonce}, entry->grown_seated};
+    meeting->generation = out->grown.number.generation > meeting->generation ? out->grown.number.generation
+                                                                             : meeting->generation;
+    if ((out->seated > 0 || out->grown.seated > 0) && meeting->inherited_ns == 0) {
+        meeting->inherited_ns = time_after(now_ns, GATHERS_GRACE_NS);
+    }
+}
+
 /* What this node knows of a guest stays, if it is newer: the report may have been sent before its answer
  * came. */
 static void guest_take(struct gathers_meeting *meeting, const struct gathers_party *party,
@@ -166,6 +180,8 @@ static void guest_take(struct gathers_meeting *meeting, const struct gathers_par
     *out = was != NULL ? *was : (struct gathers_guest){.id = entry->id, .came = ++meeting->last_came};
     if (was == NULL && entry->generation == 0) {
         meeting->last_came_ns = now_ns;
+    } else if (was == NULL) {
+        inherit(meeting, entry, now_ns, out);
     }
     if (was == NULL || entry->generation > out->generation ||
         (entry->generation == out->generation && entry->settled)) {
@@ -209,7 +225,7 @@ void gathers_make_void(struct gathers_meeting *meeting, const struct gathers_num
 
 bool gathers_grows_in_vain(const struct gathers_guest *guest)
 {
-    return guest->grown.generation > guest->generation;
+    return guest->grown.number.generation > guest->generation;
 }
 
 /* A generation that one of its ranks has left before it had formed. No report: all have left. */
@@ -223,7 +239,7 @@ static void note_voids(struct gathers_party *party, const Commd__Mesh__Gather *r
             gathers_make_void(party->meeting, &number);
         }
         if (gathers_grows_in_vain(guest) && left) {
-            gathers_make_void(party->meeting, &guest->grown);
+            gathers_make_void(party->meeting, &guest->grown.number);
         }
     }
 }
@@ -269,6 +285,7 @@ static const char *what_is_wrong(const Commd__Mesh__Gather *report)
         bool fits = entry->id != 0 && entry->generation < GENERATION_MAX && entry->least > 0 &&
                     entry->least <= entry->most && entry->most <= COMM_SIZE_MAX &&
                     entry->grow_from <= entry->grow_to && entry->grow_to <= COMM_SIZE_MAX &&
+                    entry->grown_generation < GENERATION_MAX &&
                     (entry->grow_number == 0 || entry->grow_from > 0);
         if (!fits) {
             return "a process of an elastic job that wants what cannot be";

@@ -54,6 +54,10 @@ static void entry_to_wire(const struct gathers_entry *entry, Commd__Mesh__Gather
     out->generation = entry->generation;
     out->settled = entry->settled;
     out->nonce = entry->nonce;
+    out->seated = entry->settled ? 0 : entry->seated;
+    out->grown_generation = entry->grown.number.generation;
+    out->grown_nonce = entry->grown.number.nonce;
+    out->grown_seated = entry->grown.seated;
     out->least = entry->wish.least;
     out->most = entry->wish.most;
     out->last_call_ms = entry->wish.last_call_ns / TIME_MS;
@@ -286,6 +290,18 @@ static bool has_settled(const struct gathers_here *here, uint64_t generation)
     return false;
 }
 
+/* The ranks that were to grow into it stay as they are. */
+static void forget_growth(struct gathers_here *here, const Commd__Mesh__GatherVoid *wire)
+{
+    struct gathers_entry *entry;
+    DL_FOREACH(here->entries, entry)
+    {
+        if (entry->grown.number.generation == wire->generation && entry->grown.number.nonce == wire->nonce) {
+            entry->grown = (struct gathers_formation){0};
+        }
+    }
+}
+
 static void take_void(struct gathers_here *here, const Commd__Mesh__GatherVoid *wire, uint64_t now_ns)
 {
     const struct gathers_options *options = &here->gathers->options;
@@ -294,6 +310,7 @@ static void take_void(struct gathers_here *here, const Commd__Mesh__GatherVoid *
     if (wire->generation == 0 || has_settled(here, wire->generation)) {
         return;
     }
+    forget_growth(here, wire);
     here->voids[here->void_count++ % GATHERS_VOIDS_MAX] =
         (struct gathers_number){.generation = wire->generation, .nonce = wire->nonce};
     gathers_comm_name(name, here->key.name, wire->generation, wire->nonce);

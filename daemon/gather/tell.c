@@ -25,12 +25,14 @@ static void seat_to_wire(const struct gathers_guest *guest, bool grown, Commd__M
     out->id = guest->id;
     if (grown) {
         out->grow_number = guest->grow_answered;
-        out->generation = guest->grown.generation;
-        out->nonce = guest->grown.nonce;
+        out->generation = guest->grown.number.generation;
+        out->nonce = guest->grown.number.nonce;
+        out->seated = guest->grown.seated;
         out->size = guest->grown_size;
     } else {
         out->generation = guest->generation;
         out->nonce = guest->nonce;
+        out->seated = guest->seated;
         out->rank = guest->rank;
         out->size = guest->size;
     }

@@ -437,8 +437,8 @@ static void test_a_node_is_lost_while_others_wait(void **state)
     }
 }
 
-/* A node's own rank comes while others wait. It is lost right after, and all others are told, also if it is the
- * one that collects reports, so nobody else has heard of its rank. */
+/* A node's own rank comes while others wait. It is lost right after, and all others are told, also if it is
+ * the one that collects reports, so nobody else has heard of its rank. */
 static void test_a_node_is_lost_after_its_rank_has_come(void **state)
 {
     (void)state;

@@ -268,6 +268,71 @@ static void test_another_place(void **state)
     world_stop(&world);
 }
 
+/*
+ * The node that decides is lost when it has given seats, and before the communicator has formed: its own rank
+ * is lost, or one node has not been told of its seat. The next place notices, and all wait again.
+ */
+static void test_a_place_lost_with_a_rank(void **state)
+{
+    (void)state;
+    struct error error;
+    struct gathers_wish wish = wish_of(2, 2);
+    for (unsigned how = 0; how < 2; how++) {
+        world_ready(&world, 5);
+        unsigned place = place_of(&world, "job"), other = (place + 1) % 5;
+        struct process *told = join(&world, other, 2, 2);
+        run(&world, TIME_S);
+        struct process *lost = join(&world, how == 0 ? place : (place + 2) % 5, 2, 2);
+        if (how == 1) {
+            run(&world, 120 * TIME_US); /* its report is on its way */
+            network_cut(world.network, world.nodes[place].name, lost->node->name, true);
+        }
+        run(&world, TIME_S);
+        assert_int_equal(told->seated, 1);
+        assert_int_equal(lost->seated, how == 0 ? 1 : 0);
+        const char *name = told->seat.comm_name;
+        network_kill(world.network, world.nodes[place].name);
+        node_stop(&world, place);
+        struct process *third = how == 0 ? join(&world, (place + 3) % 5, 2, 2) : lost;
+        run(&world, 15 * TIME_S);
+        assert_int_equal(told->node->void_count, 1);
+        assert_string_equal(told->node->voids[0], name);
+        assert_int_equal(gathers_join_again(told->entry, &wish, world.now_ns, &error), STATUS_OK);
+        run(&world, GATHERS_GRACE_NS);
+        assert_int_equal(told->seated, 2);
+        assert_int_equal(told->seat.generation, 2);
+        assert_string_equal(told->seat.comm_name, third->seat.comm_name);
+        world_stop(&world);
+    }
+}
+
+/* The same, when ranks that run take in a rank of that node. */
+static void test_a_place_lost_with_a_new_rank(void **state)
+{
+    (void)state;
+    world_ready(&world, 5);
+    unsigned place = place_of(&world, "job");
+    struct process *rank = join(&world, (place + 1) % 5, 1, 1);
+    run(&world, TIME_S);
+    settle_all(&rank, 1);
+    struct process *late = join(&world, place, 1, 8);
+    run(&world, TIME_S);
+    grow(&world, rank, 1, 8);
+    assert_seat(late, 1, 2);
+    const char *name = rank->growth.comm_name;
+    node_stop(&world, place);
+    run(&world, 15 * TIME_S);
+    assert_int_equal(rank->node->void_count, 1);
+    assert_string_equal(rank->node->voids[0], name);
+    assert_int_equal(rank->entry->generation, 1);
+    late = join(&world, (place + 2) % 5, 1, 8);
+    run(&world, TIME_S);
+    grow(&world, rank, 1, 8);
+    assert_seat(late, 1, 2);
+    assert_int_equal(late->seat.generation, 3);
+    world_stop(&world);
+}
+
 /* The place comes back, restarted. It knows nothing, and learns before it decides. */
 static void test_a_place_that_returns(void **state)
 {
@@ -438,6 +503,8 @@ int main(void)
         cmocka_unit_test(test_a_generation_that_is_void),
         cmocka_unit_test(test_growing_in_vain),
         cmocka_unit_test(test_another_place),
+        cmocka_unit_test(test_a_place_lost_with_a_rank),
+        cmocka_unit_test(test_a_place_lost_with_a_new_rank),
         cmocka_unit_test(test_a_place_that_returns),
         cmocka_unit_test(test_a_minority),
         cmocka_unit_test(test_other_jobs),

@@ -124,8 +124,9 @@ static void form(bool at_once)
                     gathers_settle(world.processes[j].entry, generation);
                 }
             }
-        } else if (is_void(i) || below(4) == 0) {
-            seen.voids += is_void(i); /* or it has waited too long for the others */
+        } else if (is_void(i) || (!at_once && below(4) == 0)) {
+            seen.voids +=
+                is_void(i); /* or it has waited too long for the others; in calm times nobody has to */
             struct gathers_wish wish = patient_wish();
             struct error error;
             assert_int_equal(gathers_join_again(world.processes[i].entry, &wish, world.now_ns, &error),

@@ -100,6 +100,20 @@ void quic_flush_blocked(struct quic_endpoint *endpoint)
     loop_watch_set(endpoint->watch, LOOP_READ);
 }
 
+/*
+ * Whether packets are spread over the round-trip time. Not while the nodes connect: they wait for each other.
+ * Later not before that time is known: if the peer's process stood still, or the path was cut, the first
+ * measurement contains what was left of that, often a thousand round trips.
+ */
+static bool is_paced(struct quic_connection *connection, const ngtcp2_conn_info *info, uint64_t now_ns)
+{
+    if (!connection->is_paced && connection->state == QUIC_STATE_UP) {
+        connection->is_paced = info->smoothed_rtt <= QUIC_PACE_ROUND_TRIPS * info->min_rtt ||
+                               now_ns >= time_after(connection->authenticated_ns, QUIC_PACE_NS);
+    }
+    return connection->is_paced;
+}
+
 /* Returns whether there may be more to write. */
 static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -138,7 +152,9 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
         return connection->ready_control != NULL || connection->ready_data != NULL;
     }
     connection->unpaced_bytes = 0;
-    ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
+    if (is_paced(connection, &under_way, now_ns)) {
+        ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
+    }
     return true;
 }
 

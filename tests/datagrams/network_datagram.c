@@ -38,6 +38,7 @@ struct host {
     bool open;     /* an endpoint listens */
     bool stranger; /* no endpoint listens; datagrams that arrive are kept */
     bool dead;
+    bool held;                  /* its process stands still */
     struct virtual_event ready; /* fires when there is something to read */
     struct flight *arrived;
     struct flight *unreachable; /* ICMP errors for datagrams that this host sent */
@@ -231,10 +232,10 @@ static struct host *fd_host(int fd)
 static void host_ready(struct virtual_event *event)
 {
     struct host *host = (struct host *)((char *)event - offsetof(struct host, ready));
-    if (host->open) {
+    if (host->open && !host->held) {
         virtual_fd_ready(host_fd(host), LOOP_READ);
     }
-    if (host->open && (host->arrived != NULL || host->unreachable != NULL)) {
+    if (host->open && !host->held && (host->arrived != NULL || host->unreachable != NULL)) {
         virtual_event_set(&host->ready, 0); /* one read does not take all that has come */
     }
 }
@@ -297,7 +298,7 @@ static void host_sends(struct host *from, const struct quic_batch *batch, const 
 {
     struct datagram_network *network = from->network;
     struct host *to = host_at(network, &batch->remote);
-    if (from->dead || to == NULL) {
+    if (from->dead || from->held || to == NULL) {
         return;
     }
     struct link *link = link_between(from, to);
@@ -437,7 +438,7 @@ size_t quic_socket_receive(struct quic_socket *at, quic_datagram_function *funct
     struct flight *flight = host->arrived;
     *more = false;
     at->has_errors = host->unreachable != NULL;
-    if (flight == NULL) {
+    if (flight == NULL || host->held) {
         return 0;
     }
     DL_DELETE(host->arrived, flight);
@@ -515,6 +516,13 @@ static void datagrams_rebind(struct network *base, const char *name)
     quic_address_set_port(&host->address, (uint16_t)(quic_address_port(&host->address) + 1000));
 }
 
+static void datagrams_hold(struct network *base, const char *name, bool held)
+{
+    struct host *host = host_intern(network_of(base), name);
+    host->held = held;
+    virtual_event_set(&host->ready, 0);
+}
+
 static void datagrams_free(struct network *base)
 {
     struct datagram_network *network = network_of(base);
@@ -538,6 +546,7 @@ static const struct network_operations datagrams_operations = {
     .cut = datagrams_cut,
     .kill = datagrams_kill,
     .rebind = datagrams_rebind,
+    .hold = datagrams_hold,
 };
 
 struct network *network_new_datagrams(uint64_t seed, const struct network_conditions *conditions,

@@ -43,6 +43,11 @@ void network_kill(struct network *network, const char *name)
     network->operations->kill(network, name);
 }
 
+void network_hold(struct network *network, const char *name, bool held)
+{
+    network->operations->hold(network, name, held);
+}
+
 void network_rebind(struct network *network, const char *name)
 {
     network->operations->rebind(network, name);

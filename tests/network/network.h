@@ -91,6 +91,12 @@ void network_kill(struct network *network, const char *name);
  * addresses. */
 void network_rebind(struct network *network, const char *name);
 
+/*
+ * Datagrams only: the host's process stands still, or goes on. Meanwhile it sends nothing, and what arrives
+ * waits, in order. Its timers run, because all nodes share them.
+ */
+void network_hold(struct network *network, const char *name, bool held);
+
 void network_counters(const struct network *network, struct network_counters *out);
 
 /* --- For implementations of a network --- */
@@ -105,7 +111,8 @@ struct network_operations {
                      const struct network_conditions *conditions);
     void (*cut)(struct network *network, const char *from, const char *to, bool cut);
     void (*kill)(struct network *network, const char *name);
-    void (*rebind)(struct network *network, const char *name); /* null: the network cannot do this */
+    void (*rebind)(struct network *network, const char *name);          /* null: the network cannot do this */
+    void (*hold)(struct network *network, const char *name, bool held); /* likewise */
 };
 
 struct network {

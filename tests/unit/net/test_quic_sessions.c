@@ -5,6 +5,7 @@
  * meanwhile. The tests run over ngtcp2, in virtual time. */
 
 #define OUTAGE_MARGIN_MS 1000u /* after an outage, bytes arrive again within this time */
+#define STILL_MARGIN_MS 100u   /* the same, after a process stood still */
 
 static uint64_t received_bytes(const struct quic_node *node)
 {
@@ -83,6 +84,28 @@ static void outages_in_a_row_end_nothing(void **state)
         assert_progress("outages in a row", OUTAGE_MARGIN_MS);
     }
     end_exchange(&exchange, 30000);
+}
+
+/*
+ * The process of b stands still. What a sends waits at b, also what belongs to attempts that a has given up.
+ * The first round-trip time of the attempt that succeeds contains part of that time. Streams go on at once.
+ */
+static void a_process_that_stands_still_ends_nothing(void **state)
+{
+    static const struct network_conditions wide = {.delay_ns = 100 * TIME_US};
+    (void)state;
+    for (uint64_t seed = 1; seed <= 30; seed++) {
+        start_nodes(100 + seed, &wide);
+        struct exchange exchange = begin_exchange(1u << 20);
+        end_exchange(&exchange, 1000);
+        exchange = begin_exchange(64u << 10);
+        network_hold(network, "b", true);
+        quic_run_for(loop, 900 + seed * 90);
+        network_hold(network, "b", false);
+        assert_progress("a process that stood still", STILL_MARGIN_MS);
+        end_exchange(&exchange, 1000);
+        free_network();
+    }
 }
 
 /* The node's own address changes. Others see it at another port, and its old port is dead. */
@@ -476,6 +499,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(outages_end_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(outages_in_a_row_end_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_process_that_stands_still_ends_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(new_addresses_end_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(an_idle_connection_is_kept_alive, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(a_narrower_path_ends_nothing, setup_loop, teardown),

@@ -463,9 +463,10 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
     connection->came_alone =
         datagram->size < QUIC_ACK_ALONE_BYTES && connection->read_ns != connection->endpoint->now_ns;
     connection->read_ns = connection->endpoint->now_ns;
+    bool from_peer = quic_watch_origin(connection, datagram->remote);
     int failure = ngtcp2_conn_read_pkt(connection->transport, &path, &info, datagram->bytes, datagram->size,
                                        quic_transport_ns(connection, connection->endpoint->now_ns));
-    connection->unanswered_ns = 0;
+    connection->unanswered_ns = from_peer ? 0 : connection->unanswered_ns;
     if (failure != 0) {
         quic_connection_fail(connection, failure);
         return failure;

@@ -241,6 +241,9 @@ struct quic_connection {
     bool holds_long;      /* what is held waits for QUIC_ACK_ALONE_NS */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
+    /* Where a packet of it came from last that was not the address of the peer: see quic_watch_origin. */
+    struct quic_address elsewhere;
+    uint64_t elsewhere_ns;   /* when; 0: never */
     uint64_t looked_ns;      /* when its streams were last looked at: see QUIC_STUCK_NS */
     uint64_t waits_since_ns; /* then: since when one of them waits for an acknowledgement; 0: none does */
     uint64_t excused_ns;     /* our own loop was late then: the peer's silence counts from there */

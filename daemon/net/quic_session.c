@@ -315,8 +315,13 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
         log_info("network: %s; its streams wait for another connection",
                  connection->failed ? connection->cause.text : connection->peer->name);
     }
+    bool has_moved = quic_watch_has_moved(connection);
     const ngtcp2_path *path = ngtcp2_conn_get_path2(connection->transport);
-    (void)quic_address_set(&connection->peer->seen, path->remote.addr, path->remote.addrlen);
+    if (has_moved) {
+        connection->peer->seen = connection->elsewhere;
+    } else {
+        (void)quic_address_set(&connection->peer->seen, path->remote.addr, path->remote.addrlen);
+    }
     suspend_streams(connection, now_ns);
     quic_connection_account(connection, &connection->peer->past);
     quic_work_forget_connection(connection);
@@ -336,7 +341,7 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     session->suspended_ns = now_ns;
     session->heard_ns = connection->unanswered_ns != 0 ? connection->unanswered_ns : now_ns;
     session->give_up_ns = time_after(session->heard_ns, endpoint->patience_ns);
-    session->attempt_ns = dials ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
+    session->attempt_ns = dials || has_moved ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
     session->attempt_length_ns = QUIC_ATTEMPT_MIN_NS;
     session->attempts = 0;
     arm_suspended(connection);

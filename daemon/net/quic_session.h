@@ -24,6 +24,10 @@
 #define QUIC_SILENT_ROUND_TRIPS 8u
 #define QUIC_SILENT_MAX_NS (2 * TIME_S)
 
+/* The same if the peer sends from another address, so it cannot answer at the one that we know. */
+#define QUIC_MOVED_NS (150 * TIME_MS)
+#define QUIC_MOVED_ROUND_TRIPS 3u
+
 /* The streams are looked at once in QUIC_STUCK_LOOK_NS. */
 #define QUIC_STUCK_NS (1500 * TIME_MS)
 #define QUIC_STUCK_LOOK_NS (100 * TIME_MS)
@@ -115,6 +119,17 @@ void quic_home_watch(struct quic_connection *connection, uint64_t now_ns);
 uint64_t quic_home_deadline_ns(const struct quic_connection *connection);
 
 /* --- quic_watch.c --- */
+
+/*
+ * A packet of a connection has come. Returns whether it came from where the peer is. We have dialled a peer
+ * that then moves to another address: we still send to the old one, and QUIC discards what comes from the new
+ * one (RFC 9000, 9). So the connection is given up soon, and the next attempt goes to the new address.
+ * Anybody who sees packets can pretend that; this costs a new connection if the peer does not answer
+ * meanwhile.
+ */
+bool quic_watch_origin(struct quic_connection *connection, const struct quic_address *remote);
+/* Whether the connection is silent because its peer has moved to `elsewhere`. */
+bool quic_watch_has_moved(const struct quic_connection *connection);
 
 /* Notes that the connection is lost if the peer is silent, or acknowledges nothing. */
 void quic_watch(struct quic_connection *connection, uint64_t now_ns);

@@ -1,4 +1,5 @@
 #include <stdio.h>
+#include <string.h>
 
 #include <utlist.h>
 
@@ -23,6 +24,27 @@ static void lose(struct quic_connection *connection, const char *why, uint64_t s
 static uint64_t later(uint64_t left_ns, uint64_t right_ns)
 {
     return left_ns > right_ns ? left_ns : right_ns;
+}
+
+bool quic_watch_origin(struct quic_connection *connection, const struct quic_address *remote)
+{
+    struct quic_address_key from, known;
+    if (!connection->dialled || connection->state != QUIC_STATE_UP) {
+        return true;
+    }
+    quic_address_key(remote, &from);
+    quic_address_key(&connection->remote, &known);
+    if (memcmp(&from, &known, sizeof from) == 0) {
+        return true;
+    }
+    connection->elsewhere = *remote;
+    connection->elsewhere_ns = connection->endpoint->now_ns;
+    return false;
+}
+
+bool quic_watch_has_moved(const struct quic_connection *connection)
+{
+    return connection->unanswered_ns != 0 && connection->elsewhere_ns > connection->unanswered_ns;
 }
 
 /* Looks at the streams now and then: one may wait for an acknowledgement although packets come. */
@@ -83,6 +105,12 @@ static uint64_t silence_ns(const struct quic_connection *connection)
 {
     bool is_first = connection->state == QUIC_STATE_GREETING && connection->peer->up == NULL;
     ngtcp2_conn_info info;
+    uint64_t least_ns = QUIC_SILENT_NS;
+    unsigned round_trips = QUIC_SILENT_ROUND_TRIPS;
+    if (quic_watch_has_moved(connection)) {
+        least_ns = QUIC_MOVED_NS;
+        round_trips = QUIC_MOVED_ROUND_TRIPS;
+    }
     switch (connection->state) {
     case QUIC_STATE_HANDSHAKE:
     case QUIC_STATE_GREETING:
@@ -93,8 +121,7 @@ static uint64_t silence_ns(const struct quic_connection *connection)
         }
         return is_first || connection->state == QUIC_STATE_HANDSHAKE
                    ? QUIC_SILENT_MAX_NS
-                   : later(time_min(QUIC_SILENT_ROUND_TRIPS * info.smoothed_rtt, QUIC_SILENT_MAX_NS),
-                           QUIC_SILENT_NS);
+                   : later(time_min(round_trips * info.smoothed_rtt, QUIC_SILENT_MAX_NS), least_ns);
     case QUIC_STATE_SUSPENDED:
     case QUIC_STATE_CLOSED:
         break;

@@ -12,6 +12,7 @@ static const struct column columns[] = {
     {"since_ms", "SINCE", COLUMN_MS},
     {"address", "ADDRESS", COLUMN_TEXT},
     {"heartbeat_round_trip_ns", "HEARTBEAT", COLUMN_NS},
+    {"estimated_round_trip_ns", "ESTIMATED", COLUMN_NS},
     {"rails_connected/rails_needed", "RAILS", COLUMN_SHARE},
     {"rail_addresses", "RAILS AT", COLUMN_TEXT},
     {"sent_bytes", "SENT", COLUMN_BYTES},

@@ -190,6 +190,7 @@ static void fill_node(const struct api *api, uint32_t node, struct node_links *l
     row->version_text = (char *)info.version_text;
     row->heartbeat_round_trip_ns = info.heartbeat_round_trip_ns;
     row->round_trip_ns = info.net.round_trip_ns;
+    row->estimated_round_trip_ns = info.estimated_round_trip_ns;
     row->sent_bytes = info.net.sent_bytes + traffic->sent_bytes;
     row->received_bytes = info.net.received_bytes + traffic->received_bytes;
     row->lost_packets = info.net.lost_packets + traffic->lost_packets;

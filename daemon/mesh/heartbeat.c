@@ -144,6 +144,7 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
         heartbeat->unanswered = 1;
         heartbeat->stalled_ns = peer->mesh->stalled_ns;
     }
+    mesh_estimate_answered(peer, answer, now_ns);
     uint64_t interval_ns = heartbeat_interval_ns(peer);
     heartbeat->next_ns =
         time_min(time_after(heartbeat->sent_ns, interval_ns), time_after(now_ns, interval_ns));

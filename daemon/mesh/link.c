@@ -14,7 +14,10 @@
 #define LINK_LONG_NS (2 * TIME_MS) /* a longer train measures well; the next one is small again */
 #define LINK_PROBE_TIMEOUT_NS (2 * TIME_S)
 #define LINK_SETTLED 8 /* probes of a peer after which it is probed less often */
-#define LINK_SETTLED_FACTOR 12
+#define LINK_SETTLED_FACTOR 12u
+#define LINK_SETTLED_DOUBLINGS                                                                               \
+    6u                        /* and each further one after up to twice as long: what is idle stays quiet */
+#define LINK_GUESSES_MAX 256u /* peers without a link whose estimated round trips count */
 
 void mesh_link_start(struct mesh_peer *peer)
 {
@@ -44,13 +47,23 @@ static bool link_send_train(struct mesh_peer *peer, uint64_t now_ns)
     return true;
 }
 
+/* Whether the peer is not due for a probe in this round. */
+static bool link_rests(struct mesh_link *link)
+{
+    if (link->probes < LINK_SETTLED) {
+        return false;
+    }
+    uint32_t doublings = (link->probes - LINK_SETTLED) / 2;
+    doublings = doublings < LINK_SETTLED_DOUBLINGS ? doublings : LINK_SETTLED_DOUBLINGS;
+    return ++link->skipped < LINK_SETTLED_FACTOR << doublings;
+}
+
 /* Returns the next peer that is up and due for a probe, in a circle; null when there is none. */
 static struct mesh_peer *link_next_peer(struct mesh *mesh)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         struct mesh_peer *peer = mesh->peers[(mesh->link_next + i) % mesh->peer_count];
-        bool settled = peer->link.probes >= LINK_SETTLED && ++peer->link.skipped < LINK_SETTLED_FACTOR;
-        if (peer->state == MESH_NODE_UP && !peer->closing && !settled) {
+        if (peer->state == MESH_NODE_UP && !peer->closing && !link_rests(&peer->link)) {
             peer->link.skipped = 0;
             mesh->link_next = (peer->index + 1) % mesh->peer_count;
             return peer;
@@ -122,7 +135,8 @@ static uint64_t median(uint64_t *numbers, uint32_t count)
 void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, uint64_t *bytes_per_s)
 {
     const struct mesh_link *link = &mesh_peer_at(mesh, node)->link;
-    *latency_ns = link->round_trip_ns == TIME_NEVER ? 0 : link->round_trip_ns / 2;
+    bool is_measured = link->probes > 0 && link->round_trip_ns != TIME_NEVER;
+    *latency_ns = (is_measured ? link->round_trip_ns : mesh_estimated_round_trip_ns(mesh, node)) / 2;
     *bytes_per_s = link->bytes_per_s;
 }
 
@@ -131,10 +145,14 @@ void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t 
     uint64_t *latencies = calloc(mesh->peer_count + 1, sizeof *latencies);
     uint64_t *rates = calloc(mesh->peer_count + 1, sizeof *rates);
     uint32_t latency_count = 0, rate_count = 0;
+    uint32_t stride = mesh->peer_count / LINK_GUESSES_MAX + 1;
     for (uint32_t i = 0; i < mesh->peer_count && latencies != NULL && rates != NULL; i++) {
         const struct mesh_link *link = &mesh->peers[i]->link;
-        if (link->round_trip_ns != TIME_NEVER && link->round_trip_ns != 0) {
+        uint64_t guess_ns = i % stride == 0 ? mesh_estimated_round_trip_ns(mesh, i) : 0;
+        if (link->probes > 0 && link->round_trip_ns != 0) {
             latencies[latency_count++] = link->round_trip_ns / 2;
+        } else if (guess_ns != 0) {
+            latencies[latency_count++] = guess_ns / 2;
         }
         if (link->bytes_per_s != 0) {
             rates[rate_count++] = link->bytes_per_s;

@@ -278,6 +278,21 @@ enum member_state members_state(const struct members *members, uint32_t node)
     return member_record_state(members_record(members, node));
 }
 
+uint64_t members_id(const struct members *members, uint32_t node)
+{
+    return member_rings_id(members->rings, node + members->offset);
+}
+
+bool members_find(const struct members *members, uint64_t id, uint32_t *node)
+{
+    uint32_t index = member_rings_find(members->rings, id);
+    if (index == MEMBER_RINGS_NONE || index == members->self) {
+        return false;
+    }
+    *node = members_node(members, index);
+    return true;
+}
+
 uint64_t members_incarnation(const struct members *members, uint32_t node)
 {
     return members_record(members, node)->incarnation;

@@ -127,6 +127,10 @@ void members_tick(struct members *members, uint64_t now_ns);
 /* --- Questions --- */
 
 enum member_state members_state(const struct members *members, uint32_t node);
+/* The number by which all nodes know a node. */
+uint64_t members_id(const struct members *members, uint32_t node);
+/* Finds a node by it. Returns false if there is none, or it is this node. */
+bool members_find(const struct members *members, uint64_t id, uint32_t *node);
 /* The highest incarnation that was heard of the node; 0 if none was. */
 uint64_t members_incarnation(const struct members *members, uint32_t node);
 /* Whether the node is DOWN because it said goodbye. */

@@ -114,6 +114,7 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
     mesh->ping_deadline_ns = TIME_NEVER;
     mesh->wake_ns = TIME_NEVER;
     random_seed(&mesh->random, options->seed);
+    mesh->coordinate = coordinate_first();
     status = make_members(mesh, error);
     if (status != STATUS_OK) {
         free(algorithms);
@@ -339,6 +340,7 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
         .instance = peer->instance,
         .version_text = peer->version_text,
         .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
+        .estimated_round_trip_ns = mesh_estimated_round_trip_ns(mesh, node),
         .differs = peer->differs,
         .last_error = peer->last_error,
     };

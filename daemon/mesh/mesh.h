@@ -199,12 +199,16 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
 void mesh_ping_forget(struct mesh *mesh, void *context);
 
 /*
- * Reports the measured speed of this node's links, for choosing algorithms: the median over its peers of half
- * the shortest round trip, and of the bandwidth each way. 0: not known.
+ * Reports the speed of this node's links, for choosing algorithms: the median over its peers of half the
+ * shortest round trip, and of the bandwidth each way, as measured. Where there is no link, estimated round
+ * trips count. 0: not known.
  */
 void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t *bytes_per_s);
-/* The same for one peer. */
+/* The same for one peer. Without a measured link to it, its latency is estimated, if that is known. */
 void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, uint64_t *bytes_per_s);
+/* The estimated round trip to a node to which there is no link (estimate.c). 0: there is a link, or it is not
+ * known. */
+uint64_t mesh_estimated_round_trip_ns(const struct mesh *mesh, uint32_t node);
 
 /*
  * Warns of certificates that expire soon, this node's and others': see expiry.h. now_s is the wall clock's
@@ -235,6 +239,7 @@ struct mesh_node_info {
     uint64_t instance;                /* 0 before the first Hello */
     const char *version_text;         /* the peer's; "" before the first Hello */
     uint64_t heartbeat_round_trip_ns; /* of the last answer; 0 when none */
+    uint64_t estimated_round_trip_ns; /* as mesh_estimated_round_trip_ns */
     const char *differs;              /* which settings differ from ours, and how; "" if none does */
     const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;

@@ -6,6 +6,7 @@
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
+#include "daemon/mesh/coordinate.h"
 #include "daemon/mesh/expiry.h"
 #include "daemon/mesh/members.h"
 #include "daemon/mesh/mesh.h"
@@ -39,6 +40,7 @@ struct mesh_heartbeat {
     uint64_t suspect_ns;     /* since when the peer is suspect; TIME_NEVER when it is not */
     uint64_t suspect_number; /* an answer to this or a later heartbeat ends the suspicion */
     uint64_t round_trip_ns;
+    uint64_t shortest_ns; /* of the last ones; 0: none was measured */
 };
 
 /* What is known of the link to a peer: see link.c. */
@@ -82,6 +84,8 @@ struct mesh_peer {
     struct frame_decoder decoder;
     struct mesh_heartbeat heartbeat;
     struct mesh_link link;
+    struct coordinate coordinate;
+    uint64_t coordinate_s; /* as of which time; 0: not known */
     uint64_t instance;
     uint64_t incarnation; /* of the last Hello; 0 before */
     unsigned offers;      /* MESH_OFFERS_* */
@@ -123,6 +127,7 @@ struct mesh {
     uint64_t ping_token;
     struct mesh_peer *link_probed; /* the peer whose answer we wait for, or null */
     uint32_t link_next;
+    struct coordinate coordinate; /* this node's */
     uint64_t link_deadline_ns;
     struct expiry expiry;
     uint64_t ping_deadline_ns; /* no ping is due earlier; TIME_NEVER without any ping */
@@ -198,6 +203,23 @@ void mesh_link_tick(struct mesh *mesh, uint64_t now_ns);
 void mesh_link_lost(struct mesh_peer *peer);
 /* Returns whether the answer belongs to a probe. */
 bool mesh_link_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
+
+/* estimate.c */
+#define MESH_COORDINATES_MAX 2
+struct mesh_coordinate_wire {
+    Commd__Mesh__Coordinate body;
+    int32_t at[COORDINATE_AXES];
+};
+struct mesh_coordinates {
+    struct mesh_coordinate_wire wire[MESH_COORDINATES_MAX];
+    Commd__Mesh__Coordinate *list[MESH_COORDINATES_MAX];
+    size_t count;
+};
+/* What the answer to a heartbeat says of coordinates. */
+void mesh_estimate_fill(struct mesh_peer *receiver, struct mesh_coordinates *out, uint64_t now_ns);
+/* An answer has come, and the round trip of its heartbeat is known. */
+void mesh_estimate_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
+                            uint64_t now_ns);
 
 /* ping.c */
 /* The peer is up: sends what waited for that. */

@@ -155,6 +155,10 @@ static void on_heartbeat(struct mesh_peer *peer, const Commd__Mesh__Message *mes
     Commd__Mesh__HeartbeatAnswer body = COMMD__MESH__HEARTBEAT_ANSWER__INIT;
     body.number = message->heartbeat->number;
     body.sent_ns = message->heartbeat->sent_ns;
+    struct mesh_coordinates coordinates;
+    mesh_estimate_fill(peer, &coordinates, now_ns);
+    body.coordinates = coordinates.list;
+    body.n_coordinates = coordinates.count;
     Commd__Mesh__Message reply = MESH_MESSAGE(HEARTBEAT_ANSWER, heartbeat_answer, &body);
     if (mesh_peer_send(peer, &reply) == STATUS_OK) {
         mesh_heartbeat_join(peer, now_ns);

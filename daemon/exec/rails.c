@@ -393,6 +393,33 @@ static enum status peer_address(struct rails *rails, uint32_t peer, const char *
     return STATUS_OK;
 }
 
+/* Null without memory. */
+static struct rails_peer *peer_new(const struct rails *rails, const char *name)
+{
+    struct rails_peer *peer = calloc(1, sizeof *peer + strlen(name) + 1);
+    if (peer == NULL) {
+        return NULL;
+    }
+    memcpy(peer->name, name, strlen(name) + 1);
+    if (rails->network_count > 1) {
+        peer->links = calloc(rails->network_count, sizeof *peer->links);
+        if (peer->links == NULL) {
+            free(peer);
+            return NULL;
+        }
+    }
+    return peer;
+}
+
+static void peer_free(struct rails_peer *peer)
+{
+    if (peer != NULL) {
+        free(peer->links);
+        free(peer->rail_addresses);
+        free(peer);
+    }
+}
+
 /* The peer's entry, which is made if it is missing; null without memory. */
 static struct rails_peer *peer_place(struct rails *rails, uint32_t peer, const char *name)
 {
@@ -400,10 +427,7 @@ static struct rails_peer *peer_place(struct rails *rails, uint32_t peer, const c
         array_reserve(rails->peers, &rails->peer_capacity, sizeof(struct rails_peer *), peer + 1);
     rails->peers = peers != NULL ? peers : rails->peers;
     if (peers != NULL && peers[peer] == NULL) {
-        peers[peer] = calloc(1, sizeof *peers[peer] + strlen(name) + 1);
-        if (peers[peer] != NULL) {
-            memcpy(peers[peer]->name, name, strlen(name) + 1);
-        }
+        peers[peer] = peer_new(rails, name);
     }
     return peers != NULL ? peers[peer] : NULL;
 }
@@ -560,8 +584,7 @@ void rails_free(struct rails *rails, uint64_t now_ns)
     }
     rails->execs[0]->rails = NULL;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
-        free(rails->peers[peer] != NULL ? rails->peers[peer]->rail_addresses : NULL);
-        free(rails->peers[peer]);
+        peer_free(rails->peers[peer]);
     }
     for (uint32_t rail = 1; rail < rails->count; rail++) {
         free(rails->endpoints[rail].links);

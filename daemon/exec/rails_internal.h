@@ -28,10 +28,10 @@ struct rails_link {
 
 /* Never moves, and lives as long as the rails. */
 struct rails_peer {
-    bool dials;                              /* this node does; else the peer */
-    bool is_down;                            /* for the mesh: rails then refuse connections */
-    struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
-    char *rail_addresses;                    /* null: none */
+    bool dials;               /* this node does; else the peer */
+    bool is_down;             /* for the mesh: rails then refuse connections */
+    struct rails_link *links; /* by rail; the first is unused. Null: this node has one rail */
+    char *rail_addresses;     /* null: none */
     char name[];
 };
 

@@ -72,7 +72,7 @@ void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffi
         out->needed++;
         out->connected += link->up;
         if (!link->up && out->missing[0] == '\0') {
-            (void)snprintf(out->missing, sizeof out->missing, "rail %u is not connected%s%s", rail,
+            (void)snprintf(out->missing, sizeof out->missing, "rail %u is not connected%s%.460s", rail,
                            link->why.text[0] == '\0' ? "" : ": ", link->why.text);
         }
     }

@@ -139,6 +139,7 @@ void mesh_free(struct mesh *mesh)
     HASH_CLEAR(hh, mesh->by_name);
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         frame_decoder_free(&mesh->peers[i]->decoder);
+        free(mesh->peers[i]->texts);
         free(mesh->peers[i]->address);
         free(mesh->peers[i]->resolved_address);
         free(mesh->peers[i]);
@@ -338,11 +339,11 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
         .state = state_for_people(peer),
         .since_ns = peer->since_ns,
         .instance = peer->instance,
-        .version_text = peer->version_text,
+        .version_text = mesh_peer_texts(peer)->version_text,
         .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
         .estimated_round_trip_ns = mesh_estimated_round_trip_ns(mesh, node),
-        .differs = peer->differs,
-        .last_error = peer->last_error,
+        .differs = mesh_peer_texts(peer)->differs,
+        .last_error = mesh_peer_texts(peer)->last_error,
     };
     net_peer_statistics(mesh->net, node, &out->net);
 }

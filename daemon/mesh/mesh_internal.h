@@ -54,6 +54,13 @@ struct mesh_link {
     uint64_t sent_ns;
 };
 
+/* What people are shown of a peer. */
+struct mesh_texts {
+    char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
+    char last_error[ERROR_TEXT_MAX_BYTES];
+    char differs[MESH_DIFFERS_MAX_BYTES];
+};
+
 struct mesh_peer {
     struct mesh *mesh;
     uint32_t index; /* the net's */
@@ -87,11 +94,9 @@ struct mesh_peer {
     struct coordinate coordinate;
     uint64_t coordinate_s; /* as of which time; 0: not known */
     uint64_t instance;
-    uint64_t incarnation; /* of the last Hello; 0 before */
-    unsigned offers;      /* MESH_OFFERS_* */
-    char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
-    char last_error[ERROR_TEXT_MAX_BYTES];
-    char differs[MESH_DIFFERS_MAX_BYTES];
+    uint64_t incarnation;     /* of the last Hello; 0 before */
+    unsigned offers;          /* MESH_OFFERS_* */
+    struct mesh_texts *texts; /* null: most nodes of a large cluster never get any */
     struct timer_node timer;
     UT_hash_handle hh;
 };
@@ -146,6 +151,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
 void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
 void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
+/* The texts to read, which are empty at first; and to write, which is null without memory. */
+const struct mesh_texts *mesh_peer_texts(const struct mesh_peer *peer);
+struct mesh_texts *mesh_peer_texts_make(struct mesh_peer *peer);
 /* The net has been told an address. */
 void mesh_peer_address_set(struct mesh_peer *peer, char *resolved_address);
 /* Sets the peer's timer after its state changed. */

@@ -98,27 +98,33 @@ static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__
     return STATUS_OK;
 }
 
-/* Which of the settings that nodes must agree on differ. */
-static void note_settings(struct mesh_peer *peer, const Commd__Mesh__Hello *hello)
+/* Keeps its version, and which of the settings that nodes must agree on differ. Without memory, neither. */
+static void note_texts(struct mesh_peer *peer, const Commd__Mesh__Hello *hello)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    char before[sizeof peer->differs], theirs[64];
-    (void)snprintf(before, sizeof before, "%s", peer->differs);
-    peer->differs[0] = '\0';
+    struct mesh_texts *texts = mesh_peer_texts_make(peer);
+    char before[MESH_DIFFERS_MAX_BYTES], theirs[64];
+    if (texts == NULL) {
+        return;
+    }
+    char *differs = texts->differs;
+    (void)snprintf(before, sizeof before, "%s", differs);
+    differs[0] = '\0';
+    text_copy(hello->version_text, texts->version_text, sizeof texts->version_text);
     if (hello->slice_bytes == 0 || options->slice_bytes == 0) {
         return;
     }
     if (hello->slice_bytes != options->slice_bytes) {
-        (void)snprintf(peer->differs, sizeof peer->differs, "slice_bytes is %llu there, %llu here",
+        (void)snprintf(differs, sizeof texts->differs, "slice_bytes is %llu there, %llu here",
                        (unsigned long long)hello->slice_bytes, (unsigned long long)options->slice_bytes);
     } else if (strcmp(hello->algorithms, options->algorithms) != 0) {
         text_copy(hello->algorithms, theirs, sizeof theirs);
-        (void)snprintf(peer->differs, sizeof peer->differs, "algorithms is \"%s\" there, \"%.64s\" here",
-                       theirs, options->algorithms);
+        (void)snprintf(differs, sizeof texts->differs, "algorithms is \"%s\" there, \"%.64s\" here", theirs,
+                       options->algorithms);
     }
-    if (peer->differs[0] != '\0' && strcmp(before, peer->differs) != 0) {
+    if (differs[0] != '\0' && strcmp(before, differs) != 0) {
         log_warning("node %s: %s: no communicator forms between the two, unless its program sets that itself",
-                    peer->name, peer->differs);
+                    peer->name, differs);
     }
 }
 
@@ -138,8 +144,7 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
     peer->instance = hello->instance;
     peer->incarnation = hello->incarnation > 0 ? hello->incarnation : 1;
     peer->offers = features_from_wire(hello);
-    text_copy(hello->version_text, peer->version_text, sizeof peer->version_text);
-    note_settings(peer, hello);
+    note_texts(peer, hello);
     mesh_peer_greeted(peer, now_ns);
 }
 

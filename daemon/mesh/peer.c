@@ -123,13 +123,30 @@ void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns)
     }
 }
 
+const struct mesh_texts *mesh_peer_texts(const struct mesh_peer *peer)
+{
+    static const struct mesh_texts none;
+    return peer->texts != NULL ? peer->texts : &none;
+}
+
+struct mesh_texts *mesh_peer_texts_make(struct mesh_peer *peer)
+{
+    if (peer->texts == NULL) {
+        peer->texts = calloc(1, sizeof *peer->texts);
+    }
+    return peer->texts;
+}
+
 /* Logs a cause once, even if it repeats. */
 static void peer_note_error(struct mesh_peer *peer, enum log_level level, const char *what,
                             const struct error *cause)
 {
-    level = strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : level;
+    struct mesh_texts *texts = mesh_peer_texts_make(peer);
+    level = strcmp(mesh_peer_texts(peer)->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : level;
     log_line(level, "node %s %s: %s", peer->name, what, cause->text);
-    (void)snprintf(peer->last_error, sizeof peer->last_error, "%s", cause->text);
+    if (texts != NULL) {
+        (void)snprintf(texts->last_error, sizeof texts->last_error, "%s", cause->text);
+    }
 }
 
 void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause)
@@ -182,7 +199,8 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
     if (peer_is_held_off(peer, now_ns)) {
         error_set(&cause, STATUS_UNREACHABLE, "node %s accepts no connection from node %s for %llu ms: %s",
                   mesh->options.node_name, peer->name,
-                  (unsigned long long)((peer->held_off_until_ns - now_ns) / TIME_MS), peer->last_error);
+                  (unsigned long long)((peer->held_off_until_ns - now_ns) / TIME_MS),
+                  mesh_peer_texts(peer)->last_error);
         mesh_peer_disconnect(peer, &cause);
         return;
     }
@@ -203,11 +221,11 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     mesh_need_reset(peer);
     mesh_heartbeat_start(peer, now_ns);
     mesh_peer_arm(peer);
-    log_info("node %s is up: commd %s, instance %016llx", peer->name, peer->version_text,
+    log_info("node %s is up: commd %s, instance %016llx", peer->name, mesh_peer_texts(peer)->version_text,
              (unsigned long long)peer->instance);
     struct history_about about = {
         .kind = HISTORY_NODE_UP, .audience = HISTORY_FOR_ALL, .subject = peer->name};
-    history_add(&about, "commd %s", peer->version_text);
+    history_add(&about, "commd %s", mesh_peer_texts(peer)->version_text);
     members_linked(peer->mesh->members, peer->index, peer->incarnation, now_ns);
     mesh_ping_up(peer, now_ns);
     for (unsigned room = 0; room < MESH_ROOMS; room++) {
@@ -220,8 +238,8 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
 
 static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const struct error *cause)
 {
-    if (was_up) {
-        peer->last_error[0] = '\0';
+    if (was_up && peer->texts != NULL) {
+        peer->texts->last_error[0] = '\0';
     }
     if (cause->status == STATUS_PROTOCOL) {
         char what[160];

@@ -17,7 +17,7 @@ bool coordinate_is_sound(const struct coordinate *coordinate)
 {
     for (unsigned i = 0; i < COORDINATE_AXES; i++) {
         int64_t at = coordinate->at[i];
-        if (at > (int64_t)COORDINATE_MAX || at < -(int64_t)COORDINATE_MAX) {
+        if (at > COORDINATE_MAX || at < -COORDINATE_MAX) {
             return false;
         }
     }
@@ -70,7 +70,7 @@ static void direction_from(const struct coordinate *own, const struct coordinate
 void coordinate_move(struct coordinate *own, const struct coordinate *other, uint64_t round_trip_ns,
                      struct random *random)
 {
-    double most = (double)COORDINATE_MAX;
+    double most = COORDINATE_MAX;
     double measured = clamp((double)round_trip_ns / COORDINATE_UNIT_NS, 1, most);
     double estimated = distance(own, other);
     double own_error = own->error_permille, other_error = other->error_permille;

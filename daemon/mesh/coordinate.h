@@ -18,9 +18,7 @@
  */
 #define COORDINATE_AXES 2
 #define COORDINATE_UNIT_NS 100
-#define COORDINATE_MAX                                                                                       \
-    (10 * TIME_S / COORDINATE_UNIT_NS) /* of each number below: no cluster is that large                     \
-                                        */
+#define COORDINATE_MAX 100000000 /* of each number below, 10 s: no cluster is that large */
 #define COORDINATE_ERROR_MAX 1000u
 
 struct coordinate {

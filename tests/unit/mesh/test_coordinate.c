@@ -106,7 +106,7 @@ static void test_a_liar(void **state)
 static void test_numbers_that_no_node_has(void **state)
 {
     (void)state;
-    static const int32_t least = -(int32_t)COORDINATE_MAX, most = (int32_t)COORDINATE_MAX;
+    static const int32_t least = -COORDINATE_MAX, most = COORDINATE_MAX;
     const struct {
         struct coordinate coordinate;
         bool sound;
@@ -132,7 +132,7 @@ static void test_extremes(void **state)
 {
     (void)state;
     static const uint64_t round_trips_ns[] = {0, 1, 50 * TIME_US, 10 * TIME_S, UINT64_MAX};
-    static const int32_t most = (int32_t)COORDINATE_MAX;
+    static const int32_t most = COORDINATE_MAX;
     const struct coordinate others[] = {
         {{0, 0}, 0, 1}, {{most, most}, (uint32_t)most, 1}, {{-most, -most}, 0, 1000}};
     random_seed(&chance, 5);

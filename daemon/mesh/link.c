@@ -18,6 +18,7 @@
 #define LINK_SETTLED_DOUBLINGS                                                                               \
     6u                        /* and each further one after up to twice as long: what is idle stays quiet */
 #define LINK_GUESSES_MAX 256u /* peers without a link whose estimated round trips count */
+#define LINK_GUESS_ERROR_PERMILLE 250u /* if these are about as good as that: not while nodes are busy */
 
 void mesh_link_start(struct mesh_peer *peer)
 {
@@ -140,6 +141,14 @@ void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, 
     *bytes_per_s = link->bytes_per_s;
 }
 
+/* Returns the estimated round trip to a peer without a link; 0: it is not known well enough. */
+static uint64_t sound_guess_ns(const struct mesh *mesh, uint32_t node)
+{
+    bool sure = mesh->coordinate.error_permille <= LINK_GUESS_ERROR_PERMILLE &&
+                mesh->peers[node]->coordinate.error_permille <= LINK_GUESS_ERROR_PERMILLE;
+    return sure ? mesh_estimated_round_trip_ns(mesh, node) : 0;
+}
+
 void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t *bytes_per_s)
 {
     uint64_t *latencies = calloc(mesh->peer_count + 1, sizeof *latencies);
@@ -148,7 +157,7 @@ void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t 
     uint32_t stride = mesh->peer_count / LINK_GUESSES_MAX + 1;
     for (uint32_t i = 0; i < mesh->peer_count && latencies != NULL && rates != NULL; i++) {
         const struct mesh_link *link = &mesh->peers[i]->link;
-        uint64_t guess_ns = i % stride == 0 ? mesh_estimated_round_trip_ns(mesh, i) : 0;
+        uint64_t guess_ns = i % stride == 0 ? sound_guess_ns(mesh, i) : 0;
         if (link->probes > 0 && link->round_trip_ns != 0) {
             latencies[latency_count++] = link->round_trip_ns / 2;
         } else if (guess_ns != 0) {

@@ -201,7 +201,7 @@ void mesh_ping_forget(struct mesh *mesh, void *context);
 /*
  * Reports the speed of this node's links, for choosing algorithms: the median over its peers of half the
  * shortest round trip, and of the bandwidth each way, as measured. Where there is no link, estimated round
- * trips count. 0: not known.
+ * trips count, if they are good. 0: not known.
  */
 void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t *bytes_per_s);
 /* The same for one peer. Without a measured link to it, its latency is estimated, if that is known. */

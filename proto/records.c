@@ -50,13 +50,11 @@ static const char *wrong_field(const struct submit_record *record)
 {
     static const char nothing[SUBMIT_RECORD_MIN_BYTES - offsetof(struct submit_record, terms)];
     const char *rest = (const char *)record + offsetof(struct submit_record, terms);
-    bool is_bare = record->kind == RECORD_EVENT || record->kind == RECORD_FILLED;
-    return record->mark != RECORD_MARK            ? "mark"
-           : record->version != RECORD_VERSION    ? "version"
-           : !is_bare && !has_terms(record->kind) ? "kind"
-           : record->entry_count > RECORD_ENTRIES_MAX ||
-                   (record->kind == RECORD_FILLED && record->entry_count != 1)
-               ? "entry_count"
+    bool is_bare = record->kind == RECORD_EVENT;
+    return record->mark != RECORD_MARK                             ? "mark"
+           : record->version != RECORD_VERSION                     ? "version"
+           : !is_bare && !has_terms(record->kind)                  ? "kind"
+           : record->entry_count > RECORD_ENTRIES_MAX              ? "entry_count"
            : is_bare && memcmp(rest, nothing, sizeof nothing) != 0 ? "reserved field"
            : record->terms.hash != 0                               ? "hash"
            : record->terms.has_residual != 0                       ? "has_residual"
@@ -70,17 +68,14 @@ static const char *wrong_entry(const struct submit_record *record, const struct 
 {
     bool fence = entry->what == RECORD_ENDED || entry->what == RECORD_WAIT;
     bool in_order = entry->what > before || (entry->what == before && entry->what == RECORD_WAIT);
-    bool window = entry->what == RECORD_WINDOW, number = entry->what == RECORD_NUMBER;
-    bool filled = record->kind == RECORD_FILLED, operation = record->kind == RECORD_OPERATION;
-    bool plain = !fence && !window && !number;
-    bool fits = operation ||
-                (filled ? window && entry->memory == 0 : fence || (plain && record->kind == RECORD_CAPTURED));
+    bool number = entry->what == RECORD_NUMBER;
+    bool exists = (entry->what >= RECORD_INPUT && entry->what <= RECORD_WAIT) || number;
+    bool fits = record->kind == RECORD_OPERATION || fence || (!number && record->kind == RECORD_CAPTURED);
     bool reserved =
         (entry->reserved[0] | entry->reserved[1] | entry->reserved[2]) != 0 || (number && entry->memory != 0);
-    return entry->what == 0 || entry->what > RECORD_NUMBER        ? "entry"
+    return !exists                                                ? "entry"
            : !in_order                                            ? "order of entries"
            : !fits                                                ? "entry"
-           : window && entry->memory > RECORD_WINDOW_BOTH         ? "window"
            : reserved || (!fence && !number && entry->value != 0) ? "reserved field"
                                                                   : NULL;
 }
@@ -133,11 +128,10 @@ bool completion_record_read(const void *packet, size_t size_bytes, struct comple
     out->text[size_bytes - COMPLETION_RECORD_MIN_BYTES] = '\0';
     *what = out->mark != RECORD_MARK                                      ? "mark"
             : out->version != RECORD_VERSION                              ? "version"
-            : out->kind != RECORD_COMPLETION && out->kind != RECORD_DONE  ? "kind"
+            : out->kind != RECORD_COMPLETION                              ? "kind"
             : out->reserved != 0                                          ? "reserved field"
             : out->text_bytes != size_bytes - COMPLETION_RECORD_MIN_BYTES ? "size"
             : out->status == STATUS_OK && out->text_bytes > 0             ? "text"
-            : out->kind == RECORD_DONE && out->status != STATUS_OK        ? "status"
                                                                           : NULL;
     return *what == NULL;
 }

@@ -35,13 +35,8 @@ enum record_kind {
      * Replays are not answered, but those that fail are: by a completion of the same ticket. A communicator's
      * captured operations run in the order in which they came, again and again.
      */
-    RECORD_CAPTURED = 4,
-    /* The library has filled slots of the window of that ticket. Only its head, its ticket and one
-     * RECORD_WINDOW are not zero. No answer. */
-    RECORD_FILLED = 5,
-    /* A completion whose count_elements is how many slices of that ticket's window commd has done; all else
-     * is zero. The operation goes on. */
-    RECORD_DONE = 6
+    RECORD_CAPTURED = 4
+    /* 5 and 6 belonged to operations in windows, which are gone. */
 };
 
 /* Entries must have this order. Each occurs at most once, except RECORD_WAIT. */
@@ -56,18 +51,13 @@ enum record_what {
     RECORD_RESIDUAL = 5,      /* count_elements f32, kept between calls */
     RECORD_ENDED = 6,         /* commd sets the word when the operation has ended, failed, or is refused */
     RECORD_WAIT = 7, /* the operation begins when all of these are reached; at most CLIENT_FENCES_MAX */
-    /* Buffers that pass through a window (proto/window.h). It is no place in memory: memory is a set of enum
-     * record_window, and offset_bytes the number of slices that are filled. */
-    RECORD_WINDOW = 8,
+    /* 8 belonged to operations in windows, which are gone. */
     /* The collective's number, if the communicator has cells (proto/cells.h). The numbers that are left out
      * are operations that went through cells. Instead of the offset: for how many milliseconds the collective
      * has waited there already. */
     RECORD_NUMBER = 9
 };
-#define RECORD_ENTRIES_MAX (RECORD_ENDED + CLIENT_FENCES_MAX + 2)
-
-/* Which of the operation's ranges are windows. */
-enum record_window { RECORD_WINDOW_INPUT = 1, RECORD_WINDOW_OUTPUT = 2, RECORD_WINDOW_BOTH = 3 };
+#define RECORD_ENTRIES_MAX (RECORD_ENDED + CLIENT_FENCES_MAX + 1)
 
 /* A place in registered memory of the client. */
 struct record_entry {

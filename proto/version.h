@@ -35,7 +35,6 @@
 #define CLIENT_FEATURE_FAILURES "failures" /* failures of operations and communicators come as data, too */
 #define CLIENT_FEATURE_STORE "store"       /* StoreAsk, proto/store.h */
 #define CLIENT_FEATURE_GRAPHS "graphs"     /* RECORD_CAPTURED, proto/records.h */
-#define CLIENT_FEATURE_WINDOWS "windows"   /* proto/window.h */
 #define CLIENT_FEATURE_GATHER "gather"     /* CommJoin, CommGrow */
 #define CLIENT_FEATURE_DRAINING "draining" /* Draining */
 #define CLIENT_FEATURE_MEMORY_POOLS "memory_pools" /* MemRegister.pool_pointer */

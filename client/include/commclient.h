@@ -24,7 +24,7 @@
  * that uses no GPU needs no driver.
  *
  * Threads of the library: a client has one thread if its operations are ordered by CUDA streams or events,
- * one while it holds collectives or uses windows (see Operations), and one while it keeps more than 16 MiB
+ * one while it holds collectives or has some in shared memory, and one while it keeps more than 16 MiB
  * for staging. These threads block all signals, except those of faults, such as SIGSEGV and SIGBUS: a buffer
  * that the program has unmapped faults in the thread that copies it.
  */
@@ -310,12 +310,12 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
  * (comm_queue_next). Do not change buffers until then. The library
  * keeps staging memory for later operations: up to 16 MiB without limit of time, more for one second.
  *
- * A large collective of staged memory within one node passes through a window, which is faster: the call
- * copies the first 2 MiB of its input, and the threads that wait for the operation copy the rest. The library
- * uses a window if the program waited at once for its last two large collectives on the communicator. If
- * nobody waits after all, a thread of the library copies after 4 ms, so no other rank waits for a rank that
- * computes; the next operations are then copied whole at the call. Operations in groups, with queues or
- * streams, persistent ones, and those with counts for each rank have no window.
+ * Collectives within one node of more than 32 KiB go from rank to rank, in slices of at most 1 MiB, if the
+ * program waited at once for the ones before. In memory that commd has mapped, only up to 1 MiB do. The call
+ * copies the first slice, and the threads that wait for the operation do the rest. If nobody waits after all,
+ * a thread of the library does it after 4 ms, so no other rank waits for a rank that computes; the next
+ * operations then go to commd. So do scans, and operations in groups, with queues, streams or lists of
+ * pointers, or with counts for each rank.
  *
  * No call that submits an operation waits for another operation to end. For each communicator, commd accepts
  * 1,024 collectives at a time, with 1 GiB of staged buffers, or one larger collective. The library holds

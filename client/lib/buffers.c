@@ -13,8 +13,9 @@ static struct client_memory *use_memory(struct client_memory *memory)
     return memory;
 }
 
-comm_result_t buffers_take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
-                                 size_t size_bytes)
+/* Takes a staging block and counts it for the operation. May release the lock. */
+static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
+                                size_t size_bytes)
 {
     struct client_memory *block;
     comm_result_t result = staging_take(comm->client, size_bytes, &block);
@@ -183,14 +184,14 @@ static comm_result_t stage_copy(struct comm_comm *comm, const struct client_call
 {
     comm_result_t result = COMM_OK;
     if (input_is_part(call, op)) {
-        result = buffers_take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
+        result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
         if (result == COMM_OK) {
             op->uses[USE_INPUT] = use_memory(op->uses[USE_OUTPUT]);
             op->places_bytes[USE_INPUT] = comm->rank * buffer_bytes(call, buffer);
             layout_plan_copies(op, call, comm->size, op->uses[USE_OUTPUT]->base);
         }
     } else {
-        result = buffers_take_block(comm, op, USE_INPUT, buffer_bytes(call, buffer));
+        result = take_block(comm, op, USE_INPUT, buffer_bytes(call, buffer));
     }
     if (result == COMM_OK) {
         unsigned char *to = op->uses[USE_INPUT]->base + op->places_bytes[USE_INPUT];
@@ -212,7 +213,7 @@ static comm_result_t stage_output(struct comm_comm *comm, const struct client_ca
         op->uses[USE_OUTPUT] = use_memory(input);
         op->places_bytes[USE_OUTPUT] = comm->rank * buffer_bytes(call, &call->output);
     } else {
-        result = buffers_take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
+        result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
     }
     if (result == COMM_OK) {
         layout_plan_copies(op, call, comm->size, op->uses[USE_OUTPUT]->base + op->places_bytes[USE_OUTPUT]);
@@ -223,7 +224,7 @@ static comm_result_t stage_output(struct comm_comm *comm, const struct client_ca
 static comm_result_t stage_layouts(struct comm_comm *comm, const struct client_call *call,
                                    struct client_op *op)
 {
-    comm_result_t result = buffers_take_block(comm, op, USE_LAYOUTS, 2 * layout_bytes(comm->size));
+    comm_result_t result = take_block(comm, op, USE_LAYOUTS, 2 * layout_bytes(comm->size));
     if (result == COMM_OK) {
         uint64_t *numbers = (uint64_t *)(void *)op->uses[USE_LAYOUTS]->base;
         size_t element_bytes = dtype_size_bytes(call->terms.dtype);
@@ -239,7 +240,7 @@ static comm_result_t stage_residual(struct comm_comm *comm, const struct client_
 {
     float *residual = call->options.residual;
     size_t size_bytes = residual_bytes(call);
-    comm_result_t result = buffers_take_block(comm, op, USE_RESIDUAL, size_bytes);
+    comm_result_t result = take_block(comm, op, USE_RESIDUAL, size_bytes);
     if (result == COMM_OK) {
         client_leave(comm->client);
         memcpy(op->uses[USE_RESIDUAL]->base, residual, size_bytes);

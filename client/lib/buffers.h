@@ -15,8 +15,5 @@ comm_result_t buffers_find(struct comm_comm *comm, const struct client_call *cal
 /* Takes staging blocks for buffers that commd has not mapped, and copies inputs into them. Buffers that have
  * a block already are skipped. May release the lock. */
 comm_result_t buffers_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
-/* Takes a staging block and counts it for the operation. May release the lock. */
-comm_result_t buffers_take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
-                                 size_t size_bytes);
 
 #endif

@@ -221,6 +221,7 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
     }
     cell_counts_raise(&cells->counts->published, 1);
     if (op->cell->step_count > 0) {
+        cells_use_slices(comm, true);
         cells_put_slice(cells, op->cell);
     } else {
         cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);

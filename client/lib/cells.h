@@ -63,6 +63,8 @@ bool cells_has_slices(const struct comm_comm *comm, const struct client_call *ca
  * which copies its first slice without the lock, and ask again. cells_put then publishes what was copied. */
 bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *call, bool waits);
 void cells_write_first(struct comm_comm *comm, const struct client_call *call);
+/* Long operations go in slices from now on, or to commd because of the program's habit: for the log. */
+void cells_use_slices(struct comm_comm *comm, bool uses);
 /* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is
  * appended. */
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op);

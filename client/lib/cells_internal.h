@@ -26,6 +26,7 @@ struct client_cells {
     uint64_t asked_seq;     /* the last operation at whose deadline commd was told */
     uint32_t place;         /* where the next slice goes */
     bool writing;           /* a thread copies the first slice of an operation */
+    bool uses_slices;       /* the last long operation went in slices */
     bool crowded;           /* more ranks than processors */
     _Atomic uint64_t crowded_until_ns;
     uint32_t first, count;      /* of the slots, a ring */

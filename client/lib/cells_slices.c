@@ -59,6 +59,20 @@ bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *
     return cells_cut(&call->terms, cells->rank_count).slice_count == 1 || may_begin_again(call);
 }
 
+void cells_use_slices(struct comm_comm *comm, bool uses)
+{
+    struct client_cells *cells = comm->cells;
+    if (cells->uses_slices == uses) {
+        return;
+    }
+    cells->uses_slices = uses;
+    if (uses) {
+        DEBUG("\"%s\": long operations go through cells in slices", comm->name);
+    } else {
+        DEBUG("\"%s\": the program does not wait at once: long operations go to commd", comm->name);
+    }
+}
+
 /* By the number of the step, from 0 on. */
 static struct cells_slice slice_of(const struct client_cells *cells, const struct client_call *call,
                                    uint64_t step)
@@ -173,7 +187,7 @@ void cells_attend(struct comm_client *client)
     struct comm_comm *comm;
     while (client->waiters == 0 && client->lost == COMM_OK && !client->feeder.closing &&
            (comm = find_abandoned(client)) != NULL) {
-        comm->habit.waits = WINDOW_WAITS_AFTER_MISS;
+        comm->habit.waits = HABIT_WAITS_AFTER_MISS;
         comm->copying++; /* it must not be left meanwhile */
         bool waited = cells_wait(comm, clock_ns() + ATTEND_NS);
         comm->copying--;

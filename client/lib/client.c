@@ -120,7 +120,6 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     client->takes_graphs = has_feature(reply, CLIENT_FEATURE_GRAPHS);
     client->aborts = has_feature(reply, CLIENT_FEATURE_ABORT);
     client->shrinks = has_feature(reply, CLIENT_FEATURE_SHRINK);
-    client->offers_windows = has_feature(reply, CLIENT_FEATURE_WINDOWS);
     client->takes_pools = has_feature(reply, CLIENT_FEATURE_MEMORY_POOLS);
     client->gathers = has_feature(reply, CLIENT_FEATURE_GATHER);
     if (reply->draining != NULL) {
@@ -225,7 +224,6 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
                         (char *)CLIENT_FEATURE_FAILURES,
                         (char *)CLIENT_FEATURE_STORE,
                         (char *)CLIENT_FEATURE_SHRINK,
-                        (char *)CLIENT_FEATURE_WINDOWS,
                         (char *)CLIENT_FEATURE_GATHER,
                         (char *)CLIENT_FEATURE_DRAINING,
                         (char *)CLIENT_FEATURE_BUCKETS_OF_BLOCKS,

@@ -101,10 +101,6 @@ static void dispatch_record(struct comm_client *client, const uint8_t *bytes, si
     struct completion_record completion;
     const char *what;
     if (completion_record_read(bytes, size, &completion, &what)) {
-        if (completion.kind == RECORD_DONE) {
-            ops_handle_done(client, &completion);
-            return;
-        }
         ops_handle_completion(client, &completion);
     } else {
         client_lose(client, COMM_PROTOCOL, "%s: commd sent a completion with a wrong %s", client->path, what);
@@ -362,9 +358,6 @@ void client_progress(struct comm_client *client, uint64_t deadline_ns)
         await_staged(client, deadline_ns);
         return;
     }
-    if (window_work(client)) {
-        return;
-    }
     if (client->reading) {
         await_change(client, deadline_ns);
     } else {
@@ -391,9 +384,6 @@ void client_progress_queue(struct comm_client *client, struct comm_queue *queue,
 {
     if (client->lost != COMM_OK) {
         await_staged(client, deadline_ns);
-        return;
-    }
-    if (window_work(client)) {
         return;
     }
     if (client->reading) {

@@ -14,7 +14,7 @@
  *
  * When an operation has ended, a thread that waits in the library sends held collectives. While the program
  * does not call the library, the feeder thread does so, because another rank may wait for the collective. It
- * also copies for operations with windows for which nobody waits (window.c).
+ * also goes on with operations in slices for which nobody waits (cells_slices.c).
  */
 
 #define NS_PER_MS 1000000u
@@ -349,7 +349,7 @@ void held_leave(struct comm_comm *comm)
 
 static bool has_nothing(const struct comm_client *client)
 {
-    return client->feeder.held_count == 0 && client->windowed == NULL;
+    return client->feeder.held_count == 0;
 }
 
 static void *feed_on(void *argument)
@@ -373,7 +373,6 @@ static void *feed_on(void *argument)
             client_take_events(client);
             held_feed(client);
         }
-        window_attend(client);
         cells_attend(client);
     }
     feeder->runs = false;
@@ -397,12 +396,6 @@ static void start_feeder(struct comm_client *client)
     }
     feeder->has_thread = client_thread_start(client, feed_on, &feeder->thread) == 0;
     feeder->runs = feeder->has_thread;
-}
-
-bool held_start(struct comm_client *client)
-{
-    start_feeder(client);
-    return client->feeder.runs;
 }
 
 void held_init(struct client_feeder *feeder)

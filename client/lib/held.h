@@ -78,9 +78,6 @@ void held_forget_records(struct comm_comm *comm);
 void held_await(struct comm_comm *comm);
 /* As held_await; afterwards no held operation of the communicator is sent. */
 void held_leave(struct comm_comm *comm);
-/* Makes sure that the feeder thread runs: it also attends to windows. Returns false if it cannot be started.
- */
-bool held_start(struct comm_client *client);
 /* Sends the held operations that there is room for. May release the lock. */
 void held_feed(struct comm_client *client);
 void held_init(struct client_feeder *feeder);

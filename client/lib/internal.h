@@ -17,12 +17,12 @@
 #include "client/lib/gpu/devices.h"
 #include "client/lib/graph.h"
 #include "client/lib/group.h"
+#include "client/lib/habit.h"
 #include "client/lib/held.h"
 #include "client/lib/memory.h"
 #include "client/lib/op.h"
 #include "client/lib/queue.h"
 #include "client/lib/rings.h"
-#include "client/lib/window.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/records.h"
@@ -35,7 +35,8 @@
  * What the library's files share. Each client has one lock, which guards all its state. Threads that wait
  * take turns: one of them reads the socket and hands out what arrives, the others wait for it. The library
  * starts a thread only when needed: for a client whose operations are ordered by CUDA streams (watchdog.c),
- * that holds collectives (held.c) or has windows (window.c), or that keeps memory for staging (staging.c).
+ * that holds collectives (held.c) or publishes in cells (cells.c), or that keeps memory for staging
+ * (staging.c).
  *
  * A function that takes a client or a communicator expects the caller to hold the client's lock, unless its
  * comment says otherwise. Functions that may send or wait release the lock meanwhile; their comments say so.
@@ -75,7 +76,7 @@ struct client_op {
     struct cells_slot *cell;  /* where it was published; null: it was not, or commd has it */
     uint64_t number;          /* of a collective of a communicator with cells; 0: none yet */
     uint64_t waits_since_ns;  /* it was published first, at that time; 0: it was not */
-    bool staging; /* its buffers are being copied, because it is held or has a window: it must not end */
+    bool staging; /* its buffers are being copied, because it is held or goes in slices: it must not end */
     bool dropped; /* it was dropped during staging, and ends after the copy */
     struct client_op *next_in_bucket; /* of the communicator's table by ticket */
     uint64_t ticket;
@@ -86,7 +87,6 @@ struct client_op {
     struct client_memory *uses[USE_COUNT]; /* memory of each use; null: none */
     size_t staged_bytes;                   /* of a collective; 0: nothing is staged */
     size_t places_bytes[USE_COUNT];        /* where in a staging block the buffer begins */
-    struct client_window *window;          /* null: its buffers are staged whole, or not at all */
     struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
     struct fence_mark ended;
     struct comm_request *request; /* its handle; null: none */
@@ -157,7 +157,7 @@ struct comm_comm {
     size_t staged_bytes;            /* of the collectives in flight */
     struct client_held *held;       /* oldest first; see held.c */
     uint32_t held_count;
-    struct window_habit habit;
+    struct wait_habit habit;
     uint32_t copying;       /* threads that copy a slice of an operation */
     uint64_t held_retry_ns; /* staging of held collectives is not retried before */
     bool leaving;           /* held operations are not sent any more */
@@ -256,18 +256,16 @@ struct comm_client {
     struct staging_pool staging;
     struct client_feeder feeder;
     struct cells_use cells;
-    struct client_op *windowed; /* the operation that has a window; null: none */
-    uint32_t waiters;           /* threads of the program that wait for the end of operations */
-    uint32_t stores;            /* that are open */
-    bool aborts;                /* commd takes comm_abort */
-    bool shrinks;               /* commd takes comm_shrink */
-    bool takes_graphs;          /* commd takes operations of CUDA graphs */
-    bool offers_stores;         /* commd keeps stores of keys and values */
-    bool gathers;               /* commd takes comm_join, and tells the numbers of collectives */
-    bool offers_windows;        /* commd takes operations with windows */
-    bool takes_pools;           /* commd takes memory of CUDA memory pools */
-    bool joins_blocks;          /* commd runs all_gathers and reduce_scatters of a group as one, too */
-    bool records_by_ticket;     /* commd takes with an event record the last operation that it covers */
+    uint32_t waiters;       /* threads of the program that wait for the end of operations */
+    uint32_t stores;        /* that are open */
+    bool aborts;            /* commd takes comm_abort */
+    bool shrinks;           /* commd takes comm_shrink */
+    bool takes_graphs;      /* commd takes operations of CUDA graphs */
+    bool offers_stores;     /* commd keeps stores of keys and values */
+    bool gathers;           /* commd takes comm_join, and tells the numbers of collectives */
+    bool takes_pools;       /* commd takes memory of CUDA memory pools */
+    bool joins_blocks;      /* commd runs all_gathers and reduce_scatters of a group as one, too */
+    bool records_by_ticket; /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
 
@@ -528,7 +526,7 @@ struct client_entry {
      * when the operation is submitted. */
     struct client_op *op;
     bool alone;                 /* it is neither in a group nor persistent */
-    bool large;                 /* by submit: it could have a window */
+    bool large;                 /* by submit: it could be published in slices */
     bool returns;               /* its call may still fail after the submission, because of its stream */
     struct client_op *withheld; /* by submit: its queue does not show it before submit_end */
 };

@@ -40,7 +40,6 @@ void op_release(struct comm_client *client, struct client_op *op, bool clean)
         fence_give(&client->fences, op->slot, !clean);
         op->slot = NULL;
     }
-    window_free(client, op);
 }
 
 void op_free(struct comm_client *client, struct client_op *op, bool clean)
@@ -103,7 +102,6 @@ static void op_end(struct comm_comm *comm, struct client_op *op, const struct en
     bool copies_later = op->place.queue != NULL && copied_bytes > QUEUE_COPY_NOW_MAX_BYTES;
     if (result == COMM_OK && !copies_later) {
         op_copy_out(op);
-        window_drain(op);
     }
     if (op->place.queue == NULL) {
         op_tell(comm, op, ending);
@@ -274,17 +272,6 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         op_failed_in_replay(comm->parent, completion);
         return;
     }
-    if (op != NULL && op->window != NULL && op->staging) { /* it ends when the slice is copied */
-        op->window->completed = true;
-        op->window->completion = *completion;
-        return;
-    }
-    if (op != NULL && completion->status == STATUS_OK && !window_is_complete(op)) {
-        client_lose(client, COMM_PROTOCOL,
-                    "%s: \"%s\": commd completed operation %" PRIu64 ", whose slices are not done",
-                    client->path, comm->name, completion->ticket);
-        return;
-    }
     bool is_sent = op != NULL && op->held == NULL && op->cell == NULL;
     op = is_sent ? list_take(comm, completion->ticket) : NULL;
     if (op == NULL) {
@@ -321,17 +308,6 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         ending.data = &data;
     }
     op_end(comm, op, &ending);
-}
-
-void ops_handle_done(struct comm_client *client, const struct completion_record *done)
-{
-    struct comm_comm *comm = event_comm(client, done->handle, "slices");
-    struct client_op *op = comm != NULL ? *list_find(comm, done->ticket) : NULL;
-    if (op != NULL && !window_advance(op, done->count_elements)) {
-        client_lose(client, COMM_PROTOCOL,
-                    "%s: \"%s\": commd did slices of operation %" PRIu64 " out of turn", client->path,
-                    comm->name, done->ticket);
-    }
 }
 
 void ops_end_well(struct comm_comm *comm, struct client_op *op)

@@ -21,8 +21,6 @@ struct comm_queue;
 /* Makes the communicator's table of operations in flight. Returns false if memory is short. */
 bool ops_init(struct comm_comm *comm);
 void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
-/* commd has done slices of an operation with a window. */
-void ops_handle_done(struct comm_client *client, const struct completion_record *done);
 void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
 /* Ends all operations of the communicator, and releases its held records. */

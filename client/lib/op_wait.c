@@ -57,7 +57,7 @@ static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
 static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
-    window_awaited(comm);
+    habit_awaited(comm);
     client->waiters++;
     if (!cells_wait(comm, deadline_ns)) {
         client_progress(client, deadline_ns);

@@ -37,9 +37,6 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
     for (uint32_t i = 0; i < wait_count; i++) {
         fence_add(out, RECORD_WAIT, &waits[i]);
     }
-    if (op->window != NULL) {
-        window_add(op, out);
-    }
     out->terms = call->terms;
     out->factor = call->options.factor;
     out->timeout_ms = call->options.timeout_ms;
@@ -76,21 +73,12 @@ static comm_result_t place(struct client_entry *entry, struct submit_packet *pac
     if (result != COMM_OK) {
         return result;
     }
-    bool may_window = entry->alone && order->slot == NULL && staged_bytes >= WINDOW_STAGED_MIN_BYTES &&
-                      window_is_possible(comm, call, op);
-    bool windowed = may_window && window_is_wanted(comm);
-    entry->large = entry->large || may_window;
-    bool waits = held_must_wait(comm, op->kind, windowed ? window_bytes(comm, call, op) : staged_bytes);
+    bool waits = held_must_wait(comm, op->kind, staged_bytes);
     if (!waits && staged_bytes > 0) {
-        result = windowed ? window_new(comm, call, op) : buffers_stage(comm, call, op);
+        result = buffers_stage(comm, call, op);
     }
     if (!waits) {
         waits = result == COMM_OK && held_must_wait(comm, op->kind, 0);
-    }
-    if (waits && op->window != NULL) { /* another thread was faster: it is staged again, whole */
-        op_release(comm->client, op, true);
-        op->staged_bytes = 0;
-        result = buffers_find(comm, call, op, &staged_bytes);
     }
     if (waits && result == COMM_OK) {
         packet_send(comm->client, packet); /* earlier operations are sent first */
@@ -150,7 +138,11 @@ static bool write_first_slice(struct client_entry *entry, bool waits)
 {
     struct comm_comm *comm = entry->comm;
     entry->large = entry->alone && cells_has_slices(comm, entry->call);
-    if (!entry->large || !window_is_awaited(comm) || !cells_may_publish_slices(comm, entry->call, waits)) {
+    if (entry->large && !habit_waits(comm)) {
+        cells_use_slices(comm, false);
+        return false;
+    }
+    if (!entry->large || !cells_may_publish_slices(comm, entry->call, waits)) {
         return false;
     }
     cells_write_first(comm, entry->call);
@@ -203,9 +195,6 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     entry->op = NULL;
     connect_op(entry, op);
     ops_append(comm, op, timeout_ms);
-    if (op->window != NULL) {
-        window_begin(op);
-    }
     if (op->held != NULL) {
         held_push(comm, op->held);
         return COMM_OK;
@@ -318,7 +307,7 @@ static comm_result_t submit_now(struct client_entry *entry)
     if (result == COMM_OK) {
         result = submit_one(entry);
         if (entry->large && result == COMM_OK) {
-            window_submitted(entry->comm);
+            habit_submitted(entry->comm);
         }
         client_leave(client);
     } else {

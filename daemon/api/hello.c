@@ -50,13 +50,6 @@ static bool begin_store(struct api_session *session, uint64_t now_ns)
     return session->api->stores != NULL;
 }
 
-/* With GPUs, a rank cannot know where the buffers of the other ranks are. */
-static bool begin_windows(struct api_session *session, uint64_t now_ns)
-{
-    (void)now_ns;
-    return session->api->gpus == NULL;
-}
-
 static bool begin_draining(struct api_session *session, uint64_t now_ns)
 {
     (void)now_ns;
@@ -83,7 +76,6 @@ static const struct feature {
     {CLIENT_FEATURE_CELLS, NULL},
     {CLIENT_FEATURE_FAILURES, begin_failures},
     {CLIENT_FEATURE_STORE, begin_store},
-    {CLIENT_FEATURE_WINDOWS, begin_windows},
     {CLIENT_FEATURE_GATHER, begin_gather},
     {CLIENT_FEATURE_DRAINING, begin_draining},
     {CLIENT_FEATURE_BUCKETS_OF_BLOCKS, NULL},

@@ -144,16 +144,6 @@ static void comm_completed(void *context, struct comms_member *member,
     api_comm_send_complete(session, comm->handle, completion);
 }
 
-static void comm_sliced(void *context, uint64_t ticket, uint64_t slices)
-{
-    const struct api_comm *comm = context;
-    struct completion_record record;
-    completion_record_begin(&record, comm->handle, ticket);
-    record.kind = RECORD_DONE;
-    record.count_elements = slices;
-    api_session_send_record(comm->session, &record, completion_record_bytes(&record));
-}
-
 static void comm_aborted(void *context, struct comms_member *member, const struct error *cause,
                          uint64_t now_ns)
 {
@@ -215,11 +205,8 @@ static enum status comm_add(struct api_session *session, uint64_t request_id, ui
 
 static struct comms_member_handler comm_handler(struct api_comm *comm)
 {
-    return (struct comms_member_handler){.context = comm,
-                                         .formed = comm_formed,
-                                         .completed = comm_completed,
-                                         .aborted = comm_aborted,
-                                         .sliced = comm_sliced};
+    return (struct comms_member_handler){
+        .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
 }
 
 static enum status comm_join(struct api_session *session, uint64_t request_id,

@@ -72,14 +72,6 @@ static void submit_event(struct api_session *session, const struct submit_record
     }
 }
 
-static void submit_filled(struct api_session *session, const struct submit_record *record)
-{
-    const struct api_comm *comm = api_session_comm(session, record->handle);
-    if (comm != NULL) {
-        comms_filled(comm->member, record->ticket, record->entries[0].offset_bytes);
-    }
-}
-
 static enum status submit_op(struct api_session *session, const struct submit_record *record,
                              const struct comms_fence *ended, uint64_t now_ns, struct error *error)
 {
@@ -104,15 +96,6 @@ static enum status submit_op(struct api_session *session, const struct submit_re
                           .waits = waits,
                           .wait_count = submit_waits(session, record, waits),
                           .ended = *ended};
-    const struct record_entry *window = submit_record_find(record, RECORD_WINDOW);
-    if (window != NULL && session->api->gpus != NULL) {
-        return error_set(error, STATUS_UNSUPPORTED, "windows are not offered on a node with GPUs");
-    }
-    if (window != NULL) {
-        op.window_input = (window->memory & RECORD_WINDOW_INPUT) != 0;
-        op.window_output = (window->memory & RECORD_WINDOW_OUTPUT) != 0;
-        op.window_filled = window->offset_bytes;
-    }
     enum status status = submit_ranges(session, record, &op, error);
     if (status != STATUS_OK || record->kind == RECORD_OPERATION) {
         return status == STATUS_OK ? comms_submit(comm->member, &op, now_ns, error) : status;
@@ -137,10 +120,6 @@ void api_submit(struct api_session *session, const struct submit_record *record,
     struct error error;
     if (record->kind == RECORD_EVENT) {
         submit_event(session, record);
-        return;
-    }
-    if (record->kind == RECORD_FILLED) {
-        submit_filled(session, record);
         return;
     }
     struct comms_fence ended = submit_fence(session, submit_record_find(record, RECORD_ENDED));

@@ -254,29 +254,6 @@ static enum status take_range(const struct comms_op_range *range, const char *wh
     return status;
 }
 
-/* Checks the operation's window. Its ranges then hold as many elements as the window. */
-static enum status take_window(const struct comms_op *op, uint32_t size, struct comms_buffers *buffers,
-                               struct call_extents *extents, struct error *error)
-{
-    struct exec_window *window = &buffers->window;
-    if (!op->window_input && !op->window_output) {
-        return STATUS_OK;
-    }
-    *window = (struct exec_window){.input = op->window_input && extents->reads,
-                                   .output = op->window_output && extents->writes,
-                                   .filled = op->window_filled};
-    if (!window_shape_of(&op->terms, size, &window->shape)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "such an operation has no window");
-    }
-    if (window->input) {
-        extents->input_elements = window_elements(&window->shape, window->shape.input_blocks);
-    }
-    if (window->output) {
-        extents->output_elements = window_elements(&window->shape, window->shape.output_blocks);
-    }
-    return STATUS_OK;
-}
-
 static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32_t size,
                                 struct comms_buffers *buffers, struct error *error)
 {
@@ -284,9 +261,6 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
     size_t element_bytes = dtype_size_bytes(op->terms.dtype);
     void *input = NULL, *output = NULL, *residual = NULL;
     enum status status = call_extents(op, rank, size, buffers, &extents, error);
-    if (status == STATUS_OK) {
-        status = take_window(op, size, buffers, &extents, error);
-    }
     if (status == STATUS_OK && extents.reads) {
         status = take_range(&op->input, "input", extents.input_elements, element_bytes,
                             &buffers->input_memory, &input, error);
@@ -324,9 +298,6 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
         buffers->exec.wait_count = buffers->fences->wait_count;
     }
     status = check_place(buffers, error);
-    if (status == STATUS_OK && (op->window_input || op->window_output) && buffers->exec.on_gpu) {
-        status = error_set(error, STATUS_INVALID_ARGUMENT, "buffers on a GPU have no window");
-    }
     return status == STATUS_OK ? check_alignment(op, &buffers->exec, error) : status;
 }
 

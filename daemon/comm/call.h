@@ -11,7 +11,6 @@ struct comms_buffers {
     struct memory *input_memory, *output_memory, *residual_memory; /* references, or null */
     uint64_t *input_layout, *output_layout; /* 2 × size: counts, displacements; null for none */
     struct comms_fences *fences;            /* null: none */
-    struct exec_window window;              /* of exec.window */
     struct exec_rank exec;
     struct budget_account *account; /* of a collective: charged until the buffers are freed */
     uint64_t charged_bytes;

@@ -135,8 +135,6 @@ struct comms_member_handler {
                       uint64_t now_ns);
     /* The communicator failed, even if nothing was pending. Called at most once, after the completions. */
     void (*aborted)(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns);
-    /* Of an operation with a window of this member: its first `slices` slices are done. May be null. */
-    void (*sliced)(void *context, uint64_t ticket, uint64_t slices);
 };
 
 /*
@@ -223,9 +221,7 @@ struct comms_op {
     struct comms_op_range residual;
     const struct comms_fence *waits; /* it begins when all are reached; only read during the call */
     uint32_t wait_count;
-    struct comms_fence ended;         /* set when the operation has ended, failed, or was refused */
-    bool window_input, window_output; /* the range is a window (proto/window.h) */
-    uint64_t window_filled;           /* slices */
+    struct comms_fence ended; /* set when the operation has ended, failed, or was refused */
 };
 
 /* The end of an operation, for one rank. */
@@ -246,10 +242,6 @@ struct comms_completion {
  */
 enum status comms_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
                          struct error *error) COMM_MUST_USE;
-
-/* The member has filled its slots for the first `slices` slices of that operation. Ignored if the operation
- * is not pending, or has no window. */
-void comms_filled(struct comms_member *member, uint64_t ticket, uint64_t slices);
 
 /*
  * Sets the word once all earlier submits of this member have ended and the waits are reached, or the

@@ -430,21 +430,6 @@ static struct op_terms run_terms(const struct communicator_op *first)
     return terms;
 }
 
-/* `context` is an operation with windows, which never is in a bucket. */
-static void op_sliced(void *context, uint64_t slices)
-{
-    const struct communicator_op *op = context;
-    const struct communicator *comm = op->comm;
-    for (uint32_t i = 0; i < comm->local_count; i++) {
-        const struct comms_buffers *buffers = op->posts[i].buffers;
-        const struct comms_member *member = comm->locals[i];
-        if (buffers != NULL && buffers->exec.window != NULL && member != NULL &&
-            member->handler.sliced != NULL) {
-            member->handler.sliced(member->handler.context, op->posts[i].ticket, slices);
-        }
-    }
-}
-
 /* Hands a bucket to exec. Every local rank has posted it, and all operations before it. */
 static enum status op_start(struct communicator_op *first, uint64_t now_ns, struct error *error)
 {
@@ -472,7 +457,6 @@ static enum status op_start(struct communicator_op *first, uint64_t now_ns, stru
         .rank_count = comm->local_count,
         .ranks = ranks,
         .done = comms_op_done,
-        .sliced = op_sliced,
         .context = first,
     };
     status = exec_submit(comm->exec, &call, error);

@@ -293,7 +293,6 @@ static enum status hold_buffers(struct comms_member *member, const struct comms_
         return error_set(error, STATUS_LIMIT, "no memory for an operation");
     }
     *held = *buffers;
-    held->exec.window = held->window.input || held->window.output ? &held->window : NULL;
     held->account = member->client.account;
     held->charged_bytes = part_bytes;
     *out = held;
@@ -312,11 +311,6 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
     enum status status = submit_refused(member, error);
     if (status != STATUS_OK) {
         return status;
-    }
-    if ((op->window_input || op->window_output) && member->comm->node_count > 1) {
-        return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "communicator \"%s\", rank %u: a window between nodes", member->comm->name,
-                         member->rank);
     }
     if (op_kind_is_message(op->terms.kind)) {
         return comms_p2p_submit(member, op, now_ns, error);
@@ -376,27 +370,4 @@ enum status comms_submit_cell(struct comms_member *member, const struct comms_op
     op.in_cell = true;
     trace_op_taken(member->comm->comm_id, member->posted_seq + 1, terms.kind, member->rank, 0, op.ticket);
     return post_op(member, &op, &terms, held, op_bytes, now_ns, error);
-}
-
-void comms_filled(struct comms_member *member, uint64_t ticket, uint64_t slices)
-{
-    const struct communicator *comm = member->comm;
-    uint32_t left = member->owed_ops;
-    for (uint32_t i = 1; left > 0 && i <= COMMS_PENDING_OPS_MAX; i++) {
-        const struct communicator_op *op = comm->ops[(member->completed_seq + i) % COMMS_PENDING_OPS_MAX];
-        const struct communicator_post *post = op != NULL ? &op->posts[member->local_index] : NULL;
-        if (post == NULL || !post->owed) {
-            continue;
-        }
-        left--;
-        if (post->buffers == NULL || post->ticket != ticket) {
-            continue;
-        }
-        struct exec_window *window = &post->buffers->window;
-        if (slices > window->filled) {
-            window->filled = slices;
-            exec_filled(comm->exec);
-        }
-        return;
-    }
 }

@@ -13,7 +13,6 @@
 #include "daemon/host/memory.h"
 #include "daemon/net/net.h"
 #include "proto/op_terms.h"
-#include "proto/window.h"
 
 /*
  * Execution of schedules. An exec runs operations in three steps: the local stage in, the rounds of each
@@ -177,13 +176,6 @@ uint32_t exec_comm_all_rails(const struct exec_comm *comm);
 /* All nodes have agreed to use only these rails; rail 0 is one of them. Call it once. */
 void exec_comm_use_rails(struct exec_comm *comm, uint32_t rails);
 
-/* Buffers of a rank that pass through a window of the client's memory (proto/window.h). */
-struct exec_window {
-    struct window_shape shape;
-    bool input, output;
-    uint64_t filled; /* slices whose slots are ready; the owner raises it, and then calls exec_filled */
-};
-
 /* One rank of this node in an operation. Everything stays valid until the operation is done. */
 struct exec_rank {
     const void *input;       /* null where the operation reads nothing from this rank */
@@ -202,8 +194,6 @@ struct exec_rank {
     /* The client memory in which each buffer lies, if any. The operation fails if such memory breaks
      * meanwhile (memory_check). */
     const struct memory *input_memory, *output_memory, *residual_memory;
-    /* Null: none. Only on one node, of buffers on the host. The ranks' windows have one shape. */
-    const struct exec_window *window;
 };
 
 /*
@@ -231,18 +221,12 @@ struct exec_call {
      * the network and the exec no longer touch the buffers.
      */
     void (*done)(void *context, const struct error *result, uint64_t now_ns);
-    /* Called after each slice of an operation with windows: the first `slices` slices are done. May be null.
-     */
-    void (*sliced)(void *context, uint64_t slices);
     void *context;
 };
 
 /* Queues an operation. LIMIT if EXEC_OPS_MAX are queued; the cause if the communicator has failed. */
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call,
                         struct error *error) COMM_MUST_USE;
-
-/* Slots of a window of the communicator's operations were filled. */
-void exec_filled(struct exec_comm *comm);
 
 /*
  * Cancels `count` operations on this node, from seq on, submitted or not. Every other node must cancel the

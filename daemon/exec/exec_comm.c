@@ -220,13 +220,6 @@ static void comm_cancel_ops(struct exec_comm *comm, uint64_t seq, uint64_t count
     }
 }
 
-void exec_filled(struct exec_comm *comm)
-{
-    if (comm->first_op != NULL) {
-        exec_wake(comm->exec);
-    }
-}
-
 void exec_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause,
                  uint64_t now_ns)
 {

@@ -84,9 +84,8 @@ struct exec_op {
     uint64_t element_bytes;
     uint64_t divisor; /* avg divides the result by it; otherwise 0 */
     bool blocks_are_equal;
-    bool streams;                     /* it touches more memory than the caches hold */
-    const struct exec_window *window; /* the first of its ranks' windows; null: it has none */
-    uint64_t own_slices;              /* number of slices of this exec; without rails, of all */
+    bool streams;        /* it touches more memory than the caches hold */
+    uint64_t own_slices; /* number of slices of this exec; without rails, of all */
     uint64_t next_slice;
     uint64_t slices_done;
     struct exec_spread *spread; /* set if it runs on several rails */
@@ -352,16 +351,6 @@ void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns);
 /* Cancels that wait, as the communicator ends. */
 void exec_forget_cut(struct exec_comm *comm);
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
-
-/* window.c: operations whose ranks have windows. */
-/* The first of the ranks' windows, or null. */
-const struct exec_window *window_of_call(const struct exec_call *call);
-/* How many slices may begin: those whose slots are ready on all ranks. */
-uint64_t window_filled(const struct exec_op *op);
-/* The first local rank whose slot for the slice is not ready; rank_count if there is none. */
-uint32_t window_missing(const struct exec_op *op, uint64_t slice);
-/* Where the element of the rank's buffer, of which op->slice has it, lies in the window. */
-uint64_t window_element(const struct exec_op *op, const struct coll_stage_place *place);
 
 /* local.c: one turn's work on slices that need no other node. */
 /* For a communicator on one node. Returns whether more can be done at once. */

@@ -58,9 +58,6 @@ bool local_step(struct exec_comm *comm, uint64_t now_ns)
         struct error error;
         enum status status = STATUS_OK;
         bool over = false;
-        if (op->window != NULL && !op->is_within_slice && op->next_slice >= window_filled(op)) {
-            return false; /* exec_filled wakes it */
-        }
         if (!op->is_within_slice && !local_take_slice(comm, &status, &error)) {
             op->slices_done = op->own_slices;
             return false;
@@ -74,9 +71,6 @@ bool local_step(struct exec_comm *comm, uint64_t now_ns)
             return false;
         }
         op->slices_done += over ? 1 : 0;
-        if (over && op->window != NULL && op->call.sliced != NULL) {
-            op->call.sliced(op->call.context, op->slices_done);
-        }
         if (over && op->claims != NULL) {
             spread_claim_done(comm, op);
         }

@@ -61,7 +61,6 @@ enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct 
     op->divisor =
         op_kind_reduces(call->terms.kind) && call->terms.reduce == REDUCE_AVG ? comm->options.size : 0;
     op->result.status = STATUS_OK;
-    op->window = window_of_call(&op->call);
     op_describe(comm, op);
     if (device_is_needed(&op->call) && device_new(comm, op, error) != STATUS_OK) {
         op_free(op);
@@ -187,11 +186,6 @@ enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct 
     stage->slice_bytes = op_slice_bytes(comm, op);
     op_measure_exchange(comm, op);
     stage->slice_count = op_slice_count(op);
-    if (op->window != NULL) {
-        stage->slice_bytes = op->window->shape.slot_elements * op->element_bytes;
-        stage->slice_count = op->window->shape.slice_count;
-        stage->cuts_pairs = true;
-    }
     if (stage->slice_count >= EXEC_AGREEMENT_SLICE) {
         return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", options->name,
                          EXEC_AGREEMENT_SLICE - 1, (unsigned long long)stage->slice_bytes);
@@ -247,8 +241,8 @@ void op_begin(const struct exec_comm *comm, struct exec_op *op)
     op->blocks_are_equal = blocks_are_equal(comm, op);
     op->stage.keeps_input = op->call.terms.compression == COMPRESSION_NONE && reducing_one_copies(op);
     if (one_node) {
-        op->streams = !op->is_staged && op->window == NULL &&
-                      host_copy_streams(coll_stage_touched_elements(&op->stage) * op->element_bytes);
+        op->streams =
+            !op->is_staged && host_copy_streams(coll_stage_touched_elements(&op->stage) * op->element_bytes);
     } else {
         op_choose(comm, op);
     }

@@ -401,8 +401,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
         return SPREAD_NOT;
     }
     bool local = comm->options.node_count == 1;
-    if (op->stage.slice_count < 2 || (local && op->is_staged) || op->window != NULL) {
-        /* GPUs do the work; or the ranks copy, and the main thread keeps pace with them */
+    if (op->stage.slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
         return SPREAD_NOT;
     }
     uint32_t node;

@@ -14,7 +14,6 @@ unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
                         const struct coll_stage_place *place)
 {
     const unsigned char *base = NULL;
-    uint64_t offset_elements = op->window != NULL ? window_element(op, place) : place->offset_elements;
     switch (place->buffer) {
     case COLL_STAGE_INPUT:
         base = op->ranks[place->rank].input;
@@ -26,7 +25,7 @@ unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
         base = lane_memory(lane);
         break;
     }
-    return (unsigned char *)(uintptr_t)base + offset_elements * op->element_bytes;
+    return (unsigned char *)(uintptr_t)base + place->offset_elements * op->element_bytes;
 }
 
 struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,

@@ -110,17 +110,6 @@ static void spread_describe(const struct exec_comm *comm, const struct exec_op *
     }
 }
 
-/* Describes which rank has not copied its data for the next slice. */
-static void window_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
-{
-    const uint32_t *ranks = comm->map.order + comm->map.node_first[comm->options.node_index];
-    uint32_t missing = window_missing(op, op->slices_done);
-    if (missing < op->call.rank_count) {
-        (void)snprintf(text, size, "rank %u has not copied its part of slice %llu of %llu", ranks[missing],
-                       (unsigned long long)op->slices_done, (unsigned long long)op->own_slices);
-    }
-}
-
 void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size)
 {
     const struct exec_op *op = comm->first_op;
@@ -130,10 +119,6 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
     }
     if (!op->begun) {
         spread_describe_start(comm, op, text, size);
-        return;
-    }
-    if (op->window != NULL && op->slices_done < op->own_slices) {
-        window_describe(comm, op, text, size);
         return;
     }
     struct exec_wait wait = comm_wait(comm);

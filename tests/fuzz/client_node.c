@@ -378,9 +378,6 @@ static void client_event(struct fuzz_client *client, const uint8_t *packet, size
         struct completion_record completion;
         const char *what;
         fuzz_require(completion_record_read(packet, size, &completion, &what));
-        if (completion.kind == RECORD_DONE) {
-            return; /* slices of a window: the operation goes on */
-        }
         client->completes[completion.ticket % FUZZ_TICKETS]++;
         client->not_ok += completion.status != STATUS_OK;
         return;

@@ -4,24 +4,27 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
- * The library's part of cells. Other ranks write bytes of the input anywhere into the segment. What must
- * hold: whatever the library decides, it reads and writes only within the segment and the buffers of its
- * call. The sanitizers detect other accesses.
+ * The library's part of cells, and of slices in them. Other ranks write bytes of the input anywhere into the
+ * segment. What must hold: whatever the library decides, it reads and writes only within the segment and the
+ * buffers of its call. The sanitizers detect other accesses.
  */
 #define STEPS_MAX 64
 #define RANKS_MAX 4u
+#define SLICES_MAX 4u
 
 struct world {
     struct cells_shared *shared;
     uint32_t ranks, rank; /* rank: the library's */
     uint64_t seq;
+    uint32_t place; /* where the next slice goes */
 };
 
-static struct client_call take_call(const struct world *world, struct fuzz_input *input)
+static struct client_call take_call(const struct world *world, struct fuzz_input *input, bool *is_long)
 {
     static const uint64_t counts[] = {0, 1, 8, 9, 18, 72, 73, 100, 1000, 4096, 8192, 32768};
     struct client_call call = {.name = "fuzz"};
     uint8_t which = fuzz_u8(input);
+    *is_long = which >= 128;
     call.terms.kind = (enum op_kind)(which % OP_KIND_COUNT);
     call.terms.dtype = (enum dtype)fuzz_below(input, DTYPE_COUNT);
     call.terms.reduce = (enum reduce)fuzz_below(input, REDUCE_COUNT);
@@ -84,25 +87,23 @@ static size_t bytes_of(const struct client_call *call, size_t blocks)
     return blocks * (size_t)call->terms.count_elements * dtype_size_bytes(call->terms.dtype);
 }
 
-/* The library publishes an operation, and other ranks do what the input says. If the library finds a result,
- * it takes it. */
-static void step(struct world *world, struct fuzz_input *input)
+static void make_buffers(const struct world *world, struct client_call *call, struct fuzz_input *input)
 {
-    struct client_call call = take_call(world, input);
-    if (!can_be_published(world, &call)) {
-        return;
-    }
-    world->seq++;
-    size_t in_bytes = cells_published_bytes(&call.terms, world->ranks, world->rank);
-    bool gathers = call.terms.kind == OP_KIND_ALL_GATHER || call.terms.kind == OP_KIND_GATHER ||
-                   call.terms.kind == OP_KIND_ALL_TO_ALL;
-    size_t out_bytes = bytes_of(&call, gathers ? world->ranks : 1);
-    call.input.at = malloc(in_bytes);
-    call.output.at = malloc(out_bytes);
-    fuzz_require((call.input.at != NULL || in_bytes == 0) && (call.output.at != NULL || out_bytes == 0));
-    memset(call.input.at, fuzz_u8(input), in_bytes);
-    memset(call.output.at, 0, out_bytes);
-    cells_write(world->shared, world->ranks, world->rank, world->seq, &call);
+    size_t in_bytes = cells_published_bytes(&call->terms, world->ranks, world->rank);
+    bool gathers = call->terms.kind == OP_KIND_ALL_GATHER || call->terms.kind == OP_KIND_GATHER ||
+                   call->terms.kind == OP_KIND_ALL_TO_ALL;
+    size_t out_bytes = bytes_of(call, gathers ? world->ranks : 1);
+    call->input.at = malloc(in_bytes);
+    call->output.at = malloc(out_bytes);
+    fuzz_require((call->input.at != NULL || in_bytes == 0) && (call->output.at != NULL || out_bytes == 0));
+    memset(call->input.at, fuzz_u8(input), in_bytes);
+    memset(call->output.at, 0, out_bytes);
+}
+
+/* The library publishes what it has written, and other ranks do what the input says. Returns whether the
+ * library finds a result. */
+static bool let_others(struct world *world, struct fuzz_input *input)
+{
     cells_publish(world->shared, world->ranks, world->rank, world->seq);
     for (uint32_t rank = 0; rank < world->ranks; rank++) {
         if (rank != world->rank && fuzz_below(input, 4) != 0) {
@@ -113,11 +114,72 @@ static void step(struct world *world, struct fuzz_input *input)
         scribble(world, input);
     }
     (void)cells_have_news(world->shared, world->ranks, world->rank, world->seq);
-    if (cells_look(world->shared, world->ranks, world->rank, world->seq) == CELLS_DIRECT) {
-        cells_read(world->shared, world->ranks, world->rank, world->seq, &call, NULL);
+    return cells_look(world->shared, world->ranks, world->rank, world->seq) == CELLS_DIRECT;
+}
+
+static void publish_whole(struct world *world, struct client_call *call, struct fuzz_input *input)
+{
+    if (!can_be_published(world, call)) {
+        return;
     }
-    free(call.input.at);
-    free(call.output.at);
+    world->seq++;
+    make_buffers(world, call, input);
+    cells_write(world->shared, world->ranks, world->rank, world->seq, call);
+    if (let_others(world, input)) {
+        cells_read(world->shared, world->ranks, world->rank, world->seq, call, NULL);
+    }
+    free(call->input.at);
+    free(call->output.at);
+}
+
+/* Makes it an operation that does not fit into a cell: of some slices, and some elements more. */
+static void make_long(const struct world *world, struct client_call *call, struct fuzz_input *input)
+{
+    struct op_terms *terms = &call->terms;
+    terms->count_elements = 1;
+    uint64_t least = CELLS_DATA_MAX_BYTES / cells_most_published_bytes(terms, world->ranks) + 1;
+    uint64_t whole = cells_cut(terms, world->ranks).slice_elements;
+    uint64_t count = fuzz_below(input, SLICES_MAX) * whole + fuzz_below(input, 3);
+    terms->count_elements = count < least ? least : count;
+}
+
+/* The library publishes one slice after the other, until one has no result. */
+static void publish_slices(struct world *world, struct client_call *call, struct fuzz_input *input)
+{
+    make_long(world, call, input);
+    if (!cells_take_slices(&call->terms, world->ranks) ||
+        !reduce_is_defined(call->terms.dtype, call->terms.reduce)) {
+        return;
+    }
+    make_buffers(world, call, input);
+    struct cells_cut cut = cells_cut(&call->terms, world->ranks);
+    bool goes_on = true;
+    for (uint64_t i = 0; i < cut.slice_count && goes_on; i++) {
+        uint64_t begin = i * cut.slice_elements, left = call->terms.count_elements - begin;
+        struct cells_slice slice = {.begin = begin,
+                                    .elements = left < cut.slice_elements ? left : cut.slice_elements};
+        world->seq++;
+        cells_write_slice(world->shared, world->ranks, world->rank, world->place, call, &slice);
+        cells_write_header(world->shared, world->rank, world->seq, world->place, call);
+        world->place = (world->place + 1) % CELLS_PLACES;
+        goes_on = let_others(world, input);
+        if (goes_on) {
+            cells_read(world->shared, world->ranks, world->rank, world->seq, call, &slice);
+        }
+    }
+    free(call->input.at);
+    free(call->output.at);
+}
+
+static void step(struct world *world, struct fuzz_input *input)
+{
+    bool is_long;
+    struct client_call call = take_call(world, input, &is_long);
+    if (is_long) {
+        publish_slices(world, &call, input);
+    } else {
+        publish_whole(world, &call, input);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -5,23 +5,22 @@
 #include "daemon/base/time.h"
 #include "proto/types.h"
 #include "proto/version.h"
-#include "proto/window.h"
 #include "tests/fuzz/client_node.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /*
  * Two clients of a real node are the ranks of a communicator with cells. They write bytes of the input into
- * the cells, submit operations with any number, and make any claims about their windows. A third client is
- * correct. What must hold: commd stays within bounds; it answers each operation once; it never loops over
- * numbers that no operation has; the correct client's operation ends well; in the end commd holds nothing.
+ * the cells, and submit operations with any number, also long ones. A third client is correct. What must
+ * hold: commd stays within bounds; it answers each operation once; it never loops over numbers that no
+ * operation has; the correct client's operation ends well; in the end commd holds nothing.
  */
 #define ACTIONS_MAX 100
 #define RANKS 2
 #define USER 1001
 #define SEQS 12 /* usual numbers of operations */
 #define MEMORY 1
-#define WINDOW_BYTES (WINDOW_SLOTS * WINDOW_SLICE_BYTES)
+#define MEMORY_BYTES (1 << 20)
 #define SETTLE_NS (100 * TIME_S)
 #define SETTLE_READS 64
 
@@ -77,10 +76,10 @@ static void register_memory(uint32_t rank)
     Commd__Client__MemRegister memory = COMMD__CLIENT__MEM_REGISTER__INIT;
     Commd__Client__Request body = COMMD__CLIENT__REQUEST__INIT;
     int fd = memfd_create("liar", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    fuzz_require(fd >= 0 && ftruncate(fd, WINDOW_BYTES) == 0 && fallocate(fd, 0, 0, WINDOW_BYTES) == 0);
+    fuzz_require(fd >= 0 && ftruncate(fd, MEMORY_BYTES) == 0 && fallocate(fd, 0, 0, MEMORY_BYTES) == 0);
     fuzz_require(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
     memory.memory = MEMORY;
-    memory.size_bytes = WINDOW_BYTES;
+    memory.size_bytes = MEMORY_BYTES;
     body.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
     body.mem_register = &memory;
     all.has_memory[rank] |= request(rank, &body, fd);
@@ -160,20 +159,19 @@ static void write_cells(uint32_t rank, struct fuzz_input *input)
 
 /* --- Records --- */
 
-static void add_window(struct submit_record *record, struct fuzz_input *input)
+/* Makes it an operation of as many bytes as the memory holds, sometimes of more. */
+static void make_long(struct submit_record *record, struct fuzz_input *input)
 {
     static const uint8_t kinds[] = {OP_KIND_ALL_REDUCE, OP_KIND_BROADCAST, OP_KIND_REDUCE,
                                     OP_KIND_ALL_GATHER};
     uint8_t which = fuzz_u8(input);
-    uint64_t slices = WINDOW_RANK_SLICES_MIN / RANKS + which % 3;
-    record->terms.kind = kinds[which / 3 % sizeof kinds];
-    record->terms.dtype = DTYPE_U8;
-    record->terms.count_elements = slices * WINDOW_SLICE_BYTES - fuzz_u8(input);
+    bool gathers = kinds[which / 4 % sizeof kinds] == OP_KIND_ALL_GATHER;
+    record->terms = (struct op_terms){.kind = kinds[which / 4 % sizeof kinds],
+                                      .dtype = DTYPE_U8,
+                                      .bucket_ops = 1,
+                                      .count_elements = MEMORY_BYTES / (gathers ? RANKS : 1) + which % 4 / 3};
     submit_record_add(record, RECORD_INPUT, MEMORY, 0, 0);
     submit_record_add(record, RECORD_OUTPUT, MEMORY, 0, 0);
-    uint8_t filled = fuzz_u8(input);
-    submit_record_add(record, RECORD_WINDOW, which < 250 ? RECORD_WINDOW_BOTH : which % 4u,
-                      filled < 240 ? filled % 24u : fuzz_number(input), 0);
 }
 
 static void submit(uint32_t rank, struct fuzz_input *input)
@@ -184,24 +182,12 @@ static void submit(uint32_t rank, struct fuzz_input *input)
     record.ticket = fuzz_u8(input) % FUZZ_TICKETS;
     record.terms = take_terms(input);
     if (which % 4 == 0 && all.has_memory[rank]) {
-        record.terms = (struct op_terms){.bucket_ops = 1};
-        add_window(&record, input);
+        make_long(&record, input);
     }
     if (which % 8 < 6) {
         uint64_t number = take_seq(input);
         submit_record_add(&record, RECORD_NUMBER, 0, which < 128 ? 0 : fuzz_number(input), number);
     }
-    (void)fuzz_client_send(&all.clients[rank], (const uint8_t *)&record, submit_record_bytes(&record), NULL,
-                           0);
-}
-
-static void say_filled(uint32_t rank, struct fuzz_input *input)
-{
-    struct submit_record record;
-    submit_record_begin(&record, RECORD_FILLED, all.handle);
-    record.ticket = fuzz_u8(input) % FUZZ_TICKETS;
-    uint8_t slices = fuzz_u8(input);
-    submit_record_add(&record, RECORD_WINDOW, 0, slices < 240 ? slices % 24u : fuzz_number(input), 0);
     (void)fuzz_client_send(&all.clients[rank], (const uint8_t *)&record, submit_record_bytes(&record), NULL,
                            0);
 }
@@ -261,9 +247,6 @@ static void act(struct fuzz_input *input)
         return;
     case 5:
         register_memory(rank);
-        return;
-    case 6:
-        say_filled(rank, input);
         return;
     case 7:
         if (fuzz_below(input, 4) == 0) { /* the rank is lost */

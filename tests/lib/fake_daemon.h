@@ -52,7 +52,6 @@ enum fake_action {
     FAKE_GARBAGE,       /* bytes that are no event */
     FAKE_EMPTY_EVENT,   /* an event without a body */
     FAKE_OTHER_RECORD,  /* a completion of another version */
-    FAKE_SLICES,        /* slices of an operation that has no window */
     FAKE_OVERSIZE,      /* a packet beyond the limit */
     FAKE_OTHER_TICKET,  /* Complete of a ticket that is not in flight */
     FAKE_OTHER_HANDLE,  /* Complete of an unknown communicator */

@@ -199,15 +199,6 @@ static void abort_comm(struct fake_session *session, uint32_t handle, uint32_t s
     fake_send_event(session, &event);
 }
 
-static void send_slices(struct fake_session *session, const struct submit_record *submit)
-{
-    struct completion_record record;
-    completion_record_begin(&record, submit->handle, submit->ticket);
-    record.kind = RECORD_DONE;
-    record.count_elements = 1;
-    fake_send_bytes(session, &record, completion_record_bytes(&record));
-}
-
 /* Sends a completion of a version that does not exist. */
 static void send_other_record(struct fake_session *session, const struct submit_record *submit)
 {
@@ -256,9 +247,6 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         fake_send_bytes(session, unknown_field,
                         /* an event of no bytes would look like the end of the connection */
                         sizeof unknown_field);
-        return;
-    case FAKE_SLICES:
-        send_slices(session, submit);
         return;
     case FAKE_OTHER_RECORD:
         send_other_record(session, submit);

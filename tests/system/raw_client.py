@@ -9,8 +9,8 @@ import struct
 WORD_BYTES = 8
 VERSION = 2  # CLIENT_PROTOCOL_VERSION
 RECORD_MARK, RECORD_VERSION = 7, 1
-OPERATION, EVENT, FILLED, DONE = 1, 2, 5, 6  # kinds of records
-ENTRIES = {"input": 1, "output": 2, "input_layout": 3, "output_layout": 4, "residual": 5, "ended": 6, "waits": 7, "window": 8}
+OPERATION, EVENT = 1, 2  # kinds of records
+ENTRIES = {"input": 1, "output": 2, "input_layout": 3, "output_layout": 4, "residual": 5, "ended": 6, "waits": 7}
 
 
 def number(value):
@@ -82,10 +82,6 @@ def event(handle, ended=None, waits=()):
     return record(EVENT, struct.pack("<I64x", handle), {"ended": ended, "waits": waits})
 
 
-def filled(handle, ticket, slices):
-    return record(FILLED, struct.pack("<IQ56x", handle, ticket), {"window": (0, slices)})
-
-
 def completion(packet):
     """Returns (ticket, status, text)."""
     _, ticket, _, _, status, length = struct.unpack_from("<4xIQQIHH", packet)
@@ -114,12 +110,10 @@ class RawClient:
         return self.last_id
 
     def event(self):
-        """Returns the fields of an Event; for a completion, {"completion": (ticket, status, text)}, or {"done": (ticket, slices)}."""
+        """Returns the fields of an Event; for a completion, {"completion": (ticket, status, text)}."""
         data = self.connection.recv(65536)
         if data == b"":
             raise ConnectionError("commd has closed the connection")
-        if data[0] == RECORD_MARK and data[2] == DONE:
-            return {"done": struct.unpack_from("<4xIQQ", data)[1:]}
         return {"completion": completion(data)} if data[0] == RECORD_MARK else parse(data)
 
     def ask(self, kind, body, fd=None):

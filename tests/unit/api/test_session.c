@@ -523,11 +523,15 @@ static void test_ended_session_of_a_slow_reader(void **state)
 static void test_all_features(void **state)
 {
     (void)state;
-    static char *asked[] = {(char *)CLIENT_FEATURE_RINGS,    (char *)CLIENT_FEATURE_HEARTBEAT,
-                            (char *)CLIENT_FEATURE_GRAPHS,   (char *)CLIENT_FEATURE_RECORDS_BY_TICKET,
-                            (char *)CLIENT_FEATURE_ABORT,    (char *)CLIENT_FEATURE_CELLS,
-                            (char *)CLIENT_FEATURE_FAILURES, (char *)CLIENT_FEATURE_STORE,
-                            (char *)CLIENT_FEATURE_WINDOWS,  (char *)"else"};
+    static char *asked[] = {(char *)CLIENT_FEATURE_RINGS,
+                            (char *)CLIENT_FEATURE_HEARTBEAT,
+                            (char *)CLIENT_FEATURE_GRAPHS,
+                            (char *)CLIENT_FEATURE_RECORDS_BY_TICKET,
+                            (char *)CLIENT_FEATURE_ABORT,
+                            (char *)CLIENT_FEATURE_CELLS,
+                            (char *)CLIENT_FEATURE_FAILURES,
+                            (char *)CLIENT_FEATURE_STORE,
+                            (char *)"else"};
     struct node *node = node_new();
     struct client client = client_connect(node);
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;

@@ -57,7 +57,6 @@ static void test_wrong_events(void **state)
         {FAKE_GARBAGE, "that are no event"},
         {FAKE_EMPTY_EVENT, "an event of an unknown kind"},
         {FAKE_OTHER_RECORD, "a completion with a wrong version"},
-        {FAKE_SLICES, "out of turn"},
         {FAKE_OTHER_TICKET, "which is not in flight"},
         {FAKE_OTHER_HANDLE, "which never existed"},
         {FAKE_OTHER_REQUEST, "which was not made"},

@@ -65,7 +65,7 @@ static void join_job(struct rank *rank, const char *name)
 {
     struct comms_terms terms = {
         .name = name, .rank = rank->number, .size = RANKS, .takes_cells = true, .takes_node_cells = true};
-    struct comms_member_handler handler = {rank, on_cell_formed, on_cell_completed, on_cell_aborted, NULL};
+    struct comms_member_handler handler = {rank, on_cell_formed, on_cell_completed, on_cell_aborted};
     struct error error;
     rank->client = (struct comms_client){.pid = (pid_t)(100 + rank->number), .uid = 1000};
     rank->formed = STATUS_TIMED_OUT;

@@ -503,12 +503,98 @@ static void test_what_goes_through_cells(void **state)
     assert_int_equal(cells_published_bytes(&terms, 4, 2), 16);
 }
 
+/* --- Slices --- */
+
+static const uint32_t slice_ranks[] = {2, 3, 4, 8, 32};
+static const enum dtype slice_dtypes[] = {DTYPE_U8, DTYPE_C128};
+enum { SLICE_RANKS = sizeof slice_ranks / sizeof *slice_ranks };
+
+static struct op_terms slice_terms(enum op_kind kind, enum dtype dtype, uint64_t count_elements)
+{
+    return (struct op_terms){.kind = kind, .dtype = dtype, .bucket_ops = 1, .count_elements = count_elements};
+}
+
+/* What does not fit into a cell goes in slices. */
+static void expect_slices_of(enum op_kind kind, enum dtype dtype, uint32_t ranks)
+{
+    uint64_t blocks = cells_publish_blocks(kind) ? ranks : 1, each = blocks * dtype_size_bytes(dtype);
+    uint64_t most = CELLS_DATA_MAX_BYTES / each;
+    bool goes = !op_kind_is_message(kind),
+         cuts = goes && kind != OP_KIND_SCAN && kind != OP_KIND_EXCLUSIVE_SCAN;
+    const uint64_t counts[] = {0, 1, most, most + 1, UINT64_MAX};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        struct op_terms terms = slice_terms(kind, dtype, counts[i]);
+        assert_int_equal(cells_take_slices(&terms, ranks), cuts && counts[i] > most);
+        assert_int_equal(cells_take(&terms, ranks), goes && counts[i] <= most);
+        assert_int_equal(cells_most_published_bytes(&terms, ranks),
+                         counts[i] == UINT64_MAX ? UINT64_MAX : counts[i] * each);
+        terms.has_layouts = 1;
+        assert_false(cells_take_slices(&terms, ranks));
+        terms.has_layouts = 0;
+        terms.bucket_ops = 2;
+        assert_false(cells_take_slices(&terms, ranks));
+        terms.bucket_ops = 1;
+        terms.compression = COMPRESSION_BF16;
+        assert_false(cells_take_slices(&terms, ranks));
+    }
+}
+
+/* The slices are the elements of the vector, each once, and fit into their places. */
+static void expect_cut(enum op_kind kind, enum dtype dtype, uint32_t ranks, uint64_t most_bytes)
+{
+    uint64_t whole = most_bytes / dtype_size_bytes(dtype), blocks = cells_publish_blocks(kind) ? ranks : 1;
+    const uint64_t counts[][2] = {{0, 0},
+                                  {whole - 1, 1},
+                                  {whole, 1},
+                                  {whole + 1, 2},
+                                  {7 * whole, 7},
+                                  {7 * whole + 1, 8},
+                                  {UINT64_MAX, UINT64_MAX / whole + (UINT64_MAX % whole != 0)}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        struct op_terms terms = slice_terms(kind, dtype, counts[i][0]);
+        struct cells_cut cut = cells_cut(&terms, ranks);
+        assert_int_equal(cut.slice_elements, whole);
+        assert_int_equal(cut.slice_count, counts[i][1]);
+        assert_true(whole * dtype_size_bytes(dtype) * blocks <= CELLS_SLICE_MAX_BYTES);
+    }
+}
+
+static void test_what_goes_in_slices(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2 * SLICE_RANKS; i++) {
+        for (unsigned kind = 0; kind < OP_KIND_COUNT; kind++) {
+            expect_slices_of((enum op_kind)kind, slice_dtypes[i % 2], slice_ranks[i / 2]);
+        }
+    }
+}
+
+static void test_cuts(void **state)
+{
+    (void)state;
+    static const enum op_kind with_blocks[] = {OP_KIND_ALL_GATHER, OP_KIND_REDUCE_SCATTER, OP_KIND_ALL_TO_ALL,
+                                               OP_KIND_SCATTER, OP_KIND_GATHER};
+    /* All ranks together read 4 MiB of a slice of an all-reduce, if it is no shorter than 64 KiB. */
+    static const uint64_t all_reduce_bytes[SLICE_RANKS] = {1 << 20, 466033, 256 << 10, 64 << 10, 64 << 10};
+    for (unsigned i = 0; i < 2 * SLICE_RANKS; i++) {
+        enum dtype dtype = slice_dtypes[i % 2];
+        uint32_t ranks = slice_ranks[i / 2];
+        expect_cut(OP_KIND_ALL_REDUCE, dtype, ranks, all_reduce_bytes[i / 2]);
+        expect_cut(OP_KIND_REDUCE, dtype, ranks, 1 << 20);
+        expect_cut(OP_KIND_BROADCAST, dtype, ranks, 1 << 20);
+        for (size_t k = 0; k < sizeof with_blocks / sizeof *with_blocks; k++) {
+            expect_cut(with_blocks[k], dtype, ranks, (1 << 20) / ranks);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_order_of_two_ranks),  cmocka_unit_test(test_every_order_of_three_ranks),
         cmocka_unit_test(test_every_order_of_an_opening), cmocka_unit_test(test_threads),
         cmocka_unit_test(test_threads_and_a_retirement),  cmocka_unit_test(test_what_goes_through_cells),
+        cmocka_unit_test(test_what_goes_in_slices),       cmocka_unit_test(test_cuts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

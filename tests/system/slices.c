@@ -1,12 +1,12 @@
 /*
- * One rank of large collectives of plain memory, which pass through windows (proto/window.h) once the library
- * has seen that the program waits at once. Every element of every output is checked.
+ * One rank of long collectives of plain memory, which go through cells in slices (proto/cells.h) while the
+ * program waits at once. Every element of every output is checked.
  *
- *   windows NAME RANK SIZE HOW
+ *   slices NAME RANK SIZE HOW [DEVICE]
  *
  * It prints the number of checked operations, or prints what is wrong and exits with 1. HOW is one of:
  *
- *   - kinds: every kind with a window, with counts around the boundaries, in place and out of place
+ *   - kinds: every kind that goes in slices, with counts around the boundaries, in place and out of place
  *   - mixed: as kinds, with the buffers of some ranks in memory of comm_mem_alloc
  *   - away: rank 1 submits, and calls the library again only after the other ranks have their results
  *   - slow: rank 1 is late for every operation; a signal comes every millisecond; all ranks fork in between
@@ -37,9 +37,14 @@
 #include <unistd.h>
 
 #define POISON 0xA5A5A5A5u
-#define SLICE_ELEMENTS (UINT64_C(131072)) /* of u32, of an all-reduce */
-#define RANK_SLICES 32u                   /* slices of all ranks, from which on there is a window */
+/* As in proto/cells.h. */
+#define CELL_BYTES (UINT64_C(32) << 10)        /* longer data go in slices */
+#define SLICE_BYTES (UINT64_C(1) << 20)        /* the longest slice, */
+#define SLICE_LEAST_BYTES (UINT64_C(64) << 10) /* and the shortest one of an all-reduce, */
+#define SLICE_READ_BYTES (UINT64_C(4) << 20)   /* which all ranks together read so much of */
+#define LONG_SLICES 8u
 #define WARM_UPS 3
+#define UNMAPS 10
 #define MIDDLE_NS 40000000
 #define AWAY_NS 600000000
 #define OP_TIMEOUT_MS 60000
@@ -217,12 +222,28 @@ static uint64_t blocks_of(enum kind kind)
     return kind == ALL_GATHER || kind == REDUCE_SCATTER || kind == ALL_TO_ALL ? size : 1;
 }
 
-/* The smallest count of a block with a window. */
+/* The smallest count of a block that does not fit into a cell. */
 static uint64_t least_count(enum kind kind)
 {
-    uint64_t slices = (RANK_SLICES + size - 1) / size;
-    slices = slices > 8 ? slices : 8;
-    return (slices - 1) * (SLICE_ELEMENTS / blocks_of(kind)) + 1;
+    bool publishes_blocks = kind == REDUCE_SCATTER || kind == ALL_TO_ALL;
+    return CELL_BYTES / sizeof *input / (publishes_blocks ? size : 1) + 1;
+}
+
+/* Elements of each block that a slice has. */
+static uint64_t slice_count(enum kind kind)
+{
+    uint64_t bytes = SLICE_BYTES / blocks_of(kind);
+    if (kind == ALL_REDUCE) {
+        bytes = SLICE_READ_BYTES / ((uint64_t)size * size);
+        bytes = bytes < SLICE_LEAST_BYTES ? SLICE_LEAST_BYTES : bytes > SLICE_BYTES ? SLICE_BYTES : bytes;
+    }
+    return bytes / sizeof *input;
+}
+
+/* Several slices; the last one is shorter. */
+static uint64_t long_count(enum kind kind)
+{
+    return LONG_SLICES * slice_count(kind) + 4099;
 }
 
 static void warm_up(void)
@@ -240,8 +261,9 @@ static void run_kinds(void)
     warm_up();
     for (int i = 0; i < KINDS; i++) {
         enum kind kind = (enum kind)i;
-        uint64_t least = least_count(kind), slot = SLICE_ELEMENTS / blocks_of(kind);
-        const uint64_t counts[] = {least - 1, least, least + slot - 2, least + slot - 1, least + slot + 4099};
+        uint64_t least = least_count(kind), slice = slice_count(kind);
+        const uint64_t counts[] = {least - 1, least,         slice - 1, slice,
+                                   slice + 1, 2 * slice - 1, 2 * slice, long_count(kind)};
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
             struct job out = job_of(kind, counts[k], (uint32_t)k % size, false);
             struct job in = job_of(kind, counts[k], (uint32_t)(k + 1) % size, true);
@@ -256,7 +278,7 @@ static void be_away(void)
     for (int i = 0; i < 6; i++) {
         comm_request_t *request = NULL;
         comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
-        struct job job = job_of((enum kind)(i % KINDS), least_count((enum kind)(i % KINDS)), 0, i % 2 == 0);
+        struct job job = job_of((enum kind)(i % KINDS), long_count((enum kind)(i % KINDS)), 0, i % 2 == 0);
         options.request = &request;
         for (int k = 0; k < 3; k++) {
             warm_up(); /* the library forgives */
@@ -296,7 +318,7 @@ static void be_slow(void)
     for (int i = 0; i < 4 * KINDS; i++) {
         comm_request_t *request = NULL;
         comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
-        struct job job = job_of((enum kind)(i % KINDS), least_count((enum kind)(i % KINDS)), 1, i % 4 < 2);
+        struct job job = job_of((enum kind)(i % KINDS), long_count((enum kind)(i % KINDS)), 1, i % 4 < 2);
         options.request = &request;
         prepare(&job);
         pause_ns(rank == 1 ? 5000000 : 0);
@@ -320,7 +342,7 @@ static void send_bursts(comm_t *other)
 {
     warm_up();
     for (int round = 0; round < 4; round++) {
-        struct job large = job_of(ALL_REDUCE, least_count(ALL_REDUCE) + 4099, 0, false);
+        struct job large = job_of(ALL_REDUCE, long_count(ALL_REDUCE), 0, false);
         uint32_t small = rank + 1, total = size * (size + 1) / 2;
         prepare(&large);
         expect_ok(submit(comm, &large, NULL), "large");
@@ -410,18 +432,29 @@ static void on_fault(int signal_number)
     _exit(EXIT_SUCCESS);
 }
 
-/* No thread of the program waits for the operation, so a thread of the library copies. */
+/* No thread of the program waits for the operation, so a thread of the library copies. If the machine was so
+ * busy that the operation went to commd, which has its own copy, it is tried again. */
 static void unmap_in_the_middle(const struct job *job)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t middle = (uintptr_t)(job->send + job->count / 2) / page * page;
-    const struct timespec long_enough = {.tv_sec = 20};
     (void)signal(SIGSEGV, on_fault);
-    expect_ok(submit(comm, job, NULL), "submit");
-    if (munmap((void *)middle, page) != 0) {
-        exit(EXIT_FAILURE);
+    for (int i = 0; i < UNMAPS; i++) {
+        expect_ok(submit(comm, job, NULL), "submit");
+        if (munmap((void *)middle, page) != 0) {
+            exit(EXIT_FAILURE);
+        }
+        pause_ns(MIDDLE_NS * 10);
+        if (mmap((void *)middle, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+                 0) == MAP_FAILED) {
+            exit(EXIT_FAILURE);
+        }
+        expect_ok(comm_sync(comm, 0), "comm_sync");
+        for (int k = 0; k < WARM_UPS; k++) {
+            expect_ok(submit(comm, job, NULL), "submit");
+            expect_ok(comm_sync(comm, 0), "comm_sync");
+        }
     }
-    (void)nanosleep(&long_enough, NULL);
     exit(EXIT_FAILURE);
 }
 
@@ -429,7 +462,7 @@ static void run_until_the_end(const char *how)
 {
     pthread_t thread;
     comm_result_t result = COMM_OK;
-    struct job job = job_of(ALL_REDUCE, 4 * least_count(ALL_REDUCE), 0, false);
+    struct job job = job_of(ALL_REDUCE, 2 * long_count(ALL_REDUCE), 0, false);
     bool ends_it = rank == 1;
     warm_up();
     if (ends_it && how[0] == 'u') {
@@ -467,7 +500,8 @@ static void run_until_the_end(const char *how)
 
 static void make_buffers(bool shared)
 {
-    size_t bytes = (4 * least_count(ALL_REDUCE) + 3 * SLICE_ELEMENTS) * sizeof *input * size;
+    /* Room for the longest operation of each kind, and one element more. */
+    size_t bytes = (2 * LONG_SLICES + 1) * SLICE_BYTES + (4099 * size + 1) * sizeof *input;
     void *made[2] = {NULL, NULL};
     for (int i = 0; i < 2; i++) {
         if (shared && (int)(rank % 3) != i) {
@@ -503,11 +537,12 @@ static void run_how(const char *how, comm_t *other)
 
 int main(int argc, char **argv)
 {
-    if (argc != 5) {
-        fprintf(stderr, "usage: windows NAME RANK SIZE HOW\n");
+    if (argc != 5 && argc != 6) {
+        fprintf(stderr, "usage: slices NAME RANK SIZE HOW [DEVICE]\n");
         return 2;
     }
     const char *how = argv[4];
+    int device = argc == 6 ? (int)strtol(argv[5], NULL, 10) : COMM_DEVICE_HOST;
     char name[200];
     comm_t *other;
     comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
@@ -515,7 +550,7 @@ int main(int argc, char **argv)
     rank = (uint32_t)strtoul(argv[2], NULL, 10);
     size = (uint32_t)strtoul(argv[3], NULL, 10);
     expect_ok(comm_client_open(NULL, &client), "comm_client_open");
-    expect_ok(comm_init(client, argv[1], rank, size, COMM_DEVICE_HOST, &options, &comm), "comm_init");
+    expect_ok(comm_init(client, argv[1], rank, size, device, &options, &comm), "comm_init");
     (void)snprintf(name, sizeof name, "%s-other", argv[1]);
     expect_ok(comm_init(client, name, rank, size, COMM_DEVICE_HOST, &options, &other), "comm_init");
     make_buffers(strcmp(how, "mixed") == 0);

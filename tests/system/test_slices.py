@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Long collectives of plain memory within a node go through cells in slices. Every element is right, whatever the ranks do meanwhile."""
+import signal
+import time
+import unittest
+
+from cluster import Cluster
+from program_case import ProgramCase
+
+BEGINS = "long operations go through cells in slices"
+SURVIVORS_S = 20
+
+
+class Slices(ProgramCase):
+    def run_ranks(self, cluster, layout, how, **options):
+        """Returns what each rank has said on standard error."""
+        ranks = self.start(cluster, layout, "slices", how, name=f"slices-{how}-{len(layout)}", **options)
+        said = []
+        for rank, process in enumerate(ranks):
+            output, errors = process.communicate(timeout=240)
+            self.assertEqual(process.returncode, 0, f"{how}, rank {rank}: {errors}")
+            self.assertIn("operations checked", output)
+            said.append(errors)
+        return said
+
+    def check(self, how, layouts=("aa", "aaa"), **environment):
+        with Cluster(["a"], client_environment={"COMM_DEBUG": "1", **environment}) as cluster:
+            for layout in layouts:
+                with self.subTest(layout=layout):
+                    for rank, said in enumerate(self.run_ranks(cluster, layout, how)):
+                        self.assertIn(BEGINS, said, f"rank {rank} had no slices")
+
+    def test_every_kind(self):
+        self.check("kinds", ("aa", "aaa", "aaaaa"))
+
+    def test_without_rings(self):
+        self.check("kinds", ("aaa",), COMMD_RINGS="off")
+
+    def test_some_memory_is_registered(self):
+        self.check("mixed", ("aaa",))
+
+    def test_a_rank_that_computes_holds_nobody_up(self):
+        self.check("away", ("aa",))
+
+    def test_a_slow_rank_signals_and_forks(self):
+        self.check("slow")
+
+    def test_bursts_and_groups(self):
+        self.check("bursts", ("aa",))
+
+    def test_other_threads_take_events(self):
+        self.check("threads", ("aa",))
+
+    def expect_none_in_cells(self, cluster):
+        self.assertRegex(cluster.commctl("a", "metrics").stdout, r"(?m)^commd_operations_in_cells_total 0$")
+
+    def test_without_cells(self):
+        with Cluster(["a"], client_environment={"COMM_DEBUG": "1", "COMMD_CELLS": "off"}) as cluster:
+            for said in self.run_ranks(cluster, "aa", "kinds"):
+                self.assertNotIn(BEGINS, said)
+            self.expect_none_in_cells(cluster)
+
+    def test_a_node_with_gpus(self):
+        """Processes that use no GPU go through cells there, too. A rank with a GPU gives all to commd, and so do the others."""
+        with Cluster(["a"], gpus=1, client_environment={"COMM_DEBUG": "1"}) as cluster:
+            self.assertNotIn(BEGINS, self.run_ranks(cluster, "aa", "kinds", devices=[0, -1])[0])
+            self.expect_none_in_cells(cluster)
+            for said in self.run_ranks(cluster, "aa", "kinds"):
+                self.assertIn(BEGINS, said)
+
+    def end_in_the_middle(self, how, **environment):
+        """Rank 1 ends. Returns what the other ranks print."""
+        texts = []
+        with Cluster(["a"], client_environment=environment) as cluster:
+            ranks = self.start(cluster, "aaa", "slices", how, name=f"slices-{how}")
+            for rank in (0, 2):
+                output, errors = ranks[rank].communicate(timeout=SURVIVORS_S)
+                self.assertEqual(ranks[rank].returncode, 0, f"{how}, rank {rank}: {errors}")
+                texts.append(output)
+            ranks[1].send_signal(signal.SIGCONT)
+            code = -signal.SIGKILL if how == "killed" else 0
+            ranks[1].communicate(timeout=SURVIVORS_S)
+            if how != "stopped":  # rank 1 may end in any way
+                self.assertEqual(ranks[1].returncode, code)
+            for process in self.start(cluster, "aa", "slices", "kinds", name="afterwards"):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, errors)
+        return texts
+
+    def test_a_rank_is_killed_in_the_middle(self):
+        for text in self.end_in_the_middle("killed"):
+            self.assertRegex(text, "rank 1")
+
+    def test_a_rank_unmaps_its_input_in_the_middle(self):
+        for text in self.end_in_the_middle("unmapped"):
+            self.assertRegex(text, "rank 1")
+
+    def test_a_rank_stops_in_the_middle(self):
+        began_s = time.monotonic()
+        for text in self.end_in_the_middle("stopped"):
+            self.assertRegex(text, "rank 1 .*has not (copied its part|posted it)")
+        self.assertLess(time.monotonic() - began_s, 60)
+
+    def test_a_rank_aborts_in_the_middle(self):
+        for text in self.end_in_the_middle("aborted"):
+            self.assertIn("enough", text)
+
+    def test_a_rank_leaves_in_the_middle(self):
+        self.end_in_the_middle("destroyed")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -154,12 +154,14 @@ static void publish_slices(struct world *world, struct client_call *call, struct
     make_buffers(world, call, input);
     struct cells_cut cut = cells_cut(&call->terms, world->ranks);
     bool goes_on = true;
-    for (uint64_t i = 0; i < cut.slice_count && goes_on; i++) {
-        uint64_t begin = i * cut.slice_elements, left = call->terms.count_elements - begin;
+    for (uint64_t i = 0; i < cut.slice_count * cut.steps && goes_on; i++) {
+        uint64_t begin = i / cut.steps * cut.slice_elements, left = call->terms.count_elements - begin;
         struct cells_slice slice = {.begin = begin,
-                                    .elements = left < cut.slice_elements ? left : cut.slice_elements};
+                                    .elements = left < cut.slice_elements ? left : cut.slice_elements,
+                                    .step = (uint32_t)(i % cut.steps),
+                                    .steps = cut.steps};
         world->seq++;
-        cells_write_slice(world->shared, world->ranks, world->rank, world->place, call, &slice);
+        cells_write_slice(world->shared, world->ranks, world->rank, world->seq, world->place, call, &slice);
         cells_write_header(world->shared, world->rank, world->seq, world->place, call);
         world->place = (world->place + 1) % CELLS_PLACES;
         goes_on = let_others(world, input);

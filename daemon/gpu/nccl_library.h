@@ -94,7 +94,10 @@ enum nccl_reduce { NCCL_REDUCE_SUM = 0, NCCL_REDUCE_PROD = 1, NCCL_REDUCE_MAX = 
     X(send, ncclSend, nccl_result,                                                                           \
       (const void *send, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream))              \
     X(receive, ncclRecv, nccl_result,                                                                        \
-      (void *receive, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream))
+      (void *receive, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream))                 \
+    X(register_memory, ncclCommRegister, nccl_result,                                                        \
+      (nccl_comm comm, void *memory, size_t bytes, void **handle))                                           \
+    X(deregister_memory, ncclCommDeregister, nccl_result, (nccl_comm comm, void *handle))
 
 struct nccl_library {
 #define NCCL_LIBRARY_MEMBER(name, symbol, result, parameters) result(*name) parameters;

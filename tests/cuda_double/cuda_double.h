@@ -104,6 +104,8 @@
  *     CUDA_DOUBLE_HANG_MS. The whole communicator then fails. Work that is in the streams waits for the other
  *     streams without limit; after an abort it waits for nothing.
  *   - NCCL: ncclCommAbort of the last rank waits until the work of all ranks has left the streams.
+ *   - NCCL: only virtual memory on the rank's device can be registered, of one mapping, once. nccl_register.c
+ *     says what is stricter than NCCL.
  *   - NCCL: buffers that overlap otherwise than in place are INVALID_ARGUMENT. Streams that capture are not
  *     supported.
  *

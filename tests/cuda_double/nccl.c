@@ -107,6 +107,7 @@ void communicator_unref(struct communicator *communicator)
     if (--communicator->references > 0) {
         return;
     }
+    registrations_end(communicator);
     if (communicator->clique != NULL) {
         clique_leave(communicator);
     }
@@ -432,6 +433,7 @@ nccl_result ncclCommDestroy(nccl_comm comm)
     }
     if (result == NCCL_RESULT_OK && object_remove(OBJECT_COMMUNICATOR, (uintptr_t)comm) != NULL) {
         drop_pending(communicator);
+        registrations_end(communicator);
         communicator_unref(communicator);
     }
     double_unlock();
@@ -473,6 +475,7 @@ nccl_result ncclCommAbort(nccl_comm comm)
         drop_pending(communicator);
         double_progress();
         result = await_clique(communicator->clique);
+        registrations_end(communicator);
         communicator_unref(communicator);
     }
     double_unlock();

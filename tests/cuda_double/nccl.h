@@ -100,6 +100,17 @@ struct communicator {
     uint64_t sent[RANKS_MAX], received[RANKS_MAX];
     unsigned outstanding;    /* how many operations are in its stream */
     struct pending *pending; /* operations that are called, but not yet in its stream */
+    struct registration *registrations;
+    struct communicator *next; /* in the list of those that have registrations */
+};
+
+/* Memory of ncclCommRegister. */
+struct registration {
+    struct registration *next;
+    uintptr_t handle;
+    uint64_t address;
+    uint64_t bytes;
+    unsigned uses; /* pieces of work in streams that touch it */
 };
 
 void communicator_unref(struct communicator *communicator);
@@ -128,6 +139,22 @@ nccl_result operation_state(struct operation *operation);
 nccl_result operations_enqueue(struct operation *const *operations, size_t count,
                                struct communicator *communicator);
 void operation_unref(struct operation *operation);
+
+/* nccl_register.c: the registration in which the range lies, or null. */
+struct registration *registration_of(const struct communicator *communicator, const void *address,
+                                     uint64_t bytes);
+/* Notes that a call's work enters the stream (+1) or leaves it (-1). */
+void registrations_use(const struct communicator *communicator, const struct call *call, int change);
+/* Whether some ranks pass memory that their communicator has registered, and others do not. */
+bool operation_is_mixed(const struct operation *operation);
+/* Ends them all, with the communicator. */
+void registrations_end(struct communicator *communicator);
+/* For cuMemUnmap: if a communicator has registered some of this memory, its context fails. */
+void registrations_unmapped(uint64_t address, uint64_t bytes);
+
+/* nccl_operation.c: the bytes that a rank's call reads and writes. */
+uint64_t call_send_bytes(const struct call *call, int size, int rank);
+uint64_t call_receive_bytes(const struct call *call, int size, int rank);
 
 /* nccl_group.c: run the call now, or when the group ends. */
 nccl_result group_add_init(struct communicator *communicator);

@@ -177,7 +177,7 @@ static uint64_t block_bytes(const struct call *call)
     return call->count * dtype_size_bytes(types[call->type].dtype);
 }
 
-static uint64_t send_bytes(const struct call *call, int size, int rank)
+uint64_t call_send_bytes(const struct call *call, int size, int rank)
 {
     if ((call->kind == COLLECTIVE_BROADCAST && call->root != rank) || call->kind == PAIR_RECEIVE) {
         return 0;
@@ -185,7 +185,7 @@ static uint64_t send_bytes(const struct call *call, int size, int rank)
     return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_REDUCE_SCATTER ? size : 1);
 }
 
-static uint64_t receive_bytes(const struct call *call, int size, int rank)
+uint64_t call_receive_bytes(const struct call *call, int size, int rank)
 {
     if ((call->kind == COLLECTIVE_REDUCE && call->root != rank) || call->kind == PAIR_SEND) {
         return 0;
@@ -199,13 +199,13 @@ static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
     cuda_context context = part->communicator->context;
     unsigned alignment = (unsigned)dtype_size_bytes(types[call->type].dtype);
     cuda_result result = memory_resolve(context, (uint64_t)(uintptr_t)call->send,
-                                        send_bytes(call, size, part->communicator->rank), alignment,
+                                        call_send_bytes(call, size, part->communicator->rank), alignment,
                                         TOUCH_KERNEL, &bytes->send, &bytes->send_pin);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
     result = memory_resolve(context, (uint64_t)(uintptr_t)call->receive,
-                            receive_bytes(call, size, part->communicator->rank), alignment, TOUCH_KERNEL,
+                            call_receive_bytes(call, size, part->communicator->rank), alignment, TOUCH_KERNEL,
                             &bytes->receive, &bytes->receive_pin);
     if (result != CUDA_RESULT_OK) {
         memory_unpin(&bytes->send_pin);
@@ -261,7 +261,7 @@ static void run_copies(const struct call *call, const struct bytes *bytes, int s
         memcpy(room, bytes[call->root].send, block);
     }
     for (int rank = 0; rank < size; rank++) {
-        memcpy(bytes[rank].receive, room, receive_bytes(call, size, rank));
+        memcpy(bytes[rank].receive, room, call_receive_bytes(call, size, rank));
     }
 }
 
@@ -284,6 +284,7 @@ static void execute(struct operation *operation)
     }
     operation->done = touched == size;
     operation->abandoned = !operation->done;
+    bool mixed = operation->done && operation_is_mixed(operation);
     if (operation->done) {
         operation->done = false; /* the other streams must still wait */
         double_unlock();
@@ -293,6 +294,12 @@ static void execute(struct operation *operation)
             run_reduction(call, bytes, size, room);
         } else {
             run_copies(call, bytes, size, room);
+        }
+        for (int i = 0; i < size && mixed; i++) {
+            const struct part *part = &operation->parts[i];
+            memset(
+                bytes[i].receive, POISON,
+                call_receive_bytes(&part->call, part->communicator->clique->size, part->communicator->rank));
         }
         double_lock();
         operation->done = true;
@@ -341,6 +348,16 @@ static cuda_result group_work_run(struct work *work, struct stream *stream)
     return CUDA_RESULT_OK;
 }
 
+/* The rank's own part of the operation. A send to itself has two. */
+static void use_registrations(const struct group_work *work, const struct operation *operation, int change)
+{
+    for (int i = 0; i < operation->expected; i++) {
+        if (operation->parts[i].communicator == work->communicator) {
+            registrations_use(work->communicator, &operation->parts[i].call, change);
+        }
+    }
+}
+
 static void group_work_destroy(struct work *work)
 {
     struct group_work *parts = (struct group_work *)work;
@@ -348,6 +365,7 @@ static void group_work_destroy(struct work *work)
     parts->communicator->clique->outstanding--;
     double_progress();
     for (size_t i = 0; i < parts->count; i++) {
+        use_registrations(parts, parts->operations[i], -1);
         operation_unref(parts->operations[i]);
     }
     communicator_unref(parts->communicator);
@@ -376,6 +394,9 @@ nccl_result operations_enqueue(struct operation *const *operations, size_t count
                             .communicator = communicator,
                             .count = count};
     memcpy(parts->operations, operations, count * sizeof parts->operations[0]);
+    for (size_t i = 0; i < count; i++) {
+        use_registrations(parts, operations[i], 1);
+    }
     communicator->references++;
     communicator->outstanding++;
     communicator->clique->outstanding++;
@@ -397,7 +418,7 @@ static bool buffers_are_sound(const struct call *call, int size, int rank)
     const char *send = call->send;
     const char *receive = call->receive;
     uint64_t mine = block_bytes(call) * (uint64_t)rank;
-    uint64_t bytes = send_bytes(call, size, rank);
+    uint64_t bytes = call_send_bytes(call, size, rank);
     bool in_place = false;
     switch (call->kind) {
     case COLLECTIVE_ALL_REDUCE:
@@ -415,7 +436,7 @@ static bool buffers_are_sound(const struct call *call, int size, int rank)
     case PAIR_RECEIVE:
         break;
     }
-    uint64_t room = receive_bytes(call, size, rank);
+    uint64_t room = call_receive_bytes(call, size, rank);
     return (receive != NULL || room == 0) && (send != NULL || bytes == 0) &&
            (bytes == 0 || room == 0 || in_place || apart(send, bytes, receive, room));
 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "tests/cuda_double/memory.h"
+#include "tests/cuda_double/nccl.h"
 
 /* Virtual memory: reservations of addresses, and blocks without addresses of their own, which are mapped
  * into reservations. */
@@ -341,6 +342,7 @@ cuda_result cuMemUnmap(cuda_pointer pointer, size_t bytes)
         struct allocation *allocation = allocation_find(at);
         struct block *block = allocation->block;
         uint64_t mapped = allocation->bytes;
+        registrations_unmapped(at, mapped);
         allocation_remove(allocation);
         arena_unmap(at, mapped);
         vmm_release(block);

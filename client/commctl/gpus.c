@@ -87,6 +87,11 @@ static void print_engines(const json_t *answer)
     printf("NCCL communicators: %lld; could not be formed %lld, failed %lld, stuck %lld\n",
            count_of(answer, "nccl_communicators"), count_of(answer, "nccl_refused"),
            count_of(answer, "nccl_failed"), count_of(answer, "nccl_stuck"));
+    if (count_of(answer, "nccl_registered_ever") > 0) {
+        printf("memory that NCCL has registered: %lld now, %lld since the start; %lld to be freed\n",
+               count_of(answer, "nccl_registered"), count_of(answer, "nccl_registered_ever"),
+               count_of(answer, "nccl_retired"));
+    }
     if (error != NULL && error[0] != '\0') {
         printf("the last failure: %s\n", error);
     }

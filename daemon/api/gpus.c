@@ -118,6 +118,9 @@ static void fill_engines(const struct gpu_devices *gpus, Commd__Client__GpusRepl
     answer->nccl_refused = info.refused;
     answer->nccl_failed = info.failed;
     answer->nccl_stuck = info.leaked;
+    answer->nccl_registered = info.registered;
+    answer->nccl_registered_ever = info.registered_ever;
+    answer->nccl_retired = info.retired;
     answer->nccl_error = info.why;
 }
 

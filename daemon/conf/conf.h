@@ -63,13 +63,14 @@ struct conf {
     uint64_t rails;          /* 0: chosen by the number of processors */
     uint64_t worker_threads; /* likewise */
     char *algorithms;
-    char *gpus;             /* "auto" or "off" */
-    char *gpu_peer_access;  /* "auto" or "off" */
-    char *gpu_engine;       /* "auto", "nccl" or "kernels" */
-    char *gpu_tuning;       /* "auto", "off" or a path */
-    uint64_t gpu_nccl_ctas; /* 0: as many as NCCL wants */
-    char *cuda_ipc_handles; /* "auto", "accept" or "refuse" */
-    char *bulk_links;       /* "auto", "quic" or "tls" */
+    char *gpus;              /* "auto" or "off" */
+    char *gpu_peer_access;   /* "auto" or "off" */
+    char *gpu_engine;        /* "auto", "nccl" or "kernels" */
+    char *gpu_tuning;        /* "auto", "off" or a path */
+    uint64_t gpu_nccl_ctas;  /* 0: as many as NCCL wants */
+    char *gpu_nccl_register; /* "on" or "off" */
+    char *cuda_ipc_handles;  /* "auto", "accept" or "refuse" */
+    char *bulk_links;        /* "auto", "quic" or "tls" */
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;

@@ -266,7 +266,8 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
     gpus->gpus = calloc(gpus->count, sizeof *gpus->gpus);
     enum status status = STATUS_OK;
     gpus->groups = gpu_groups_new(gpus);
-    if (gpus->gpus == NULL || gpus->groups == NULL) {
+    gpus->registry = gpu_registry_new();
+    if (gpus->gpus == NULL || gpus->groups == NULL || gpus->registry == NULL) {
         gpus->count = 0;
         status = error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
@@ -290,6 +291,7 @@ void gpu_devices_close(struct gpu_devices *gpus)
     if (gpus == NULL || !gpu_groups_free(gpus->groups)) {
         return;
     }
+    gpu_registry_free(gpus->registry);
     cuda_pinned_close(gpus);
     for (uint32_t gpu = 0; gpu < gpus->count; gpu++) {
         struct cuda_gpu *at = &gpus->gpus[gpu];

@@ -6,6 +6,7 @@
 
 #include "daemon/gpu/devices.h"
 #include "daemon/gpu/groups.h"
+#include "daemon/gpu/registry.h"
 #include "kernels/kernels.h"
 
 /* What the source files of the CUDA backend share. */
@@ -30,6 +31,9 @@ struct cuda_pinned_block;
 
 struct gpu_devices {
     struct gpu_groups *groups;
+    struct gpu_registry *registry;
+    _Atomic uint64_t registered,
+        registered_ever; /* memory, for a communicator of NCCL: now, since the start */
     _Atomic uint64_t operations[GPU_ENGINE_COUNT];
     const struct cuda_driver *driver;
     int driver_version;

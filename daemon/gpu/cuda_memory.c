@@ -169,6 +169,16 @@ static void memory_unmap_chunks(struct memory *memory)
     free(memory->chunk_bytes);
 }
 
+/* NCCL's thread has to deregister it first. */
+static bool memory_stays(struct memory *memory)
+{
+    bool stays = gpu_registry_retire(memory->gpus->registry, memory);
+    if (stays) {
+        gpu_groups_sweep(memory->gpus);
+    }
+    return stays;
+}
+
 enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t size_bytes,
                                struct memory **out, struct error *error)
 {
@@ -193,6 +203,7 @@ enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t 
     (*out)->gpus = gpus;
     (*out)->gpu = (int)gpu;
     (*out)->mapped_bytes = 0;
+    (*out)->stays = memory_stays;
     return STATUS_OK;
 }
 
@@ -293,6 +304,8 @@ enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, s
     status = map_fd(memory, fd, size_bytes, error);
     if (status != STATUS_OK) {
         budget_release(memory->charged, BUDGET_CHUNKS, 1);
+    } else if (memory->chunk_count == 1) { /* NCCL registers one allocation, so later chunks do not count */
+        gpu_registry_add(gpus->registry, memory, size_bytes);
     }
     return cuda_blame_client(gpus, gpu, status, error);
 }

@@ -433,9 +433,23 @@ bool gpu_group_has_failed(const struct gpu_group *group, struct error *error)
 
 /* --- Time --- */
 
+void gpu_groups_sweep(struct gpu_devices *gpus)
+{
+    struct gpu_groups *groups = gpus->groups;
+    struct gpu_group *group;
+    pthread_mutex_lock(&groups->lock);
+    LL_FOREACH(groups->all, group)
+    {
+        group->sweeps = true;
+    }
+    pthread_cond_signal(&groups->work);
+    pthread_mutex_unlock(&groups->lock);
+    groups->look_ns = 0;
+}
+
 uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
 {
-    uint64_t deadline_ns = TIME_NEVER;
+    uint64_t deadline_ns = gpu_registry_retired(gpus->registry) > 0 ? gpus->groups->look_ns : TIME_NEVER;
     const struct gpu_group *group;
     LL_FOREACH(gpus->groups->all, group)
     {
@@ -459,8 +473,11 @@ static void group_tick(struct gpu_group *group, uint64_t now_ns)
         }
         return;
     }
-    if (gpu_group_poll(group, now_ns, &error) == GPU_GROUP_FORMS &&
-        now_ns >= group->since_ns + GPU_GROUP_FORM_NS) {
+    enum gpu_group_state state = gpu_group_poll(group, now_ns, &error);
+    if (state == GPU_GROUP_FAILED && gpu_registry_retired(group->owner->gpus->registry) > 0) {
+        gpu_group_give_up(group, &error, now_ns); /* it would keep its registered memory */
+    }
+    if (state == GPU_GROUP_FORMS && now_ns >= group->since_ns + GPU_GROUP_FORM_NS) {
         pthread_mutex_lock(&group->owner->lock);
         group->has_failed = true;
         error_set(&group->failure, STATUS_DEVICE, "GPU %u, NCCL among %u GPUs: not formed within %llu s",
@@ -478,42 +495,8 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
         group_tick(group, now_ns);
     }
     groups_tidy(gpus->groups, GPU_GROUPS_SPARE_MAX, now_ns);
-}
-
-/* --- Counts --- */
-
-void gpu_groups_set_ctas(struct gpu_devices *gpus, uint32_t ctas)
-{
-    gpus->groups->ctas = ctas;
-}
-
-uint32_t gpu_groups_ctas(const struct gpu_devices *gpus)
-{
-    return gpus->groups->ctas;
-}
-
-void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine)
-{
-    atomic_fetch_add_explicit(&gpus->operations[engine], 1, memory_order_relaxed);
-}
-
-void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out)
-{
-    const struct gpu_groups *groups = gpus->groups;
-    const struct gpu_group *group;
-    *out = (struct gpu_groups_info){.calls = groups->calls,
-                                    .formed = groups->formed,
-                                    .refused = groups->refused,
-                                    .failed = groups->failed,
-                                    .leaked = groups->leaked};
-    snprintf(out->why, sizeof out->why, "%s", groups->why);
-    for (int i = 0; i < GPU_ENGINE_COUNT; i++) {
-        out->operations[i] = atomic_load_explicit(&gpus->operations[i], memory_order_relaxed);
-    }
-    LL_FOREACH(groups->all, group)
-    {
-        out->groups += group->formed && !group->ending;
-    }
+    gpu_registry_tick(gpus->registry);
+    gpus->groups->look_ns = now_ns + GPU_REGISTRY_LOOK_NS;
 }
 
 /* --- Beginning and end --- */

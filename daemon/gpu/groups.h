@@ -119,6 +119,12 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns);
 void gpu_groups_set_ctas(struct gpu_devices *gpus, uint32_t ctas);
 uint32_t gpu_groups_ctas(const struct gpu_devices *gpus);
 
+/* Whether NCCL registers clients' memory (registry.h). Off at the beginning. Call it before there are
+ * clients. */
+void gpu_groups_set_register(struct gpu_devices *gpus, bool on);
+/* NCCL's thread has to deregister memory that is retired. */
+void gpu_groups_sweep(struct gpu_devices *gpus);
+
 /* Operations whose buffers are on GPUs, by who carried them out. Any thread may count. */
 enum gpu_engine { GPU_ENGINE_NCCL, GPU_ENGINE_KERNELS, GPU_ENGINE_HOST, GPU_ENGINE_COUNT };
 void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine);
@@ -132,6 +138,9 @@ struct gpu_groups_info {
     uint64_t refused; /* likewise */
     uint64_t failed;  /* given up */
     uint64_t leaked;
+    uint64_t registered;            /* memory that NCCL has registered now, once for each communicator */
+    uint64_t registered_ever;       /* since the start */
+    uint32_t retired;               /* memory of no client that NCCL must deregister first */
     char why[ERROR_TEXT_MAX_BYTES]; /* the last refusal or failure */
 };
 void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out);

@@ -38,6 +38,8 @@ struct gpu_group {
     struct gpu_group_job *current; /* begun; then `job` waits */
     bool inside;                   /* NCCL's thread makes calls on it */
     bool ending;                   /* NCCL's thread must not begin any */
+    bool sweeps;                   /* some of its registered memory is retired */
+    bool held_back;                /* the next call waits until registered memory is not in use */
     bool ended;
     uint32_t watchers;
     bool has_failed;
@@ -54,7 +56,8 @@ struct gpu_groups {
     bool has_thread;
     bool stops;
     uint32_t ctas;
-    bool stuck; /* the main thread's: NCCL's thread does not come back */
+    uint64_t look_ns; /* the main thread's: for retired memory */
+    bool stuck;       /* the main thread's: NCCL's thread does not come back */
     uint64_t formed, refused, failed, leaked, calls;
     char why[ERROR_TEXT_MAX_BYTES];
 };

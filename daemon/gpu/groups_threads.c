@@ -4,6 +4,7 @@
 
 #include "daemon/base/time.h"
 #include "daemon/gpu/groups_internal.h"
+#include "daemon/gpu/registrations.h"
 
 /*
  * The threads that call NCCL. One makes all calls that form groups and begin transfers: NCCL wants one thread
@@ -31,22 +32,36 @@ void gpu_groups_wait(struct gpu_groups *groups, pthread_cond_t *condition, uint6
 struct task {
     enum group_job job;
     struct gpu_group_job *posted; /* a CALL of this one; null: the group's own job */
+    bool sweeps;                  /* first deregisters memory */
+    bool held_back;               /* out: the call has to wait */
 };
 
+static enum status begin_call(struct gpu_group *group, struct task *task, bool *begun, struct error *error)
+{
+    struct gpu_group_job *posted = task->posted;
+    struct gpu_transfers *transfers = posted != NULL ? &posted->transfers : &group->transfers;
+    const cuda_stream *streams = posted != NULL ? posted->streams : group->streams;
+    task->held_back = !nccl_registrations_prepare(&group->ranks, transfers, streams);
+    *begun = !task->held_back;
+    return *begun ? nccl_ranks_call(&group->ranks, transfers, streams, error) : STATUS_OK;
+}
+
 /* Goes on with the task, or looks for errors. Without the lock. */
-static enum status advance(struct gpu_group *group, const struct task *task, bool *busy, struct error *error)
+static enum status advance(struct gpu_group *group, struct task *task, bool *busy, struct error *error)
 {
     struct gpu_group_job *posted = task->posted;
     bool *begun = posted != NULL ? &posted->begun : &group->begun;
     bool begins = task->job != GROUP_JOB_NONE && !*begun;
     enum status status = STATUS_OK;
     *busy = false;
-    if (begins) {
+    if (task->sweeps) {
+        nccl_registrations_sweep(&group->ranks);
+    }
+    if (begins && task->job == GROUP_JOB_FORM) {
         *begun = true;
-        status = task->job == GROUP_JOB_FORM
-                     ? nccl_ranks_form(&group->ranks, error)
-                     : nccl_ranks_call(&group->ranks, posted != NULL ? &posted->transfers : &group->transfers,
-                                       posted != NULL ? posted->streams : group->streams, error);
+        status = nccl_ranks_form(&group->ranks, error);
+    } else if (begins) {
+        status = begin_call(group, task, begun, error);
     }
     for (int look = 0; status == STATUS_OK && (look == 0 || (*busy && task->job == GROUP_JOB_CALL)); look++) {
         status = nccl_ranks_poll(&group->ranks, busy, error);
@@ -54,6 +69,10 @@ static enum status advance(struct gpu_group *group, const struct task *task, boo
             break;
         }
     }
+    if (status == STATUS_OK && task->job == GROUP_JOB_CALL && !*busy && !task->held_back) {
+        nccl_registrations_called(&group->ranks, posted != NULL ? posted->streams : group->streams);
+    }
+    *busy |= task->held_back;
     return status;
 }
 
@@ -89,6 +108,9 @@ static struct task next_task(struct gpu_group *group, bool *waits)
     if (group->current != NULL) {
         task = (struct task){.job = GROUP_JOB_CALL, .posted = group->current};
     }
+    bool begun = task.posted != NULL ? task.posted->begun : group->begun;
+    task.sweeps = group->sweeps && (task.job == GROUP_JOB_NONE || (task.job == GROUP_JOB_CALL && !begun));
+    group->sweeps = group->sweeps && !task.sweeps;
     return task;
 }
 
@@ -110,7 +132,7 @@ static uint64_t turn(struct gpu_groups *groups, struct gpu_group *group)
     bool busy, waits;
     if (group->ending || group->has_failed ||
         (group->job == GROUP_JOB_NONE && group->current == NULL && group->posted == NULL &&
-         group->watchers == 0)) {
+         group->watchers == 0 && !group->sweeps)) {
         return 0;
     }
     struct task task = next_task(group, &waits);
@@ -119,6 +141,7 @@ static uint64_t turn(struct gpu_groups *groups, struct gpu_group *group)
     enum status status = advance(group, &task, &busy, &error);
     pthread_mutex_lock(&groups->lock);
     group->inside = false;
+    group->held_back = task.held_back;
     if (status != STATUS_OK && !group->has_failed) {
         group->has_failed = true;
         group->failure = error;
@@ -139,7 +162,8 @@ static bool has_job(const struct gpu_groups *groups)
     for (const struct gpu_group *group = groups->all; group != NULL; group = group->next) {
         bool own = group->job != GROUP_JOB_NONE && !group->begun;
         bool posted = group->posted != NULL && group->job == GROUP_JOB_NONE;
-        if ((own || posted) && group->current == NULL && !group->ending && !group->has_failed &&
+        bool asks = own || posted || group->sweeps;
+        if (asks && group->current == NULL && !group->held_back && !group->ending && !group->has_failed &&
             !others_call(group)) {
             return true;
         }

@@ -3,6 +3,7 @@
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/gpu/groups.h"
 #include "daemon/gpu/nccl_types.h"
+#include "daemon/gpu/registrations.h"
 
 static enum status ranks_status(const struct nccl_ranks *ranks, uint32_t rank, const char *call,
                                 nccl_result result, struct error *error)
@@ -97,6 +98,7 @@ void nccl_ranks_abort(struct nccl_ranks *ranks)
     if (grouped) {
         (void)ranks->nccl->group_end();
     }
+    nccl_registrations_end(ranks);
     for (uint32_t i = 0; i < ranks->count; i++) {
         if (ranks->scratch[i] != 0 && cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK) {
             (void)ranks->gpus->driver->memory_free(ranks->scratch[i]);

@@ -18,7 +18,11 @@ struct nccl_ranks {
     uint32_t ctas; /* the most that NCCL uses of each GPU; 0: as many as it wants */
     uint32_t list[GPU_DEVICES_MAX];
     nccl_comm comms[GPU_DEVICES_MAX];
-    cuda_pointer scratch[GPU_DEVICES_MAX]; /* for the user and the slots */
+    cuda_pointer scratch[GPU_DEVICES_MAX];   /* for the user and the slots */
+    struct nccl_registration *registrations; /* registrations.h, like the rest */
+    uint32_t registered_count;               /* of them, those that NCCL has */
+    cuda_event events[GPU_DEVICES_MAX];      /* null: not made yet */
+    cuda_stream last[GPU_DEVICES_MAX];       /* where the event was recorded last; null: never */
 };
 
 /* Begins to form the communicator, and allocates the scratch memory. May take a second. */

@@ -189,14 +189,21 @@ static void memory_end(void *context)
     free(memory);
 }
 
+void memory_finish(struct memory *memory)
+{
+    memory->release(memory);
+    memory_end(memory);
+}
+
 void memory_unref(struct memory *memory)
 {
     if (memory == NULL || --memory->references > 0) {
         return;
     }
     if (!memory->guarded) {
-        memory->release(memory);
-        memory_end(memory);
+        if (memory->stays == NULL || !memory->stays(memory)) {
+            memory_finish(memory);
+        }
         return;
     }
     guard_remove(&memory->guard);

@@ -28,9 +28,16 @@ struct memory {
     uint64_t *chunk_bytes;
     /* Frees what the memory stands for, but not the struct; null where the unmapper does that. */
     void (*release)(struct memory *memory);
+    /* After the last reference: whether the memory has to stay for a while. Then memory_finish ends it. Null:
+     * it never has to. */
+    bool (*stays)(struct memory *memory);
+    struct gpu_registrable *registrable; /* of daemon/gpu, for memory that NCCL can register; or null */
 };
 
 enum status memory_new(void *base, uint64_t size_bytes, void (*release)(struct memory *memory),
                        struct memory **out, struct error *error) COMM_MUST_USE;
+
+/* Frees memory that `stays` has kept, and its struct. */
+void memory_finish(struct memory *memory);
 
 #endif

@@ -39,6 +39,16 @@ class SeveralGpus:
                 raise AssertionError(f"NCCL {shown['nccl_version']} carried nothing out: {shown['nccl_error']}")
             return ", ".join(f"{shown['operations_by_' + who]} by {who}" for who in ("nccl", "kernels", "host"))
 
+    def registered(self, layout):
+        """Returns how much memory NCCL has registered. All of it is freed again."""
+        with self.cluster(layout, 'gpu_engine = "nccl"; gpu_tuning = "off"; gpu_nccl_register = "on";') as cluster:
+            self.run_ranks(cluster, layout, "matrix")
+            cluster.wait(lambda: not cluster.json("a", "gpus")["nccl_registered"], "NCCL has dropped the memory of all clients")
+            shown = cluster.json("a", "gpus")
+            if shown["nccl_version"] and not shown["nccl_registered_ever"]:
+                raise AssertionError("NCCL has registered nothing; see the daemon's log with log_level = \"debug\"")
+            return f"{shown['nccl_registered_ever']} registrations, {shown['operations_by_nccl']} operations by nccl"
+
     def measured(self):
         """commd measures operations with and without NCCL. Returns for each kind at which sizes NCCL is faster."""
         with tempfile.TemporaryDirectory() as folder:
@@ -63,6 +73,7 @@ class SeveralGpus:
             run(f"several GPUs of one node, {engine}: all types and operators", self.by_engine, engine, here, "matrix")
             if self.count > 2:
                 run(f"several GPUs of two nodes, {engine}: everything that the library offers", self.by_engine, engine, there, "surface", 2)
+        run("several GPUs of one node: NCCL registers clients' memory", self.registered, here)
         run("several GPUs of one node: measured with and without NCCL", self.measured)
 
 

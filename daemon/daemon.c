@@ -361,6 +361,7 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
         exec_set_gpus(daemon->exec, daemon->gpus);
         exec_set_gpu_engine(daemon->exec, gpus_engine(daemon->configuration.conf));
         p2p_set_gpus(daemon->p2p, daemon->gpus);
+        p2p_set_by_nccl(daemon->p2p, exec_message_by_nccl, daemon->exec);
         status = gpus_tuning(daemon->configuration.conf, daemon->gpus, &daemon->tuning, error);
     }
     if (daemon->tuning != NULL) {

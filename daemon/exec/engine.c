@@ -101,6 +101,23 @@ bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op
            tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
 }
 
+/* --- Messages within the node --- */
+
+bool exec_message_by_nccl(void *context, uint32_t from_gpu, uint32_t to_gpu, uint64_t bytes, uint64_t now_ns)
+{
+    struct exec *exec = context;
+    if (exec->gpu_engine == EXEC_GPU_KERNELS || !gpu_nccl_is_there() || !gpu_nccl_orders_launches()) {
+        return false;
+    }
+    bool otherwise = !gpu_devices_reaches(exec->gpus, from_gpu, to_gpu);
+    bool by_nccl = exec->gpu_engine == EXEC_GPU_NCCL ||
+                   (exec->tuner != NULL ? tuner_prefers_nccl_for_message(exec->tuner, from_gpu, to_gpu, bytes,
+                                                                         otherwise, now_ns)
+                                        : otherwise);
+    exec->has_groups |= by_nccl; /* their deadlines are the exec's */
+    return by_nccl;
+}
+
 /* --- For people --- */
 
 static bool all_reach(const struct exec *exec, const uint32_t *list, uint32_t count)

@@ -95,6 +95,9 @@ uint32_t exec_tuning_count(const struct exec *exec);
  */
 enum gpu_engine exec_engine(const struct exec *exec, const struct gpu_tuning_set *set, const uint32_t *list,
                             uint32_t count, enum op_kind kind, uint64_t bytes, const char **why);
+/* Whether NCCL is to move a message of `bytes` between two GPUs of this node: as the operations of their
+ * node, by what a broadcast from one to the other takes. context: the exec. For p2p_set_by_nccl. */
+bool exec_message_by_nccl(void *context, uint32_t from_gpu, uint32_t to_gpu, uint64_t bytes, uint64_t now_ns);
 /* Each turn's time by this clock is charged to its user (commctl users). Null, the default: no time is
  * charged. */
 void exec_set_clock(struct exec *exec, uint64_t (*clock)(void));

@@ -151,6 +151,49 @@ bool tuner_prefers_nccl_for_slices(struct tuner *tuner, const struct exec_op *op
            in_nccl_ns + out_nccl_ns < in_without_ns + out_without_ns;
 }
 
+static bool reach_alike(const struct tuner *tuner, const uint32_t *pair, const uint32_t *other)
+{
+    const struct gpu_devices *gpus = tuner->exec->gpus;
+    return gpu_devices_reaches(gpus, pair[0], pair[1]) == gpu_devices_reaches(gpus, other[0], other[1]) &&
+           gpu_devices_reaches(gpus, pair[1], pair[0]) == gpu_devices_reaches(gpus, other[1], other[0]);
+}
+
+/* What was measured of the pair, or of one like it. */
+static const struct gpu_tuning_set *set_of_pair(const struct tuner *tuner, const uint32_t *pair)
+{
+    const struct gpu_tuning_set *set = gpu_tuning_find(tuner->table, pair, 2);
+    for (uint32_t i = 0; i < gpu_tuning_count(tuner->table) && set == NULL; i++) {
+        const struct gpu_tuning_set *other = gpu_tuning_at(tuner->table, i);
+        set = other->gpu_count == 2 && reach_alike(tuner, pair, other->gpus) ? other : NULL;
+    }
+    return set;
+}
+
+/* Whether a pair like this one waits to be measured. */
+static bool is_wanted(const struct tuner *tuner, const uint32_t *pair)
+{
+    for (uint32_t i = 0; i < tuner->wanted_count; i++) {
+        if (tuner->wanted[i].count == 2 && reach_alike(tuner, pair, tuner->wanted[i].list)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool tuner_prefers_nccl_for_message(struct tuner *tuner, uint32_t from_gpu, uint32_t to_gpu, uint64_t bytes,
+                                    bool otherwise, uint64_t now_ns)
+{
+    uint32_t pair[2] = {from_gpu < to_gpu ? from_gpu : to_gpu, from_gpu < to_gpu ? to_gpu : from_gpu};
+    const struct gpu_tuning_set *set = set_of_pair(tuner, pair);
+    if (set == NULL) {
+        if (!is_wanted(tuner, pair)) {
+            want(tuner, pair, 2, now_ns);
+        }
+        return otherwise;
+    }
+    return gpu_tuning_prefers_nccl(set, OP_KIND_BROADCAST, bytes, otherwise);
+}
+
 /* --- One sample --- */
 
 static void fail(struct tuner *tuner, const struct error *why)

@@ -32,6 +32,13 @@ bool tuner_prefers_nccl(struct tuner *tuner, const struct exec_op *op, bool othe
 bool tuner_prefers_nccl_for_slices(struct tuner *tuner, const struct exec_op *op, uint64_t slice_bytes,
                                    uint64_t now_ns);
 
+/*
+ * The same for a message between two GPUs. A broadcast among the two takes as long. The times of one pair
+ * hold for all pairs whose GPUs reach each other's memory alike, because measuring each pair would take long.
+ */
+bool tuner_prefers_nccl_for_message(struct tuner *tuner, uint32_t from_gpu, uint32_t to_gpu, uint64_t bytes,
+                                    bool otherwise, uint64_t now_ns);
+
 /* Goes on. Call it at the end of each exec_run, and at the deadline. */
 void tuner_step(struct tuner *tuner, uint64_t now_ns);
 uint64_t tuner_deadline_ns(const struct tuner *tuner);

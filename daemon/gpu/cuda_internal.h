@@ -32,6 +32,7 @@ struct cuda_pinned_block;
 struct gpu_devices {
     struct gpu_groups *groups;
     struct gpu_registry *registry;
+    _Atomic uint64_t messages_by_nccl, messages_by_copies;
     _Atomic uint64_t registered,
         registered_ever; /* memory, for a communicator of NCCL: now, since the start */
     _Atomic uint64_t operations[GPU_ENGINE_COUNT];

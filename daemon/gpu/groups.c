@@ -248,6 +248,54 @@ enum status gpu_group_hold(struct gpu_devices *gpus, const uint32_t *list, uint3
     return STATUS_OK;
 }
 
+static bool has_all(const struct gpu_group *group, const uint32_t *list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (gpu_group_index(group, list[i]) == UINT32_MAX) {
+            return false;
+        }
+    }
+    return true;
+}
+
+enum status gpu_group_hold_with(struct gpu_devices *gpus, const uint32_t *list, uint32_t count,
+                                uint64_t now_ns, struct gpu_group **out, struct error *error)
+{
+    struct gpu_group *group;
+    struct error why;
+    LL_FOREACH(gpus->groups->all, group)
+    {
+        if (!group->ending && group->formed && has_all(group, list, count) &&
+            gpu_group_poll(group, now_ns, &why) != GPU_GROUP_FAILED) {
+            gpu_group_share(group);
+            *out = group;
+            return STATUS_OK;
+        }
+    }
+    return gpu_group_hold(gpus, list, count, now_ns, out, error);
+}
+
+void gpu_group_share(struct gpu_group *group)
+{
+    group->references++;
+    group->discarded = false;
+}
+
+uint32_t gpu_group_size(const struct gpu_group *group)
+{
+    return group->ranks.count;
+}
+
+uint32_t gpu_group_index(const struct gpu_group *group, uint32_t gpu)
+{
+    for (uint32_t i = 0; i < group->ranks.count; i++) {
+        if (group->ranks.list[i] == gpu) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
 void gpu_group_release(struct gpu_group *group, uint64_t now_ns)
 {
     if (group != NULL) {
@@ -360,7 +408,7 @@ void gpu_group_post(struct gpu_group *group, struct gpu_group_job *job, struct g
 {
     struct gpu_groups *groups = group->owner;
     for (uint32_t i = 0; i < group->ranks.count; i++) {
-        job->streams[i] = gpu_queue_stream(queues[i]);
+        job->streams[i] = queues[i] != NULL ? gpu_queue_stream(queues[i]) : NULL;
     }
     gpu_transfers_join(&job->transfers);
     job->begun = job->done = false;

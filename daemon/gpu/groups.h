@@ -39,6 +39,15 @@ struct gpu_group;
  */
 enum status gpu_group_hold(struct gpu_devices *gpus, const uint32_t *list, uint32_t count, uint64_t now_ns,
                            struct gpu_group **out, struct error *error) COMM_MUST_USE;
+/* The same for a formed group that has all of these GPUs, and maybe more. If there is none, a group of these.
+ */
+enum status gpu_group_hold_with(struct gpu_devices *gpus, const uint32_t *list, uint32_t count,
+                                uint64_t now_ns, struct gpu_group **out, struct error *error) COMM_MUST_USE;
+/* One more reference to a group that is held. */
+void gpu_group_share(struct gpu_group *group);
+/* Its GPUs, and where one of them is in its list; UINT32_MAX: it has not got that GPU. */
+uint32_t gpu_group_size(const struct gpu_group *group);
+uint32_t gpu_group_index(const struct gpu_group *group, uint32_t gpu);
 /* Accepts null. */
 void gpu_group_release(struct gpu_group *group, uint64_t now_ns);
 
@@ -95,6 +104,7 @@ struct gpu_group_job {
 uint32_t gpu_group_take_slot(struct gpu_group *group);
 void gpu_group_give_slot(struct gpu_group *group, uint32_t slot);
 unsigned char *gpu_group_slot(const struct gpu_group *group, uint32_t slot, uint32_t index);
+/* queues: null for GPUs that the transfers do not use. */
 void gpu_group_post(struct gpu_group *group, struct gpu_group_job *job, struct gpu_queue *const *queues);
 /* READY: the transfers are in the streams. CALLS: not yet. FAILED: the group has failed, as the error says;
  * some may be in the streams. */
@@ -129,8 +139,12 @@ void gpu_groups_sweep(struct gpu_devices *gpus);
 enum gpu_engine { GPU_ENGINE_NCCL, GPU_ENGINE_KERNELS, GPU_ENGINE_HOST, GPU_ENGINE_COUNT };
 void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine);
 
+/* Counts a message between two GPUs of the node. */
+void gpu_message_count(struct gpu_devices *gpus, bool by_nccl);
+
 /* For administrators. */
 struct gpu_groups_info {
+    uint64_t messages_by_nccl, messages_by_copies;
     uint64_t operations[GPU_ENGINE_COUNT];
     uint64_t calls;   /* groups of transfers that NCCL has begun */
     uint32_t groups;  /* formed now */

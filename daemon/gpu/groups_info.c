@@ -27,6 +27,12 @@ void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine)
     atomic_fetch_add_explicit(&gpus->operations[engine], 1, memory_order_relaxed);
 }
 
+void gpu_message_count(struct gpu_devices *gpus, bool by_nccl)
+{
+    atomic_fetch_add_explicit(by_nccl ? &gpus->messages_by_nccl : &gpus->messages_by_copies, 1,
+                              memory_order_relaxed);
+}
+
 void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out)
 {
     const struct gpu_groups *groups = gpus->groups;
@@ -36,6 +42,8 @@ void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out
                                     .refused = groups->refused,
                                     .failed = groups->failed,
                                     .leaked = groups->leaked,
+                                    .messages_by_nccl = atomic_load(&gpus->messages_by_nccl),
+                                    .messages_by_copies = atomic_load(&gpus->messages_by_copies),
                                     .registered = atomic_load(&gpus->registered),
                                     .registered_ever = atomic_load(&gpus->registered_ever),
                                     .retired = gpu_registry_retired(gpus->registry)};

@@ -195,7 +195,7 @@ static bool is_in_use(const struct nccl_ranks *ranks)
 static void put_behind(const struct nccl_ranks *ranks, const cuda_stream *streams)
 {
     for (uint32_t i = 0; i < ranks->count; i++) {
-        if (ranks->last[i] != NULL && ranks->last[i] != streams[i] &&
+        if (ranks->last[i] != NULL && streams[i] != NULL && ranks->last[i] != streams[i] &&
             cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK) {
             (void)ranks->gpus->driver->stream_wait_event(streams[i], ranks->events[i], 0);
         }
@@ -223,7 +223,8 @@ bool nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gpu_trans
 void nccl_registrations_called(struct nccl_ranks *ranks, const cuda_stream *streams)
 {
     for (uint32_t i = 0; i < ranks->count && ranks->registered_count > 0; i++) {
-        if (ranks->events[i] != NULL && cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK &&
+        if (ranks->events[i] != NULL && streams[i] != NULL &&
+            cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK &&
             ranks->gpus->driver->event_record(ranks->events[i], streams[i]) == CUDA_RESULT_OK) {
             ranks->last[i] = streams[i];
         }

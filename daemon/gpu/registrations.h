@@ -17,8 +17,9 @@
 struct nccl_registration;
 
 /*
- * Before a call: registers its memory, or deregisters it. `streams`: of the call; they wait for earlier work
- * that uses registered memory. False: try again later, earlier work uses memory that must be deregistered.
+ * Before a call: registers its memory, or deregisters it. `streams`: of the call, or null; they wait for
+ * earlier work that uses registered memory. False: try again later, earlier work uses memory that must be
+ * deregistered.
  */
 bool nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
                                 const cuda_stream *streams) COMM_MUST_USE;

@@ -14,6 +14,7 @@ struct message_pipe {
     struct gpu_devices *gpus;
     struct message_pipe_end source, sink;
     bool direct;
+    struct message_nccl *nccl; /* moves a direct message; null: a copy does */
     bool given_up;
     uint64_t total_bytes;
     uint64_t chunk_bytes;
@@ -68,9 +69,25 @@ enum status message_pipe_new(struct gpu_devices *gpus, const struct message_pipe
     return STATUS_OK;
 }
 
+enum status message_pipe_new_by_nccl(struct message_nccl *nccl, const struct message_pipe_end *source,
+                                     const struct message_pipe_end *sink, uint64_t total_bytes,
+                                     struct message_pipe **out, struct error *error)
+{
+    enum status status = message_pipe_new(NULL, source, sink, true, total_bytes, out, error);
+    if (status == STATUS_OK) {
+        (*out)->nccl = nccl;
+    } else {
+        message_nccl_free(nccl);
+    }
+    return status;
+}
+
 void message_pipe_free(struct message_pipe *pipe)
 {
-    if (pipe != NULL) {
+    if (pipe != NULL && pipe->nccl != NULL) {
+        message_nccl_free(pipe->nccl);
+        free(pipe);
+    } else if (pipe != NULL) {
         gpu_pinned_free(pipe->gpus, pipe->memory);
         free(pipe);
     }
@@ -145,6 +162,18 @@ static enum status step_direct(struct message_pipe *pipe, uint64_t now_ns, struc
     return status;
 }
 
+static enum status step_nccl(struct message_pipe *pipe, uint64_t now_ns, struct error *error)
+{
+    bool done = false;
+    if (pipe->given_up) {
+        return STATUS_OK;
+    }
+    enum status status = message_nccl_step(pipe->nccl, now_ns, &done, error);
+    pipe->fill_begun = 1;
+    pipe->filled = pipe->drain_begun = pipe->drained = done ? 1 : 0;
+    return status;
+}
+
 static enum status step_source(struct message_pipe *pipe, uint64_t now_ns, struct error *error)
 {
     struct gpu_queue *queue = pipe->source.queue;
@@ -178,7 +207,9 @@ enum status message_pipe_step(struct message_pipe *pipe, uint64_t now_ns, bool *
 {
     uint64_t before = pipe->filled + pipe->drained;
     enum status status = STATUS_OK;
-    if (pipe->direct) {
+    if (pipe->nccl != NULL) {
+        status = step_nccl(pipe, now_ns, error);
+    } else if (pipe->direct) {
         status = step_direct(pipe, now_ns, error);
     } else {
         /* First the sink: drained chunks are room for the source. */
@@ -229,6 +260,11 @@ bool message_pipe_is_idle(struct message_pipe *pipe, uint64_t now_ns)
     uint32_t slot_count = pipe->direct ? 1 : pipe->slot_count;
     bool idle = true;
     pipe->given_up = true;
+    if (pipe->nccl != NULL) {
+        idle = message_nccl_is_idle(pipe->nccl, now_ns);
+        pipe->filled = idle ? pipe->fill_begun : pipe->filled;
+        return idle;
+    }
     if (pipe->source.queue != NULL) {
         idle = has_let_go(pipe->source.queue, pipe->fill_marks, slot_count, pipe->fill_begun, &pipe->filled,
                           now_ns);

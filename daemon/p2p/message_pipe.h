@@ -7,6 +7,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/gpu/queue.h"
+#include "daemon/p2p/message_nccl.h"
 
 /*
  * Moves one message's bytes from a GPU's buffer, to a GPU's buffer, or both, through a ring of chunks of
@@ -43,6 +44,10 @@ uint64_t message_pipe_memory_bytes(uint64_t total_bytes);
 enum status message_pipe_new(struct gpu_devices *gpus, const struct message_pipe_end *source,
                              const struct message_pipe_end *sink, bool direct, uint64_t total_bytes,
                              struct message_pipe **out, struct error *error) COMM_MUST_USE;
+/* Both ends are GPUs, and NCCL moves the message. Takes over `nccl`, also if it fails. NO_MEMORY. */
+enum status message_pipe_new_by_nccl(struct message_nccl *nccl, const struct message_pipe_end *source,
+                                     const struct message_pipe_end *sink, uint64_t total_bytes,
+                                     struct message_pipe **out, struct error *error) COMM_MUST_USE;
 /* Call it once the pipe is idle, or through. Null is accepted. */
 void message_pipe_free(struct message_pipe *pipe);
 

@@ -29,6 +29,12 @@ void p2p_set_gpus(struct p2p *p2p, struct gpu_devices *gpus)
     p2p->gpus = gpus;
 }
 
+void p2p_set_by_nccl(struct p2p *p2p, p2p_by_nccl by_nccl, void *context)
+{
+    p2p->by_nccl = by_nccl;
+    p2p->by_nccl_context = context;
+}
+
 void p2p_set_clock(struct p2p *p2p, uint64_t (*clock)(void))
 {
     p2p->spending.clock = clock;

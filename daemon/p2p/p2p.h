@@ -68,6 +68,13 @@ enum status p2p_new(struct net *net, struct p2p **out, struct error *error) COMM
  * GPUs on which buffers may be; null for none. They must outlive it. Call it before any communicator is made.
  */
 void p2p_set_gpus(struct p2p *p2p, struct gpu_devices *gpus);
+/*
+ * Whether NCCL is to move a message of `bytes` between two GPUs of this node. Called when the message begins.
+ * Null, the default: it never is. Call it before any communicator is made.
+ */
+typedef bool (*p2p_by_nccl)(void *context, uint32_t from_gpu, uint32_t to_gpu, uint64_t bytes,
+                            uint64_t now_ns);
+void p2p_set_by_nccl(struct p2p *p2p, p2p_by_nccl by_nccl, void *context);
 /* As exec_set_clock. */
 void p2p_set_clock(struct p2p *p2p, uint64_t (*clock)(void));
 /* Call it after every communicator was freed. Null is accepted. */

@@ -191,6 +191,7 @@ struct p2p_comm {
     uint64_t last_number;
     uint64_t pipe_bytes[MESSAGE_WAYS]; /* pinned memory of their pipes */
     struct gpu_queue **gpu_queues;     /* by GPU and way; null until first use */
+    struct gpu_group *group;           /* of NCCL, for messages between GPUs; held, or null */
     bool *gone;                        /* by rank: it has left, and nothing more arrives from it */
     uint32_t gone_count;
     bool failed;
@@ -202,6 +203,8 @@ struct p2p_comm {
 struct p2p {
     struct net *net;
     struct gpu_devices *gpus;
+    p2p_by_nccl by_nccl; /* null: never */
+    void *by_nccl_context;
     struct p2p_comm *comms;
     struct spending spending;
     struct rounds rounds; /* of communicators with messages, or something to send */

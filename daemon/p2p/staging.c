@@ -5,8 +5,8 @@
 
 /*
  * Messages whose buffers are on GPUs. Between nodes, and where a GPU does not reach the other buffer, the
- * bytes go through a pipe, chunk by chunk. Otherwise one copy within the node is enough. A payload that is
- * sent with its envelope is first copied to the host.
+ * bytes go through a pipe, chunk by chunk. Otherwise one copy within the node is enough. Between two GPUs of
+ * the node, NCCL may do either. A payload that is sent with its envelope is first copied to the host.
  *
  * A failure here is one of a GPU, or of memory for it. It ends the message, and the other side is notified.
  */
@@ -47,6 +47,7 @@ void staging_release(struct p2p_comm *comm)
         gpu_queue_free(comm->gpu_queues[i]);
     }
     free(comm->gpu_queues);
+    gpu_group_release(comm->group, comm->p2p->now_ns);
 }
 
 /* The pipe's end for a message's buffer. If message is null, or its buffer is on the host, the end is the
@@ -68,6 +69,95 @@ static bool is_direct(const struct p2p_message *source, const struct p2p_message
         return false;
     }
     return source->gpu == sink->gpu || gpu_devices_reaches(source->comm->p2p->gpus, source->gpu, sink->gpu);
+}
+
+/* --- NCCL --- */
+
+/* Holds a group with both GPUs, and those of earlier messages. Null: NCCL does without them. */
+static struct gpu_group *group_with(struct p2p_comm *comm, uint32_t one, uint32_t other, uint64_t now_ns)
+{
+    uint32_t list[GPU_DEVICES_MAX], count = 0;
+    struct gpu_group *wider = NULL;
+    struct error why;
+    if (comm->group != NULL && gpu_group_index(comm->group, one) != UINT32_MAX &&
+        gpu_group_index(comm->group, other) != UINT32_MAX) {
+        return comm->group;
+    }
+    for (uint32_t gpu = 0; gpu < gpu_devices_count(comm->p2p->gpus); gpu++) {
+        if (gpu == one || gpu == other ||
+            (comm->group != NULL && gpu_group_index(comm->group, gpu) != UINT32_MAX)) {
+            list[count++] = gpu;
+        }
+    }
+    if (gpu_group_hold_with(comm->p2p->gpus, list, count, now_ns, &wider, &why) != STATUS_OK) {
+        return NULL;
+    }
+    if (comm->group != NULL) { /* the wider one does for all */
+        gpu_group_discard(comm->group);
+    }
+    gpu_group_release(comm->group, now_ns);
+    comm->group = wider;
+    return wider;
+}
+
+static void drop_group(struct p2p_comm *comm, uint64_t now_ns)
+{
+    gpu_group_release(comm->group, now_ns);
+    comm->group = NULL;
+}
+
+/*
+ * The group that moves the message, with a reference; null: others move it. While the group forms, messages
+ * do not wait for it.
+ */
+static struct gpu_group *take_group(const struct p2p_message *source, const struct p2p_message *sink,
+                                    uint64_t bytes)
+{
+    struct p2p_comm *comm = sink != NULL ? sink->comm : NULL;
+    struct error why;
+    if (source == NULL || comm == NULL || comm->p2p->by_nccl == NULL || !source->on_gpu || !sink->on_gpu ||
+        source->gpu == sink->gpu) {
+        return NULL;
+    }
+    uint64_t now_ns = comm->p2p->now_ns;
+    if (!comm->p2p->by_nccl(comm->p2p->by_nccl_context, source->gpu, sink->gpu, bytes, now_ns)) {
+        return NULL;
+    }
+    struct gpu_group *group = group_with(comm, source->gpu, sink->gpu, now_ns);
+    if (group == NULL) {
+        return NULL;
+    }
+    switch (gpu_group_poll(group, now_ns, &why)) {
+    case GPU_GROUP_FORMS:
+        return NULL;
+    case GPU_GROUP_READY:
+    case GPU_GROUP_CALLS:
+        gpu_group_share(group);
+        return group;
+    case GPU_GROUP_FAILED: /* the next message gets a new group */
+        gpu_group_give_up(group, &why, now_ns);
+        drop_group(comm, now_ns);
+        return NULL;
+    case GPU_GROUP_REFUSED:
+        drop_group(comm, now_ns);
+        return NULL;
+    }
+    return NULL;
+}
+
+/* Takes over the reference. */
+static enum status pipe_by_nccl(struct gpu_group *group, const struct p2p_message *source,
+                                const struct p2p_message *sink, const struct message_pipe_end *from,
+                                const struct message_pipe_end *to, uint64_t bytes, struct error *error)
+{
+    struct message_nccl_end ends[] = {
+        {.queue = from->queue, .buffer = from->buffer, .index = gpu_group_index(group, source->gpu)},
+        {.queue = to->queue, .buffer = to->buffer, .index = gpu_group_index(group, sink->gpu)}};
+    struct message_nccl *nccl = NULL;
+    enum status status =
+        message_nccl_new(group, &ends[0], &ends[1], bytes, sink->comm->p2p->now_ns, &nccl, error);
+    return status == STATUS_OK ? message_pipe_new_by_nccl(nccl, from, to, bytes, &sink->transfer->pipe, error)
+                               : status;
 }
 
 /* The send of a receive, if it is of this node. */
@@ -119,7 +209,8 @@ static bool begin_pipe(struct p2p_message *owner, enum message_way way, const st
 {
     struct p2p_comm *comm = owner->comm;
     bool direct = is_direct(source, sink);
-    uint64_t memory_bytes = direct ? 0 : message_pipe_memory_bytes(bytes);
+    struct gpu_group *group = take_group(source, sink, bytes);
+    uint64_t memory_bytes = direct || group != NULL ? 0 : message_pipe_memory_bytes(bytes);
     struct p2p_transfer *transfer = message_transfer(owner);
     struct message_pipe_end from, to;
     struct error error;
@@ -138,13 +229,20 @@ static bool begin_pipe(struct p2p_message *owner, enum message_way way, const st
     if (status == STATUS_OK) {
         status = pipe_end(sink, MESSAGE_WAY_IN, &to, &error);
     }
-    if (status == STATUS_OK) {
+    if (status == STATUS_OK && group != NULL) {
+        status = pipe_by_nccl(group, source, sink, &from, &to, bytes, &error);
+    } else if (status == STATUS_OK) {
         status = message_pipe_new(comm->p2p->gpus, &from, &to, direct, bytes, &transfer->pipe, &error);
+    } else {
+        gpu_group_release(group, comm->p2p->now_ns);
     }
     if (status != STATUS_OK) {
         give_room_back(comm, way, memory_bytes);
         fail(owner, &error);
         return false;
+    }
+    if (source != NULL && sink != NULL && source->on_gpu && sink->on_gpu && source->gpu != sink->gpu) {
+        gpu_message_count(comm->p2p->gpus, group != NULL);
     }
     transfer->pipe_bytes = memory_bytes;
     if (owner->is_next) {

@@ -49,6 +49,18 @@ class SeveralGpus:
                 raise AssertionError("NCCL has registered nothing; see the daemon's log with log_level = \"debug\"")
             return f"{shown['nccl_registered_ever']} registrations, {shown['operations_by_nccl']} operations by nccl"
 
+    def messages(self, layout):
+        """Returns who moved messages between two GPUs. Each rank checks what it receives."""
+        with self.cluster(layout, 'gpu_engine = "nccl"; gpu_tuning = "off";') as cluster:
+            options = ("messages", "sizes=20000,3000001", "steps=20")
+            outputs = self.checks.wait_for(cluster, [cluster.rank("a", "messages", rank, len(layout), *options, f"device={rank}") for rank in range(len(layout))])
+            if not all(output.strip().endswith("OK") for output in outputs):
+                raise AssertionError(f"a rank failed: {outputs}")
+            shown = cluster.json("a", "gpus")
+            if shown["nccl_version"] and not shown["messages_by_nccl"]:
+                raise AssertionError(f"NCCL {shown['nccl_version']} moved nothing: {shown['nccl_error']}")
+            return f"{shown['messages_by_nccl']} by nccl, {shown['messages_by_copies']} by copies"
+
     def measured(self):
         """commd measures operations with and without NCCL. Returns for each kind at which sizes NCCL is faster."""
         with tempfile.TemporaryDirectory() as folder:
@@ -74,6 +86,7 @@ class SeveralGpus:
             if self.count > 2:
                 run(f"several GPUs of two nodes, {engine}: everything that the library offers", self.by_engine, engine, there, "surface", 2)
         run("several GPUs of one node: NCCL registers clients' memory", self.registered, here)
+        run("several GPUs of one node: messages by NCCL", self.messages, here)
         run("several GPUs of one node: measured with and without NCCL", self.measured)
 
 

@@ -28,7 +28,7 @@ class CheckGpu(unittest.TestCase):
     def test_checks_of_several_gpus(self):
         code, output = self.run_program("check_gpu.py", "--double", "--only", "several GPUs")
         self.assertEqual(code, 0, output)
-        self.assertRegex(output.splitlines()[-1], r"^8 passed, 0 failed, 0 skipped$", output)
+        self.assertRegex(output.splitlines()[-1], r"^9 passed, 0 failed, 0 skipped$", output)
         self.assertIn("all_reduce: ", output)
 
     def test_figures(self):

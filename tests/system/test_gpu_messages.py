@@ -19,6 +19,74 @@ def text_of(sizes):
     return "sizes=" + ",".join(map(str, sizes))
 
 
+def counts(cluster):
+    gpus = cluster.json("a", "gpus")
+    return [gpus[key] for key in ("messages_by_nccl", "messages_by_copies", "nccl_failed")]
+
+
+class GpuMessagesByNccl(FailureCase):
+    """Messages between two GPUs of a node. NCCL moves them once its communicator has formed. Small ones go with their envelope."""
+    def cluster(self, engine="nccl", rule="", settings="", gpus=3, **environment):
+        environment["CUDA_DOUBLE_FAIL"] = rule
+        return Cluster("a", f'gpu_engine = "{engine}"; {settings}', gpus=gpus, daemon_environment=environment, client_environment=environment)
+
+    def check_sizes(self, cluster, name="sizes", steps=3, sizes=(0, EAGER, EAGER + 1, CHUNK + 1, RING + 1)):
+        for process in self.ranks(cluster, "aaa", name, "messages", text_of(sizes), f"steps={steps}", devices=[0, 1, 2]):
+            self.expect(process, "OK", within_s=60)
+        cluster.wait_gpus_idle()
+
+    def test_each_engine(self):
+        for engine, peer, some in (("nccl", "1", True), ("nccl", "0", True), ("kernels", "1", False), ("kernels", "0", False), ("auto", "0", True)):
+            with self.subTest(engine=engine, peer=peer), self.cluster(engine, settings='gpu_tuning = "off";', CUDA_DOUBLE_PEER=peer) as cluster:
+                self.check_sizes(cluster, steps=6)
+                by_nccl, by_copies, failed = counts(cluster)
+                self.assertEqual((by_nccl > by_copies, failed), (some, 0), (by_nccl, by_copies))
+                self.assertEqual(by_nccl > 0, some)
+                self.assertIn(f"{by_nccl} by NCCL, {by_copies} by copies", cluster.commctl("a", "gpus").stdout)
+                if some:
+                    cluster.wait(lambda: cluster.json("a", "gpus")["nccl_communicators"] == 1, "one is left, for all GPUs that have messages")
+
+    def test_old_nccl(self):
+        """Before 2.26, work of several users of NCCL could race."""
+        with self.cluster(CUDA_DOUBLE_NCCL_VERSION="22505") as cluster:
+            self.check_sizes(cluster)
+            self.assertEqual(counts(cluster)[0], 0)
+
+    def test_no_communicator(self):
+        with self.cluster(rule="ncclCommInitRankConfig:1+") as cluster:
+            self.check_sizes(cluster, steps=3)
+            by_nccl, by_copies, _ = counts(cluster)
+            self.assertEqual((by_nccl, by_copies > 0), (0, True))
+
+    def test_a_kernel_that_hangs(self):
+        with self.cluster(rule="ncclKernel:3") as cluster:
+            for process in self.ranks(cluster, "aa", "stuck", "messages", text_of([CHUNK]), "steps=1000", "op_timeout_ms=1000", devices=[0, 1]):
+                self.expect(process, "TIMED_OUT", within_s=20)
+            cluster.wait(lambda: counts(cluster)[2] == 1, "NCCL's communicator is ended", timeout_s=20)
+            self.assertIn("a message does not end", cluster.json("a", "gpus")["nccl_error"])
+            cluster.wait_gpus_idle()
+            self.check_sizes(cluster, "again")
+            self.assertEqual([gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]], [""] * 3)
+
+    def test_an_error_of_nccl(self):
+        with self.cluster(rule="ncclSend:5=3") as cluster:
+            for process in self.ranks(cluster, "aa", "broken", "messages", text_of([CHUNK]), "steps=1000", devices=[0, 1]):
+                self.expect(process, "DEVICE", within_s=20)
+            cluster.wait(lambda: counts(cluster)[2] == 1, "NCCL's communicator is ended", timeout_s=20)
+            cluster.wait_gpus_idle()
+            self.check_sizes(cluster, "again")
+
+    def test_killed(self):
+        with self.cluster() as cluster:
+            for victim in 0, 1:
+                ranks = self.start(cluster, "aa", f"killed-{victim}", "messages", text_of(LARGE), devices=[0, 1])
+                time.sleep(0.2)
+                ranks[victim].kill()
+                self.expect(ranks[1 - victim], "RANK_LOST", within_s=HEARTBEAT_BOUND_S)
+                cluster.wait_gpus_idle()
+            self.assertGreater(counts(cluster)[0], 0)
+
+
 class GpuMessages(FailureCase):
     def check_sizes(self, layout, devices, sizes=BOUNDARIES, **environment):
         with Cluster(sorted(set(layout)), gpus=2, client_environment=environment, daemon_environment=environment) as cluster:

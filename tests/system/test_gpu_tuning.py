@@ -106,6 +106,29 @@ class GpuTuning(TuningCase):
                 shown = [row for row in cluster.json("a", "algorithms", "all_reduce")["engines"]]
                 self.assertEqual({(row["engine"], row["reason"]) for row in shown}, {(engine, "measured")})
 
+    def test_messages(self):
+        """A broadcast between two GPUs is measured, for all pairs of GPUs that reach each other alike."""
+        cluster = self.cluster(gpus=3)
+        self.start_all(cluster)
+        self.send(cluster, False)
+        self.assertEqual([each["gpus"] for each in self.wait_measured(cluster)], [[0, 1]])
+        for nccl_ns, without_ns in ((FAST, SLOW), (SLOW, FAST)):
+            with self.subTest(nccl_ns=nccl_ns):
+                self.write(cluster, nccl_ns, without_ns)
+                self.restart(cluster)
+                self.send(cluster, nccl_ns == FAST)
+                self.assertEqual(len(self.tuning(cluster)["tunings"]), 1)
+
+    def send(self, cluster, by_nccl):
+        """by_nccl: whether NCCL moves messages, of a pair of GPUs that was measured and of those like it."""
+        for process in self.ranks(cluster, "aa", "pair", "messages", "sizes=600000", "steps=20", devices=[0, 1]):
+            self.expect(process, "OK", within_s=30)
+        first = cluster.json("a", "gpus")["messages_by_nccl"]
+        for process in self.ranks(cluster, "aaa", "three", "messages", "sizes=600000", "steps=20", devices=[0, 1, 2]):
+            self.expect(process, "OK", within_s=30)
+        self.assertEqual(first > 0, by_nccl)
+        self.assertEqual(cluster.json("a", "gpus")["messages_by_nccl"] > first, by_nccl)
+
     def test_all_types_and_operators(self):
         """Both engines, by a table that prefers NCCL for every other kind, and for larger sizes."""
         cluster = self.cluster(gpus=3)

@@ -9,6 +9,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/gpu/nccl.h"
+#include "daemon/gpu/words.h"
 
 /* This file exists while the kernel's part of the driver is loaded. */
 #define NVIDIA_LOADED "/proc/driver/nvidia/version"
@@ -63,6 +64,7 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
     }
     gpu_groups_set_ctas(*out, (uint32_t)conf->gpu_nccl_ctas);
     gpu_groups_set_register(*out, strcmp(conf->gpu_nccl_register, "on") == 0);
+    gpu_words_set_ahead(*out, (uint32_t)conf->gpu_ahead);
     load_nccl(conf);
     return STATUS_OK;
 }

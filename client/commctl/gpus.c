@@ -84,6 +84,10 @@ static void print_engines(const json_t *answer)
     printf("operations: %lld by NCCL, %lld by kernels, %lld through the host\n",
            count_of(answer, "operations_by_nccl"), count_of(answer, "operations_by_kernels"),
            count_of(answer, "operations_by_host"));
+    if (count_of(answer, "operations_ahead") > 0) {
+        printf("operations that waited on a GPU, behind others: %lld\n",
+               count_of(answer, "operations_ahead"));
+    }
     printf("messages between two GPUs: %lld by NCCL, %lld by copies\n", count_of(answer, "messages_by_nccl"),
            count_of(answer, "messages_by_copies"));
     printf("NCCL communicators: %lld; could not be formed %lld, failed %lld, stuck %lld\n",

@@ -58,6 +58,7 @@ struct budget_account;
     X(EARLY, "early_bytes", "bytes that were sent for calls that are not posted", 384u << 20, 128u << 20)    \
     X(LANES, "lane_bytes", "bytes that operations and messages work in", 256u << 20, 96u << 20)              \
     X(BOUNCES, "bounce_bytes", "bytes of bounce buffers of GPUs", BUDGET_BOUNCES_MIN_BYTES, UINT64_MAX)      \
+    X(GPU_WAITS, "gpu_waits", "operations that GPUs wait for in advance", 64, 16)                            \
     X(STORES, "store_bytes", "bytes of stores", 256u << 20, 128u << 20)                                      \
     X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 

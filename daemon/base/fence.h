@@ -10,6 +10,7 @@
 struct fence {
     const _Atomic uint64_t *word;
     uint64_t value;
+    uint64_t gpu_address; /* of the word, for streams; 0: none */
 };
 
 /* Whether all fences are reached. If so, the caller sees what the streams wrote before. */

@@ -254,6 +254,21 @@ static enum status take_range(const struct comms_op_range *range, const char *wh
     return status;
 }
 
+/* For buffers on a GPU: lets its streams use the words of the client's stream. */
+static void find_words(struct comms_buffers *buffers)
+{
+    struct comms_fences *fences = buffers->fences;
+    const struct memory *of_gpu =
+        buffers->input_memory != NULL ? buffers->input_memory : buffers->output_memory;
+    if (!is_on_gpu(of_gpu)) {
+        return;
+    }
+    comms_fences_find(fences, of_gpu);
+    buffers->exec.ended_gpu_address = fences->ended_gpu_address;
+    buffers->exec.ended_value = fences->ended_value;
+    buffers->exec.ended_by_gpu = &fences->ended_by_gpu;
+}
+
 static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32_t size,
                                 struct comms_buffers *buffers, struct error *error)
 {
@@ -298,6 +313,9 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
         buffers->exec.wait_count = buffers->fences->wait_count;
     }
     status = check_place(buffers, error);
+    if (status == STATUS_OK && buffers->fences != NULL && buffers->exec.on_gpu) {
+        find_words(buffers);
+    }
     return status == STATUS_OK ? check_alignment(op, &buffers->exec, error) : status;
 }
 

@@ -6,6 +6,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/gpu/words.h"
 
 /* Null if the range is not an aligned 64-bit word in host memory. */
 static _Atomic uint64_t *word_of(const struct comms_fence *fence)
@@ -78,9 +79,40 @@ enum status comms_fences_take(const struct comms_fence *waits, uint32_t wait_cou
     return STATUS_OK;
 }
 
+static uint64_t gpu_address_of(const struct memory *of_gpu, struct memory *memory,
+                               const _Atomic uint64_t *word)
+{
+    const unsigned char *base = memory_range(memory, 0, 1);
+    return gpu_words_address(of_gpu, memory, (uint64_t)((const unsigned char *)(uintptr_t)word - base));
+}
+
+void comms_fences_find(struct comms_fences *fences, const struct memory *of_gpu)
+{
+    for (uint32_t i = 0; i < fences->wait_count; i++) {
+        fences->waits[i].gpu_address = gpu_address_of(of_gpu, fences->memories[i], fences->waits[i].word);
+    }
+    if (fences->ended != NULL) {
+        fences->ended_gpu_address = gpu_address_of(of_gpu, fences->ended_memory, fences->ended);
+    }
+}
+
+/* A stream may write the word, and later operations may have raised it: it is never set back. */
+static void raise_word(_Atomic uint64_t *word, uint64_t value)
+{
+    uint64_t now = atomic_load_explicit(word, memory_order_relaxed);
+    while ((int64_t)(now - value) < 0 && !atomic_compare_exchange_weak_explicit(
+                                             word, &now, value, memory_order_release, memory_order_relaxed)) {
+    }
+}
+
 void comms_fences_signal(const struct comms_fences *fences)
 {
-    if (fences != NULL && fences->ended != NULL) {
+    if (fences == NULL || fences->ended == NULL) {
+        return;
+    }
+    if (fences->ended_by_gpu) {
+        raise_word(fences->ended, fences->ended_value);
+    } else {
         atomic_store_explicit(fences->ended, fences->ended_value, memory_order_release);
     }
 }

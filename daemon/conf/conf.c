@@ -96,6 +96,7 @@ static const struct setting schema[] = {
     TEXT(gpu_tuning, SETTING_GPU_TUNING, "auto", false),
     NUMBER(gpu_nccl_ctas, 16, 0, 64, false),
     TEXT(gpu_nccl_register, SETTING_SWITCH, "off", false),
+    NUMBER(gpu_ahead, 0, 0, 16, false),
     TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "auto", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),

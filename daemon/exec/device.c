@@ -2,43 +2,15 @@
 #include <stdlib.h>
 
 #include "daemon/base/budget.h"
-#include "daemon/exec/device_bounce.h"
+#include "daemon/exec/device_internal.h"
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
-#include "daemon/exec/gpu_nccl.h"
 
 /*
  * Extra steps of an operation whose ranks have buffers on GPUs, or order it against their streams. It waits
  * for their semaphores before it begins. If nothing else serves, it copies GPU buffers to pinned memory and
  * back, so that the rest of the exec sees host buffers only.
  */
-
-struct exec_device {
-    enum {
-        DEVICE_WAITS,      /* for semaphores that streams write */
-        DEVICE_FORMS,      /* for the group of NCCL that slices will use */
-        DEVICE_GROUP,      /* for NCCL, until all of the operation is in the queues */
-        DEVICE_LOCAL,      /* runs on GPUs from start to end: until the marks are reached */
-        DEVICE_COPIES_IN,  /* until the marks are reached */
-        DEVICE_RUNS,       /* runs as if on the host */
-        DEVICE_COPIES_OUT, /* until the marks are reached */
-        DEVICE_DONE
-    } state;
-    struct gpu_nccl *nccl;           /* null: not by NCCL */
-    bool watches;                    /* call.group, on the main thread */
-    uint64_t given_up_ns;            /* when it was cancelled, or 0 */
-    uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was queued there; or DEVICE_UNMARKED */
-    uint64_t looked_ns;              /* when the driver was last asked whether the GPUs still work */
-    struct device_bounces bounces;
-};
-
-#define DEVICE_PATIENCE_NS 5000000000ull /* how long a cancelled operation waits for NCCL */
-#define DEVICE_CHECK_NS 1000000ull       /* between questions to the driver, which are slow */
-
-static uint32_t entry_count(const struct exec_op *op)
-{
-    return op->call.terms.bucket_ops * op->call.rank_count;
-}
 
 bool device_is_needed(const struct exec_call *call)
 {
@@ -53,7 +25,7 @@ bool device_is_needed(const struct exec_call *call)
 enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct exec_device *device = calloc(1, sizeof *device);
-    if (device == NULL || !device_bounces_init(&device->bounces, entry_count(op), device->marks)) {
+    if (device == NULL || !device_bounces_init(&device->bounces, device_entries(op), device->marks)) {
         free(device);
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
     }
@@ -65,6 +37,9 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
 {
     if (op->device == NULL) {
         return;
+    }
+    if (op->device->is_ahead) {
+        budget_release(comm->options.account, BUDGET_GPU_WAITS, 1);
     }
     device_bounces_release(comm, &op->device->bounces);
     gpu_nccl_free(op->device->nccl);
@@ -103,6 +78,7 @@ void device_free_queues(struct exec_comm *comm)
         gpu_queue_free(comm->queues[gpu]);
     }
     free(comm->queues);
+    gpu_queue_free(comm->release_queue);
 }
 
 /*
@@ -145,7 +121,7 @@ static bool device_reached(struct exec_comm *comm, struct exec_device *device, u
 
 static bool words_are_reached(const struct exec_op *op)
 {
-    for (uint32_t i = 0; i < entry_count(op); i++) {
+    for (uint32_t i = 0; i < device_entries(op); i++) {
         if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
             return false;
         }
@@ -216,9 +192,34 @@ static void begin_slices(struct exec_op *op)
 {
     op->device->state = DEVICE_RUNS;
     op->is_staged = true;
-    for (uint32_t i = 0; i < entry_count(op); i++) {
+    for (uint32_t i = 0; i < device_entries(op); i++) {
         op->ranks[i].wait_count = 0; /* other threads need not check again */
     }
+}
+
+/* Lets the stream of the operation's only GPU write the words that tell its end. */
+static enum status put_ended(struct exec_comm *comm, struct exec_op *op, uint32_t gpu, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < device_entries(op) && status == STATUS_OK; i++) {
+        const struct exec_rank *rank = &op->ranks[i];
+        if (rank->ended_gpu_address != 0) {
+            *rank->ended_by_gpu = true; /* the processor must not set it back later */
+            status =
+                gpu_queue_write_word(comm->queues[gpu], rank->ended_gpu_address, rank->ended_value, error);
+        }
+    }
+    return status;
+}
+
+enum status device_put_kernels(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    uint32_t gpus[GPU_DEVICES_MAX];
+    op->device->state = DEVICE_LOCAL;
+    count_engine(comm, op, GPU_ENGINE_KERNELS);
+    trace_begun(comm, op);
+    enum status status = gpu_direct_put(comm, op, error);
+    return status == STATUS_OK && device_gpus(op, gpus) == 1 ? put_ended(comm, op, gpus[0], error) : status;
 }
 
 /* Chooses among those who can do without NCCL, and begins. */
@@ -226,11 +227,8 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
 {
     struct exec_device *device = op->device;
     if (gpu_direct_serves(comm, op)) {
-        device->state = DEVICE_LOCAL;
         device_expect_marks(device, op);
-        count_engine(comm, op, GPU_ENGINE_KERNELS);
-        trace_begun(comm, op);
-        return gpu_direct_put(comm, op, error);
+        return device_put_kernels(comm, op, error);
     }
     if (op->ranks[0].on_gpu) {
         count_engine(comm, op, GPU_ENGINE_HOST);
@@ -425,6 +423,9 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
     if (gpu_nccl_has_begun(device->nccl) && now_ns - device->given_up_ns >= DEVICE_PATIENCE_NS) {
         gpu_nccl_give_up(device->nccl, "does not end", now_ns);
     }
+    if (device->is_ahead) {
+        device_release_words(comm, op, now_ns);
+    }
     comm->exec->pacer.waits = true;
     return false;
 }
@@ -434,9 +435,9 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
     if (op->device == NULL) {
         return false;
     }
-    switch (op->device->state) {
+    switch (op->device->is_ahead && !words_are_reached(op) ? DEVICE_WAITS : op->device->state) {
     case DEVICE_WAITS:
-        for (uint32_t i = 0; i < entry_count(op); i++) {
+        for (uint32_t i = 0; i < device_entries(op); i++) {
             if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
                 uint32_t own = comm->map.node_first[comm->options.node_index] + i % op->call.rank_count;
                 (void)snprintf(text, size, "waiting for the stream of rank %u", comm->map.order[own]);

@@ -186,7 +186,7 @@ static void comm_finish_cancelled(struct exec_comm *comm, uint64_t now_ns)
     comm->cancelled_behind = false;
     while (*link != NULL) {
         struct exec_op *op = *link;
-        if (op->cancelled) {
+        if (op->cancelled && !device_is_ahead(op)) { /* that one waits for its turn on the GPU */
             struct error cause = op->result;
             comm_finish(comm, link, &cause, now_ns);
         } else {
@@ -408,6 +408,8 @@ static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
         comm_finish_first(comm, &fine, now_ns); /* may free the communicator, if that was the last */
         return false;
     case DEVICE_STEP_WAITS:
+        device_run_ahead(comm, now_ns);
+        break;
     case DEVICE_STEP_FAILED:
         break;
     }

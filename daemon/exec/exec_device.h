@@ -21,6 +21,13 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
 /* Call it after the operation's end. GO: the outputs are in the ranks' buffers. */
 enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
                               struct error *error);
+/*
+ * Operations behind the first one, while that runs on a GPU by kernels: puts as many as the setting allows in
+ * the same stream, behind waits for their words.
+ */
+void device_run_ahead(struct exec_comm *comm, uint64_t now_ns);
+/* Whether the operation was put so, and has not ended. */
+bool device_is_ahead(const struct exec_op *op);
 /* For a cancelled operation: whether GPUs have released its buffers. */
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
 /* For a cancelled operation that has not ended: ends NCCL's group of its slices if that has failed or hangs.

@@ -229,10 +229,12 @@ struct exec_comm {
     uint32_t cut_node;
     bool resuming; /* receive_resume is walking the list */
     bool resume_again;
-    struct stream_group streams; /* on which other nodes send data */
-    struct gpu_queue **queues;   /* GPU_DEVICES_MAX entries, each null until its first use */
-    struct gpu_group *group;     /* of the last operation by NCCL; null: none */
-    enum gpu_engine last_engine; /* that carried out the last operation on GPUs */
+    struct stream_group streams;     /* on which other nodes send data */
+    uint64_t release_mark;           /* of the last release; 0: none */
+    struct gpu_queue *release_queue; /* ends waits of streams for clients; null until some may wait */
+    struct gpu_queue **queues;       /* GPU_DEVICES_MAX entries, each null until its first use */
+    struct gpu_group *group;         /* of the last operation by NCCL; null: none */
+    enum gpu_engine last_engine;     /* that carried out the last operation on GPUs */
     UT_hash_handle hh;
 };
 

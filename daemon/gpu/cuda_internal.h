@@ -32,6 +32,8 @@ struct cuda_pinned_block;
 struct gpu_devices {
     struct gpu_groups *groups;
     struct gpu_registry *registry;
+    uint32_t ahead;             /* words.h */
+    _Atomic uint64_t ran_ahead; /* operations that were put behind others in advance */
     _Atomic uint64_t messages_by_nccl, messages_by_copies;
     _Atomic uint64_t registered,
         registered_ever; /* memory, for a communicator of NCCL: now, since the start */

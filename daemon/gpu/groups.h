@@ -142,9 +142,13 @@ void gpu_engine_count(struct gpu_devices *gpus, enum gpu_engine engine);
 /* Counts a message between two GPUs of the node. */
 void gpu_message_count(struct gpu_devices *gpus, bool by_nccl);
 
+/* Counts an operation that was put in a stream in advance. */
+void gpu_ahead_count(struct gpu_devices *gpus);
+
 /* For administrators. */
 struct gpu_groups_info {
     uint64_t messages_by_nccl, messages_by_copies;
+    uint64_t ran_ahead; /* operations that were put in a stream behind others in advance */
     uint64_t operations[GPU_ENGINE_COUNT];
     uint64_t calls;   /* groups of transfers that NCCL has begun */
     uint32_t groups;  /* formed now */

@@ -33,6 +33,11 @@ void gpu_message_count(struct gpu_devices *gpus, bool by_nccl)
                               memory_order_relaxed);
 }
 
+void gpu_ahead_count(struct gpu_devices *gpus)
+{
+    atomic_fetch_add_explicit(&gpus->ran_ahead, 1, memory_order_relaxed);
+}
+
 void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out)
 {
     const struct gpu_groups *groups = gpus->groups;
@@ -42,6 +47,7 @@ void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out
                                     .refused = groups->refused,
                                     .failed = groups->failed,
                                     .leaked = groups->leaked,
+                                    .ran_ahead = atomic_load(&gpus->ran_ahead),
                                     .messages_by_nccl = atomic_load(&gpus->messages_by_nccl),
                                     .messages_by_copies = atomic_load(&gpus->messages_by_copies),
                                     .registered = atomic_load(&gpus->registered),

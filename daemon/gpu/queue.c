@@ -18,6 +18,7 @@ struct gpu_queue {
     _Atomic uint64_t *done; /* pinned: the last mark that was reached */
     cuda_pointer done_at;   /* its device address */
     uint64_t last_mark;
+    bool has_waited;   /* for a word of a client */
     uint64_t asked_ns; /* when the driver was last asked about the GPU */
 };
 
@@ -253,11 +254,27 @@ static enum status queue_write(struct gpu_queue *queue, cuda_pointer word, uint6
                                : status;
 }
 
+enum status gpu_queue_write_word(struct gpu_queue *queue, uint64_t word, uint64_t value, struct error *error)
+{
+    return queue_write(queue, word, value, error);
+}
+
+enum status gpu_queue_wait_word(struct gpu_queue *queue, uint64_t word, uint64_t value, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    queue->has_waited = true;
+    return status == STATUS_OK
+               ? QUEUE_CALL(queue, error, stream_wait_value, queue->stream, word, value, CUDA_WAIT_VALUE_GEQ)
+               : status;
+}
+
 enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error *error)
 {
     enum status status = queue_write(queue, queue->done_at, queue->last_mark + 1, error);
     if (status == STATUS_OK) {
         *mark = ++queue->last_mark;
+    } else if (queue->has_waited) { /* waiting for it could take as long as a client likes */
+        cuda_mark_failed(queue->gpus, queue->gpu, "it does not tell when work is done");
     } else if (queue_enter(queue, NULL) == STATUS_OK) {
         /* The caller could not know when the earlier work is done, and frees the memory that it uses next. */
         (void)queue->gpus->driver->stream_synchronize(queue->stream);

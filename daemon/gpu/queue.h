@@ -82,6 +82,13 @@ enum status gpu_queue_encode(struct gpu_queue *queue, const struct gpu_coding *c
 enum status gpu_queue_decode(struct gpu_queue *queue, const struct gpu_coding *coding,
                              struct error *error) COMM_MUST_USE;
 
+/* Waits until a word is `value` or above, by signed difference, or writes it. word: a device address of
+ * gpu_words_address. Someone must make sure that a wait ends. */
+enum status gpu_queue_wait_word(struct gpu_queue *queue, uint64_t word, uint64_t value,
+                                struct error *error) COMM_MUST_USE;
+enum status gpu_queue_write_word(struct gpu_queue *queue, uint64_t word, uint64_t value,
+                                 struct error *error) COMM_MUST_USE;
+
 /* Puts a mark: it is reached when all earlier work is done and visible to the host. Marks ascend from 1. On
  * failure it waits for the work, unless the GPU failed: a failed GPU no longer accesses memory. */
 enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error *error) COMM_MUST_USE;

@@ -200,8 +200,9 @@ void memory_unref(struct memory *memory)
     if (memory == NULL || --memory->references > 0) {
         return;
     }
+    bool stays = memory->stays != NULL && memory->stays(memory);
     if (!memory->guarded) {
-        if (memory->stays == NULL || !memory->stays(memory)) {
+        if (!stays) {
             memory_finish(memory);
         }
         return;

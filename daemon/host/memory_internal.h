@@ -31,6 +31,8 @@ struct memory {
     /* After the last reference: whether the memory has to stay for a while. Then memory_finish ends it. Null:
      * it never has to. */
     bool (*stays)(struct memory *memory);
+    uint64_t words_at; /* of words that GPUs' streams use: the device address of `base`; or 0 */
+    struct gpu_devices *words_gpus;
     struct gpu_registrable *registrable; /* of daemon/gpu, for memory that NCCL can register; or null */
 };
 

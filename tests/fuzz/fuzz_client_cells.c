@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define USER 1001
 #define SEQS 12 /* usual numbers of operations */
 #define MEMORY 1
-#define MEMORY_BYTES (1 << 20)
+#define MEMORY_BYTES (1u << 20)
 #define SETTLE_NS (100 * TIME_S)
 #define SETTLE_READS 64
 

@@ -170,6 +170,17 @@ class GpuChecks:
     def stream_order(self, layout):
         return self.ranks(layout, lambda rank, size: [BUILD / "tests/system/stream_order", "order", rank, size, 0])
 
+    def ahead(self, layout):
+        """Operations in a row on one stream: the GPU waits for the client's marks, and writes the client's semaphore."""
+        with self.cluster(layout, settings="gpu_ahead = 8;") as cluster:
+            command = [BUILD / "tests/system/stream_order", "order"]
+            self.wait_for(cluster, [cluster.client(node, *command, rank, len(layout), 0) for rank, node in enumerate(layout)])
+            shown = cluster.json("a", "gpus")
+            if not shown["operations_ahead"]:
+                raise AssertionError("no operation waited on the GPU")
+            cluster.wait_gpus_idle()
+            return f"{shown['operations_ahead']} of {shown['operations_by_kernels']} operations waited on the GPU"
+
     def graphs(self, layout, mode, number):
         return self.ranks(layout, lambda rank, size: [BUILD / "tests/system/graphs", "graphs", rank, size, mode, number, 0], says="operations checked")
 
@@ -401,6 +412,7 @@ class GpuChecks:
             run(f"everything that the library offers, {size} on one GPU", self.surface, "a" * size, 1 if self.quick else 4 if size > 4 else 8)
         run("how memory of comm_mem_alloc comes", self.comes_by_descriptor)
         run("order by streams, 2 on one GPU", self.stream_order, "aa")
+        run("order by streams, with waits on the GPU, 2 on one GPU", self.ahead, "aa")
         run("computing and communicating by events, 2 on one GPU", self.overlap, "aa")
         run("CUDA graphs: operations of all kinds, 2 on one GPU", self.graphs, "aa", "replays", 20 if self.quick else 1000)
         if not self.quick:

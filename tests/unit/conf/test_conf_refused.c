@@ -120,6 +120,7 @@ static const struct {
     {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
     {"gpu_engine = \"cuda\";", "gpu_engine = \"cuda\": expected auto, nccl or kernels"},
     {"gpu_nccl_register = \"auto\";", "gpu_nccl_register = \"auto\": expected on or off"},
+    {"gpu_ahead = 17;", "gpu_ahead = 17: expected a number from 0 to 16"},
     {"gpu_nccl_ctas = 65;", "gpu_nccl_ctas = 65: expected a number from 0 to 64"},
     {"gpu_tuning = \"table.json\";",
      "gpu_tuning = \"table.json\": expected auto, off or a file's path from /"},

@@ -321,7 +321,8 @@ static void words(int unused)
     static _Atomic uint64_t sends_word, receives_word;
     static const size_t sizes[] = {5, 100000, CHUNK + 1};
     static const int places[] = {0, ON_HOST};
-    struct fence of_sends = {&sends_word, 1}, of_receives = {&receives_word, 1};
+    struct fence of_sends = {.word = &sends_word, .value = 1},
+                 of_receives = {.word = &receives_word, .value = 1};
     (void)unused;
     nodes_start(NULL);
     for (size_t s = 0; s < 3; s++) {

@@ -1,0 +1,31 @@
+#ifndef DAEMON_GPU_WORDS_H
+#define DAEMON_GPU_WORDS_H
+
+#include "daemon/gpu/devices.h"
+
+/*
+ * Clients' semaphores, as streams of commd see them. A stream of commd may wait for a word that a client's
+ * stream writes, and write a word that a client's stream waits for. So commd registers the pages of such
+ * words with CUDA, at their first use, until the memory is freed.
+ *
+ * The client can write the words as well, or take the pages out of its file. A wait can be ended all the
+ * same: a stream writes the word at its device address, which stays on the registered page.
+ */
+struct memory;
+
+#define GPU_WORDS_MAX_BYTES                                                                                  \
+    (UINT64_C(1) << 20) /* larger memory is not registered: its pages would be pinned */
+#define GPU_AHEAD_MAX 16u
+
+/* How many operations of a communicator streams may wait for in advance, behind the one that runs. 0, at the
+ * beginning: none, and no words are registered. At most GPU_AHEAD_MAX. Call it before there are clients. */
+void gpu_words_set_ahead(struct gpu_devices *gpus, uint32_t ahead);
+uint32_t gpu_words_ahead(const struct gpu_devices *gpus);
+
+/*
+ * The device address of a word in a client's host memory, for the streams of all GPUs; 0: it has none, or
+ * commd does not run ahead. of_gpu: any memory on a GPU, which names the GPUs. The main thread.
+ */
+uint64_t gpu_words_address(const struct memory *of_gpu, struct memory *words, uint64_t offset_bytes);
+
+#endif

@@ -92,29 +92,34 @@ void device_run_ahead(struct exec_comm *comm, uint64_t now_ns)
 
 /*
  * Ends the waits of an operation that has failed, so that its kernels run, on whatever the buffers hold. The
- * client may write the words, too, so this is repeated. A word whose page the client took out of its file
- * looks reached to the processor, and is not: after a while every word is written.
+ * processor writes the words: that also works if the streams share one queue of the GPU. The client may write
+ * them, too, so this is repeated. If the client took a word's page out of its file, the processor has another
+ * page than the GPU. So after a while a stream writes all words as well.
  */
 void device_release_words(struct exec_comm *comm, const struct exec_op *op, uint64_t now_ns)
 {
     struct exec_device *device = op->device;
     bool all = now_ns - device->given_up_ns >= DEVICE_RELEASE_ALL_NS;
     struct error error;
-    if ((device->released_ns != 0 && now_ns - device->released_ns < DEVICE_CHECK_NS) ||
-        !gpu_queue_reached(comm->release_queue, comm->release_mark)) {
+    if (device->released_ns != 0 && now_ns - device->released_ns < DEVICE_CHECK_NS) {
         return;
     }
+    all = all && gpu_queue_reached(comm->release_queue, comm->release_mark);
     device->released_ns = now_ns;
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < device_entries(op); i++) {
         for (uint32_t w = 0; w < op->ranks[i].wait_count; w++) {
             const struct fence *fence = &op->ranks[i].waits[w];
-            if (all || !fences_are_reached(fence, 1)) {
+            if (!fences_are_reached(fence, 1)) {
+                atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)fence->word, fence->value,
+                                      memory_order_release);
+            }
+            if (all) {
                 status = gpu_queue_write_word(comm->release_queue, fence->gpu_address, fence->value, &error);
             }
         }
     }
-    if (status == STATUS_OK) {
+    if (status == STATUS_OK && all) {
         status = gpu_queue_mark(comm->release_queue, &comm->release_mark, &error);
     }
     if (status != STATUS_OK) { /* the GPU has failed, so it waits for nothing */

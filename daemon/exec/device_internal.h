@@ -29,7 +29,7 @@ struct exec_device {
 };
 
 #define DEVICE_PATIENCE_NS 5000000000ull   /* how long a cancelled operation waits for NCCL */
-#define DEVICE_RELEASE_ALL_NS 100000000ull /* then commd ends every wait, also those that look reached */
+#define DEVICE_RELEASE_ALL_NS 100000000ull /* then a stream ends every wait, also those that look reached */
 #define DEVICE_CHECK_NS 1000000ull         /* between questions to the driver, which are slow */
 
 /* The ranks of all parts of the operation. */

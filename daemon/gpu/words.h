@@ -8,8 +8,9 @@
  * stream writes, and write a word that a client's stream waits for. So commd registers the pages of such
  * words with CUDA, at their first use, until the memory is freed.
  *
- * The client can write the words as well, or take the pages out of its file. A wait can be ended all the
- * same: a stream writes the word at its device address, which stays on the registered page.
+ * commd ends a wait by writing the word. The client can write the words as well, or take the pages out of its
+ * file. In the latter case only a stream can end the wait: the device address stays that of the registered
+ * page.
  */
 struct memory;
 

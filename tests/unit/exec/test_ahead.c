@@ -364,6 +364,10 @@ static void test_ends(void **state)
     (void)state;
     run_slowly(never_comes, 0);
     run_slowly(aborted, 0);
+    setenv("CUDA_DOUBLE_CONNECTIONS", "1", 1); /* all streams share one queue of the GPU */
+    run_slowly(never_comes, 0);
+    run_slowly(aborted, 0);
+    unsetenv("CUDA_DOUBLE_CONNECTIONS");
 }
 
 int main(void)

@@ -46,6 +46,7 @@ struct part {
     /* null: this rank has not called yet. It lives while the operation is in its stream */
     struct communicator *communicator;
     struct call call;
+    bool registered[2]; /* what it sends, what it receives: when it was called, as NCCL looks then */
 };
 
 struct operation {

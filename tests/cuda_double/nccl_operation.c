@@ -126,7 +126,13 @@ struct operation *operation_call(struct communicator *communicator, const struct
                             communicator->rank);
         }
     }
-    *part_of(operation, communicator, call) = (struct part){.communicator = communicator, .call = *call};
+    *part_of(operation, communicator, call) = (struct part){
+        .communicator = communicator,
+        .call = *call,
+        .registered = {registration_of(communicator, call->send,
+                                       call_send_bytes(call, clique->size, communicator->rank)) != NULL,
+                       registration_of(communicator, call->receive,
+                                       call_receive_bytes(call, clique->size, communicator->rank)) != NULL}};
     operation->references++;
     operation->called++;
     if (operation->called == operation->expected) {

@@ -28,6 +28,14 @@ struct registration *registration_of(const struct communicator *communicator, co
     return NULL;
 }
 
+/* Work that was in a stream before the registration ends without having been counted. */
+static void count_use(struct registration *registration, int change)
+{
+    if (registration != NULL && (change > 0 || registration->uses > 0)) {
+        registration->uses += (unsigned)change;
+    }
+}
+
 void registrations_use(const struct communicator *communicator, const struct call *call, int change)
 {
     int size = communicator->clique->size, rank = communicator->rank;
@@ -35,12 +43,8 @@ void registrations_use(const struct communicator *communicator, const struct cal
     struct registration *send = sent > 0 ? registration_of(communicator, call->send, sent) : NULL;
     struct registration *receive =
         received > 0 ? registration_of(communicator, call->receive, received) : NULL;
-    if (send != NULL) {
-        send->uses += (unsigned)change;
-    }
-    if (receive != NULL) {
-        receive->uses += (unsigned)change;
-    }
+    count_use(send, change);
+    count_use(receive, change);
 }
 
 bool operation_is_mixed(const struct operation *operation)
@@ -49,13 +53,11 @@ bool operation_is_mixed(const struct operation *operation)
     for (int i = 0; i < operation->expected; i++) {
         const struct part *part = &operation->parts[i];
         int size = part->communicator->clique->size, rank = part->communicator->rank;
-        const void *addresses[] = {part->call.send, part->call.receive};
         uint64_t bytes[] = {call_send_bytes(&part->call, size, rank),
                             call_receive_bytes(&part->call, size, rank)};
         for (int k = 0; k < 2; k++) {
             passed[k] += bytes[k] > 0;
-            registered[k] +=
-                bytes[k] > 0 && registration_of(part->communicator, addresses[k], bytes[k]) != NULL;
+            registered[k] += bytes[k] > 0 && part->registered[k];
         }
     }
     int together = registered[0] + registered[1];

@@ -356,6 +356,7 @@ static void case_run(const uint64_t *fields)
     }
     take_steps(&world);
     (void)cluster_run_until(world.cluster, sim_comm_idle, world.comm, SPAN_NS);
+    cluster_run(world.cluster, TIME_MS); /* ranks are told of the communicator's end after their calls' */
     traffic_check(&world);
     world_stop(&world);
 }

@@ -49,7 +49,6 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
         time_min(mesh_next_deadline_ns(daemon->mesh), comms_next_deadline_ns(daemon->comms));
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(daemon->p2p));
-    deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(workers_rails(daemon->workers)));
     deadline_ns = time_min(deadline_ns, nodes_next_deadline_ns(daemon->nodes));
     deadline_ns = time_min(deadline_ns, stores_next_deadline_ns(daemon->stores));
     deadline_ns = time_min(deadline_ns, gathers_next_deadline_ns(daemon->gathers));
@@ -69,7 +68,6 @@ static void daemon_tick(void *context, uint64_t now_ns)
     }
     exec_tick(daemon->exec, now_ns);
     p2p_tick(daemon->p2p, now_ns);
-    rails_tick(workers_rails(daemon->workers), now_ns);
     comms_tick(daemon->comms, now_ns);
     stores_tick(daemon->stores, now_ns);
     gathers_tick(daemon->gathers, now_ns);
@@ -184,15 +182,13 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     bool has_tls = configuration_tls(&daemon->configuration, &tls);
     struct workers_options options = {.loop = daemon->loop,
                                       .exec = daemon->exec,
+                                      .mesh = daemon->mesh,
                                       .gpus = daemon->gpus,
                                       .parking = &daemon->parking,
                                       .thread_count = daemon->configuration.thread_count,
                                       .rail_count = daemon->configuration.rail_count,
                                       .quic = conf->standalone ? NULL : &quic,
-                                      .tls = has_tls ? &tls : NULL,
-                                      .node_name = conf->node_name,
-                                      .reconnect_min_ns = conf->reconnect_min_ms * TIME_MS,
-                                      .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};
+                                      .tls = has_tls ? &tls : NULL};
     return workers_new(&options, &daemon->workers, error);
 }
 
@@ -201,7 +197,6 @@ static enum status daemon_make_nodes(struct daemon *daemon, struct error *error)
     const struct conf *conf = daemon->configuration.conf;
     struct nodes_options options = {.loop = daemon->loop,
                                     .mesh = daemon->mesh,
-                                    .rails = workers_rails(daemon->workers),
                                     .family = daemon->configuration.family,
                                     .retry_min_ns = conf->reconnect_min_ms * TIME_MS,
                                     .retry_max_ns = conf->reconnect_max_ms * TIME_MS,
@@ -234,7 +229,6 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .gathers = daemon->gathers,
                                   .mesh = daemon->mesh,
                                   .net = daemon->net,
-                                  .rails = workers_rails(daemon->workers),
                                   .fd_reaper = daemon->fd_reaper,
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,

@@ -8,6 +8,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/conf/address.h"
+#include "daemon/mesh/rail_links.h"
 
 /* A node whose address has a name, or had one. */
 struct named {
@@ -19,7 +20,6 @@ struct named {
 
 struct nodes {
     struct mesh *mesh;
-    struct rails *rails;
     struct resolver *resolver; /* null until the first name */
     struct resolver_options resolver_options;
     uint64_t retry_min_ns, retry_max_ns;
@@ -39,7 +39,6 @@ enum status nodes_new(const struct nodes_options *options, struct nodes **out, s
         return error_set(error, STATUS_NO_MEMORY, "no memory for the nodes");
     }
     nodes->mesh = options->mesh;
-    nodes->rails = options->rails;
     nodes->resolver_options = (struct resolver_options){.loop = options->loop,
                                                         .family = options->family,
                                                         .lookup = options->lookup,
@@ -106,11 +105,7 @@ static void resolved(struct nodes *nodes, uint32_t node, const char *address, ui
     if (strcmp(info.resolved_address, address) == 0) {
         return;
     }
-    enum status status = mesh_resolve_node(nodes->mesh, node, address, now_ns, &error);
-    if (status == STATUS_OK) {
-        status = rails_move_peer(nodes->rails, node, address, NULL, &error);
-    }
-    if (status != STATUS_OK) {
+    if (mesh_resolve_node(nodes->mesh, node, address, now_ns, &error) != STATUS_OK) {
         log_error("%s", error.text);
     }
 }
@@ -187,7 +182,7 @@ enum status nodes_add(struct nodes *nodes, const struct conf_node *node, struct 
     uint32_t index;
     enum status status = mesh_add_node(nodes->mesh, node->name, node->address, &index, error);
     if (status == STATUS_OK) {
-        status = rails_add_peer(nodes->rails, index, node->name, node->address, node->rail_addresses, error);
+        status = mesh_set_rail_addresses(nodes->mesh, index, node->rail_addresses, error);
     }
     return status == STATUS_OK ? note_address(nodes, index, node->address, error) : status;
 }
@@ -208,7 +203,6 @@ static void node_remove(struct nodes *nodes, uint32_t node, struct conf_changes 
     const char *name = mesh_node_name(nodes->mesh, node);
     error_set(&cause, STATUS_PERMISSION, "node %s: the configuration of node %s does not name it any more",
               name, mesh_own_name(nodes->mesh));
-    rails_remove_peer(nodes->rails, node, &cause);
     mesh_remove_node(nodes->mesh, node, &cause, now_ns);
     conf_changes_add(&changes->applied, "node %s: removed", name);
 }
@@ -221,7 +215,7 @@ static void node_move(struct nodes *nodes, const struct mesh_node_info *from, ui
     conf_changes_add(&one, "node %s: moved from %s to %s", from->name, from->address, to->address);
     enum status status = mesh_move_node(nodes->mesh, node, to->address, now_ns, &error);
     if (status == STATUS_OK) {
-        status = rails_move_peer(nodes->rails, node, to->address, to->rail_addresses, &error);
+        status = mesh_set_rail_addresses(nodes->mesh, node, to->rail_addresses, &error);
     }
     if (status == STATUS_OK) {
         status = note_address(nodes, node, to->address, &error);
@@ -235,12 +229,11 @@ static void node_move(struct nodes *nodes, const struct mesh_node_info *from, ui
 }
 
 /* The rails' addresses alone have changed. They are used from the next dial on. */
-static void node_move_rails(struct nodes *nodes, const struct mesh_node_info *info, uint32_t node,
-                            const struct conf_node *to, struct conf_changes *changes)
+static void node_move_rails(struct nodes *nodes, uint32_t node, const struct conf_node *to,
+                            struct conf_changes *changes)
 {
     struct error error;
-    const char *address = info->resolved_address[0] != '\0' ? info->resolved_address : to->address;
-    if (rails_move_peer(nodes->rails, node, address, to->rail_addresses, &error) == STATUS_OK) {
+    if (mesh_set_rail_addresses(nodes->mesh, node, to->rail_addresses, &error) == STATUS_OK) {
         conf_changes_add(&changes->applied, "node %s: rail_addresses = \"%s\"", to->name, to->rail_addresses);
     } else {
         conf_changes_add(&changes->failed, "%s: nodes: %s", to->source, error.text);
@@ -261,8 +254,8 @@ static void update_known(struct nodes *nodes, const struct conf *conf, struct co
             node_remove(nodes, node, changes, now_ns);
         } else if (strcmp(wanted->address, info.address) != 0) {
             node_move(nodes, &info, node, wanted, changes, now_ns);
-        } else if (strcmp(wanted->rail_addresses, rails_peer_addresses(nodes->rails, node)) != 0) {
-            node_move_rails(nodes, &info, node, wanted, changes);
+        } else if (strcmp(wanted->rail_addresses, mesh_rail_addresses(nodes->mesh, node)) != 0) {
+            node_move_rails(nodes, node, wanted, changes);
         }
     }
 }

@@ -2,12 +2,11 @@
 #define DAEMON_NODES_H
 
 #include "daemon/conf/changes.h"
-#include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/resolver.h"
 
 /*
- * The other nodes of the configuration, as known to the mesh and the rails' threads, and the IP addresses of
+ * The other nodes of the configuration, as known to the mesh, and the IP addresses of
  * those that are configured by name. While the mesh wants such a node's address (mesh_wants_address), its
  * name is resolved again and again, with back-off: the name may get an address, or another one. Only the main
  * thread calls these functions.
@@ -19,19 +18,18 @@ struct nodes;
 struct nodes_options {
     struct loop *loop;
     struct mesh *mesh;
-    struct rails *rails;
     int family;              /* of the network's socket */
     resolver_lookup *lookup; /* null: the system's */
     uint64_t retry_min_ns, retry_max_ns;
     uint64_t seed; /* for jitter */
 };
 
-/* Mesh and rails outlive the nodes. */
+/* The mesh outlives the nodes. */
 enum status nodes_new(const struct nodes_options *options, struct nodes **out,
                       struct error *error) COMM_MUST_USE;
 void nodes_free(struct nodes *nodes);
 
-/* Makes a node known. Errors as of mesh_add_node and rails_add_peer. */
+/* Makes a node known. Errors as of mesh_add_node and mesh_set_rail_addresses. */
 enum status nodes_add(struct nodes *nodes, const struct conf_node *node, struct error *error) COMM_MUST_USE;
 
 /*

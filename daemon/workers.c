@@ -13,6 +13,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/time.h"
+#include "daemon/comm/links.h"
 #include "daemon/conf/rail_addresses.h"
 
 #define WORKER_TURN_MAX_MS 3600000u
@@ -43,6 +44,7 @@ struct workers {
     uint32_t count;
     uint32_t rail_count;
     atomic_uint certificates_under_way; /* rails that do not use the latest ones yet, once for each reload */
+    struct mesh *mesh;
     struct gpu_devices *gpus;
     struct stream_parking *parking;
 };
@@ -112,6 +114,24 @@ static bool worker_spin(struct worker *worker)
     return true;
 }
 
+static bool worker_turn(struct worker *worker)
+{
+    uint64_t now_ns = loop_now_ns();
+    bool more = rails_run_rail(worker->workers->rails, worker->index, now_ns);
+    if (worker->has_network) {
+        mesh_rail_run(worker->workers->mesh, worker->index, now_ns);
+    }
+    return more;
+}
+
+static uint64_t worker_deadline_ns(const struct worker *worker)
+{
+    uint64_t deadline_ns = rails_rail_deadline_ns(worker->workers->rails, worker->index);
+    return worker->has_network
+               ? time_min(deadline_ns, mesh_rail_deadline_ns(worker->workers->mesh, worker->index))
+               : deadline_ns;
+}
+
 static void *worker_main(void *context)
 {
     struct worker *worker = context;
@@ -119,14 +139,14 @@ static void *worker_main(void *context)
     struct error error;
     enum status status = STATUS_OK;
     while (!worker->stopping && status == STATUS_OK) {
-        bool more = rails_run_rail(rails, worker->index, loop_now_ns());
+        bool more = worker_turn(worker);
         if (worker->stopping) {
             break;
         }
         if (!worker->has_network && (more || worker_spin(worker))) {
             continue;
         }
-        loop_timer_set(worker->tick, rails_rail_deadline_ns(rails, worker->index));
+        loop_timer_set(worker->tick, worker_deadline_ns(worker));
         bool wait = !more && mailbox_sleep(worker_mailbox(worker));
         status = loop_run_once(worker->loop, wait ? WORKER_TURN_MAX_MS : 0, &error);
     }
@@ -255,12 +275,14 @@ static enum status workers_make_rails(struct workers *workers, const struct work
     struct rails_options rails = {.count = workers->count,
                                   .network_count = workers->rail_count,
                                   .execs = execs,
-                                  .nets = nets,
-                                  .mailboxes = workers->mailboxes,
-                                  .node_name = options->node_name,
-                                  .reconnect_min_ns = options->reconnect_min_ns,
-                                  .reconnect_max_ns = options->reconnect_max_ns};
-    return rails_new(&rails, &workers->rails, error);
+                                  .mailboxes = workers->mailboxes};
+    struct mesh_rails_options links = {
+        .count = workers->rail_count, .nets = nets, .mailboxes = workers->mailboxes};
+    enum status status = rails_new(&rails, &workers->rails, error);
+    if (status == STATUS_OK && workers->rail_count > 1 && options->quic != NULL) {
+        status = links_join(options->mesh, options->exec, &links, error);
+    }
+    return status;
 }
 
 enum status workers_new(const struct workers_options *options, struct workers **out, struct error *error)
@@ -271,6 +293,7 @@ enum status workers_new(const struct workers_options *options, struct workers **
     }
     workers->count = options->thread_count;
     workers->rail_count = options->rail_count;
+    workers->mesh = options->mesh;
     workers->gpus = options->gpus;
     workers->parking = options->parking;
     enum status status = STATUS_OK;
@@ -330,6 +353,7 @@ void workers_free(struct workers *workers)
     for (uint32_t i = 1; i < workers->count; i++) {
         worker_end(&workers->list[i]);
     }
+    mesh_end_rails(workers->mesh);
     rails_free(workers->rails, loop_now_ns());
     for (uint32_t i = 0; i < workers->count; i++) {
         worker_free(&workers->list[i]);
@@ -338,11 +362,6 @@ void workers_free(struct workers *workers)
 }
 
 /* --- The main thread --- */
-
-struct rails *workers_rails(const struct workers *workers)
-{
-    return workers->rails;
-}
 
 enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls, struct error *error)
 {

@@ -3,6 +3,7 @@
 
 #include "daemon/base/loop.h"
 #include "daemon/exec/rails.h"
+#include "daemon/mesh/mesh.h"
 #include "daemon/net/quic.h"
 #include "daemon/net/tls.h"
 
@@ -17,14 +18,13 @@ struct stream_parking;
 struct workers_options {
     struct loop *loop;               /* the main thread's */
     struct exec *exec;               /* the main thread's */
+    struct mesh *mesh;               /* without nodes yet; gets the rails; outlives the workers */
     struct gpu_devices *gpus;        /* null: none. They outlive the workers */
     struct stream_parking *parking;  /* shared by all rails; outlives them */
     uint32_t thread_count;           /* with the main thread; 1: no other */
     uint32_t rail_count;             /* likewise; at most thread_count */
     const struct quic_options *quic; /* of rail 0; null without a network. Not kept */
     const struct tls_options *tls;   /* null: no bulk links. Not kept */
-    const char *node_name;           /* copied */
-    uint64_t reconnect_min_ns, reconnect_max_ns;
 };
 
 /* CONFIG if a rail's port is not available; SYSTEM, NO_MEMORY. */
@@ -34,8 +34,6 @@ enum status workers_new(const struct workers_options *options, struct workers **
  * accepted. */
 void workers_free(struct workers *workers);
 
-/* Valid as long as the workers are. */
-struct rails *workers_rails(const struct workers *workers);
 /* The network of every rail except the main thread's will use these certificates soon: see net_quic_use. On
  * NO_MEMORY, some may not. */
 enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls,
@@ -44,8 +42,8 @@ enum status workers_use_certificates(struct workers *workers, struct quic_tls *t
 /* Whether all rails use them. When the last one does, the main thread is woken. */
 bool workers_certificates_are_used(const struct workers *workers);
 
-/* Handles what other threads have sent to the main thread. Call it between the main thread's waits, in
- * addition to rails_tick. Returns whether there was anything. */
+/* Handles what other threads have sent to the main thread. Call it between the main thread's waits.
+ * Returns whether there was anything. */
 bool workers_run(struct workers *workers, uint64_t now_ns);
 /* Call it before the main thread waits. If it returns false, call workers_run first. */
 bool workers_sleep(struct workers *workers);

@@ -7,6 +7,7 @@
 #include "daemon/base/log_writer.h"
 #include "daemon/base/process.h"
 #include "daemon/host/reduce.h"
+#include "daemon/mesh/rail_links.h"
 
 /*
  * Lists are copied into pages of at most CLIENT_LIST_PAGE_MAX rows and PAGE_BYTES_MAX bytes. `after` counts
@@ -144,7 +145,7 @@ static uint64_t nodes_total(const struct api *api)
 
 /* What a row shows of a node besides mesh_node_info. It must outlive the row. */
 struct node_links {
-    struct rails_traffic traffic;           /* of all rails except the first */
+    struct mesh_rails_traffic traffic;      /* of all rails except the first */
     struct net_bulk_statistics bulk_of_net; /* of the first rail */
 };
 
@@ -152,14 +153,12 @@ struct node_links {
 static void fill_bulk(const struct api *api, uint32_t node, struct node_links *links,
                       Commd__Client__NodeInfo *row)
 {
-    uint32_t rails = api->rails != NULL ? rails_network_count(api->rails) : 1;
     bool chosen = false;
-    net_bulk_statistics(api->net, node, &links->bulk_of_net);
-    for (uint32_t rail = 0; rail < rails; rail++) {
-        struct net_bulk_statistics bulk = links->bulk_of_net;
-        if (rail > 0) {
-            rails_bulk_statistics(api->rails, node, rail, &bulk);
-        }
+    for (uint32_t rail = 0; rail < mesh_rail_count(api->mesh); rail++) {
+        struct mesh_rail_statistics seen;
+        mesh_rail_statistics(api->mesh, node, rail, &seen);
+        const struct net_bulk_statistics bulk = seen.bulk;
+        links->bulk_of_net = rail == 0 ? bulk : links->bulk_of_net;
         chosen |= bulk.chosen;
         row->bulk_connected |= bulk.connected;
         row->bulk_quic_rate += bulk.ways[0].rate;
@@ -177,7 +176,7 @@ static void fill_bulk(const struct api *api, uint32_t node, struct node_links *l
 static void fill_node(const struct api *api, uint32_t node, struct node_links *links, uint64_t now_ns,
                       Commd__Client__NodeInfo *row)
 {
-    const struct rails_traffic *traffic = &links->traffic;
+    const struct mesh_rails_traffic *traffic = &links->traffic;
     struct mesh_node_info info;
     mesh_node_info(api->mesh, node, &info);
     row->name = (char *)info.name;
@@ -199,7 +198,7 @@ static void fill_node(const struct api *api, uint32_t node, struct node_links *l
     row->resumed_count = info.net.resumed_count + traffic->resumed_count;
     row->certificate_ends_s = info.net.certificate_ends_s;
     row->rails_needed = 1 + traffic->needed;
-    row->rail_addresses = (char *)(api->rails != NULL ? rails_peer_addresses(api->rails, node) : "");
+    row->rail_addresses = (char *)mesh_rail_addresses(api->mesh, node);
     row->rails_connected = info.net.up + traffic->connected;
     row->settings_differ = (char *)info.differs;
     row->resolved_address = (char *)info.resolved_address;
@@ -246,9 +245,7 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
             row->certificate_ends_s = own_certificate_ends_s(api);
         } else {
             struct node_links *of_node = &links[answer.n_nodes];
-            if (api->rails != NULL) {
-                rails_traffic(api->rails, (uint32_t)(next - 1), &of_node->traffic);
-            }
+            mesh_rails_traffic(api->mesh, (uint32_t)(next - 1), &of_node->traffic);
             fill_node(api, (uint32_t)(next - 1), of_node, now_ns, row);
         }
         page_bytes += commd__client__node_info__get_packed_size(row) + 8;

@@ -10,7 +10,7 @@
 #include "daemon/base/time.h"
 #include "daemon/comm/comms.h"
 #include "daemon/conf/changes.h"
-#include "daemon/exec/rails.h"
+#include "daemon/exec/exec.h"
 #include "daemon/gather/gathers.h"
 #include "daemon/store/stores.h"
 
@@ -77,7 +77,6 @@ struct api_options {
     struct gathers *gathers; /* null: clients cannot join elastic jobs. Likewise */
     struct mesh *mesh;
     struct net *net;             /* for statistics; null if standalone */
-    struct rails *rails;         /* for statistics; null if there are none. Must outlive the api */
     struct fd_reaper *fd_reaper; /* closes descriptors of clients; null: closed in place, which may block.
                                     Must outlive the api */
     struct gpu_devices *gpus;    /* null: none, for the reason in gpus_absent */

@@ -4,6 +4,7 @@
 
 #include "daemon/api/session.h"
 #include "daemon/base/process.h"
+#include "daemon/mesh/rail_links.h"
 
 /* commctl health: checks of this node, for probes. */
 
@@ -59,9 +60,9 @@ static bool check_rails(const struct api *api, uint64_t now_ns, char text[CHECK_
 {
     uint32_t needed = 0, connected = 0;
     (void)now_ns;
-    for (uint32_t node = 0; api->rails != NULL && node < mesh_node_count(api->mesh); node++) {
-        struct rails_traffic traffic;
-        rails_traffic(api->rails, node, &traffic);
+    for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
+        struct mesh_rails_traffic traffic;
+        mesh_rails_traffic(api->mesh, node, &traffic);
         needed += traffic.needed;
         connected += traffic.connected;
         if (traffic.missing[0] != '\0') {

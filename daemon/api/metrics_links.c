@@ -1,6 +1,7 @@
 #include <stdio.h>
 
 #include "daemon/api/metrics.h"
+#include "daemon/mesh/rail_links.h"
 
 /* Other nodes, and the connections to them. */
 
@@ -20,22 +21,6 @@ struct link_table {
 
 static struct link_table table; /* only the main thread writes metrics */
 
-static uint32_t rail_count(const struct api *api)
-{
-    return api->rails != NULL ? rails_network_count(api->rails) : 1;
-}
-
-static void read_link(const struct api *api, uint32_t node, uint32_t rail, struct net_peer_statistics *out)
-{
-    if (rail == 0) {
-        struct mesh_node_info info;
-        mesh_node_info(api->mesh, node, &info);
-        *out = info.net;
-    } else {
-        rails_link_statistics(api->rails, node, rail, out);
-    }
-}
-
 static void add_link(struct net_peer_statistics *sum, const struct net_peer_statistics *link)
 {
     sum->sent_bytes += link->sent_bytes;
@@ -46,15 +31,6 @@ static void add_link(struct net_peer_statistics *sum, const struct net_peer_stat
     sum->lost_bytes += link->lost_bytes;
     sum->connected_count += link->connected_count;
     sum->resumed_count += link->resumed_count;
-}
-
-static void read_bulk(const struct api *api, uint32_t node, uint32_t rail, struct net_bulk_statistics *out)
-{
-    if (rail == 0) {
-        net_bulk_statistics(api->net, node, out);
-    } else {
-        rails_bulk_statistics(api->rails, node, rail, out);
-    }
 }
 
 static void add_bulk(struct net_bulk_statistics *sum, const struct net_bulk_statistics *link)
@@ -84,22 +60,20 @@ static struct link_row *row_of(const struct api *api, uint32_t node, uint32_t ra
 
 static void fill_table(const struct api *api)
 {
-    uint32_t rails = rail_count(api);
+    uint32_t rails = mesh_rail_count(api->mesh);
     uint32_t nodes = mesh_configured_count(api->mesh);
     bool by_rail = nodes <= METRICS_LINKS_MAX / rails || nodes > METRICS_LINKS_MAX;
     bool by_peer = nodes <= METRICS_LINKS_MAX;
     table.count = 0;
     for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
         for (uint32_t rail = 0; rail < rails && !mesh_node_is_removed(api->mesh, node); rail++) {
-            struct net_peer_statistics link;
-            read_link(api, node, rail, &link);
+            struct mesh_rail_statistics link;
+            mesh_rail_statistics(api->mesh, node, rail, &link);
             struct link_row *row = row_of(api, node, rail, by_peer, by_rail);
-            add_link(&row->sum, &link);
-            struct net_bulk_statistics bulk;
-            read_bulk(api, node, rail, &bulk);
-            add_bulk(&row->bulk, &bulk);
+            add_link(&row->sum, &link.net);
+            add_bulk(&row->bulk, &link.bulk);
             if (by_peer && (by_rail || rail == 0)) {
-                row->sum.round_trip_ns = link.round_trip_ns;
+                row->sum.round_trip_ns = link.net.round_trip_ns;
             }
         }
     }

@@ -303,7 +303,6 @@ static void api_take_options(struct api *api, const struct api_options *options)
     api->gathers = options->gathers;
     api->mesh = options->mesh;
     api->net = options->net;
-    api->rails = options->rails;
     api->standalone = options->standalone;
     api->started_ns = options->started_ns;
     api->visit_settings = options->visit_settings;

@@ -191,7 +191,6 @@ struct api {
     struct gathers *gathers; /* null: none */
     struct mesh *mesh;
     struct net *net;
-    struct rails *rails;
     struct api_listener listeners[API_ROLE_COUNT];
     bool has_admin_group;
     gid_t admin_gid;

@@ -294,8 +294,7 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
 {
     struct comms *comms = context;
     struct communicator *comm;
-    exec_node_takes_bulk(comms->exec, node, mesh_node_offers(comms->mesh, node, MESH_OFFERS_BULK));
-    exec_node_up(comms->exec, node, now_ns);
+    exec_link_up(comms->exec);
     comms_meeting_node_lost(comms, node, NULL); /* it says Meet again where it still is a guest */
     comms->now_ns = now_ns;
     comms_posts_node_up(comms, node);
@@ -332,7 +331,6 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
     if (cause->status != STATUS_UNREACHABLE) { /* otherwise nobody needed the connection */
         comms_meeting_node_lost(comms, node, &lost);
     }
-    exec_node_down(comms->exec, node, &lost);
     DL_FOREACH(comms->comms, comm)
     {
         if (comm->sparse && cause->status == STATUS_UNREACHABLE && !comms_link_is_needed(comm, node)) {

@@ -61,14 +61,29 @@ struct budget_account;
  * for a node without peers. */
 enum status exec_new(struct net *net, struct exec **out, struct error *error) COMM_MUST_USE;
 /*
- * The mesh has lost a node. The rails' connections to it end, too, with that cause, as a rail itself might
- * notice the loss much later. Until exec_node_up no rail has a connection to that node, whichever side dials:
- * a node that is rejected is rejected on all rails. Does nothing without rails.
+ * Links on other rails than rail 0 (rails.h), for communicators that share their slices with them. Whoever
+ * owns the links dials them, and judges whether they are up. Called on the main thread.
  */
-void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause);
-void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
-/* Whether the node takes bulk links (daemon/net/bulk.h), on all rails. Call it before exec_node_up. */
-void exec_node_takes_bulk(struct exec *exec, uint32_t peer, bool takes);
+struct exec_links {
+    void *context;
+    /* A communicator needs the links of the first rail_count rails to that node; one call undoes the other.
+     */
+    void (*need)(void *context, uint32_t peer, uint32_t rail_count);
+    void (*unneed)(void *context, uint32_t peer, uint32_t rail_count);
+    /* Null: the link is up. Otherwise the last reason why it is not; "" if there is none. Valid until a link
+     * changes. */
+    const char *(*missing)(void *context, uint32_t peer, uint32_t rail);
+};
+/* Call it before any communicator of several rails is made. */
+void exec_set_links(struct exec *exec, const struct exec_links *links);
+/* A link of some rail is up, rail 0 included: operations that wait for it go on. */
+void exec_link_up(struct exec *exec);
+/* A link of a rail other than 0 is lost, with that cause. */
+void exec_link_lost(struct exec *exec, uint32_t rail, uint32_t peer, const struct error *cause,
+                    uint64_t now_ns);
+/* The same, earlier, on the rail's thread, but with the main exec: before the rail's net has a next link to
+ * the peer. */
+void exec_link_streams_lost(struct exec *main_exec, uint32_t rail, uint32_t peer);
 
 /* GPUs on which ranks may have buffers; null for none. They must outlive the exec. Call it before any
  * communicator is made. */
@@ -159,7 +174,7 @@ struct exec_comm_options {
      * all nodes, because slices are spread over rails. mutual: the other node will ask for it as well.
      * Called from exec_run, repeatedly. Returns whether the
      * connection is there. If not, the callee fails the communicator if it is not there in time, and calls
-     * exec_node_up when it is.
+     * exec_link_up when it is.
      */
     bool (*need)(void *context, uint32_t node, bool mutual, uint64_t now_ns);
     void *context;

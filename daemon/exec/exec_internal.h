@@ -245,6 +245,7 @@ struct exec_spare {
 
 struct exec {
     struct net *net;
+    struct exec_links links;
     struct rails *rails; /* other threads that share this one's work; null if none */
     struct exec_comm *comms;
     struct rounds rounds; /* of communicators with operations */
@@ -474,7 +475,7 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
 
 /* lane_send.c */
 /* Sends the next message of the round's first unfinished send. The cost is subtracted from the turn. */
-/* Whether there is a connection for the next send. If not, exec_node_up wakes the lane. */
+/* Whether there is a connection for the next send. If not, exec_link_up wakes the lane. */
 bool lane_may_send(const struct exec_lane *lane);
 enum status lane_send(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* The most elements in one message. A larger transfer takes several; each is copied, if at all, within one

@@ -71,7 +71,7 @@ static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
 
 /*
  * Whether there is a connection to that node. If it is missing, it is asked for: on the main thread, where
- * exec_node_up wakes the lane. The connections of other rails are there before an operation uses them
+ * exec_link_up wakes the lane. The connections of other rails are there before an operation uses them
  * (spread.c).
  */
 static bool node_is_linked(const struct exec_lane *lane, uint32_t node)

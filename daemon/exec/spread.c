@@ -86,10 +86,11 @@ static void rail_create(void *context, uint64_t now_ns)
 /* The rails' connections to all nodes are needed from now on. */
 static void want_rails(struct exec_comm *comm)
 {
+    const struct exec_links *links = &comm->exec->links;
     comm->shared->wants_rails = true;
     for (uint32_t node = 0; node < comm->options.node_count; node++) {
         if (node != comm->options.node_index) {
-            rails_want(comm->shared->rails, comm->peers[node], comm->shared->rail_count);
+            links->need(links->context, comm->peers[node], comm->shared->rail_count);
         }
     }
 }
@@ -212,9 +213,10 @@ void shared_leave(struct exec_comm *comm)
     if (shared == NULL) {
         return;
     }
+    const struct exec_links *links = &comm->exec->links;
     for (uint32_t node = 0; shared->wants_rails && node < comm->options.node_count; node++) {
         if (node != comm->options.node_index) {
-            rails_unwant(shared->rails, comm->peers[node], shared->rail_count);
+            links->unneed(links->context, comm->peers[node], shared->rail_count);
         }
     }
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
@@ -319,10 +321,11 @@ uint64_t spread_slices(const struct exec_comm *comm, uint32_t rail, uint64_t sli
 /* A node of the communicator to which the rail has no connection; node_count if it has all. */
 static uint32_t unreached_node(const struct exec_comm *comm, uint32_t rail)
 {
+    const struct exec_links *links = &comm->exec->links;
     uint32_t node = 0;
-    while (
-        node < comm->options.node_count &&
-        (node == comm->options.node_index || rails_has_link(comm->shared->rails, comm->peers[node], rail))) {
+    while (node < comm->options.node_count &&
+           (node == comm->options.node_index ||
+            links->missing(links->context, comm->peers[node], rail) == NULL)) {
         node++;
     }
     return node;

@@ -111,6 +111,7 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
     mesh->options.version_text = mesh->version_text;
     mesh->algorithms = algorithms;
     mesh->options.algorithms = algorithms;
+    mesh->rail_count = 1;
     mesh->ping_deadline_ns = TIME_NEVER;
     mesh->wake_ns = TIME_NEVER;
     random_seed(&mesh->random, options->seed);
@@ -130,6 +131,19 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
     return STATUS_OK;
 }
 
+static void peer_free(struct mesh_peer *peer)
+{
+    if (peer != NULL) {
+        frame_decoder_free(&peer->decoder);
+        free(peer->texts);
+    free(peer->address);
+        free(peer->resolved_address);
+        free(peer->rail_addresses);
+        free(peer->rails);
+        free(peer);
+    }
+}
+
 void mesh_free(struct mesh *mesh)
 {
     if (mesh == NULL) {
@@ -138,13 +152,10 @@ void mesh_free(struct mesh *mesh)
     mesh_ping_free(mesh);
     HASH_CLEAR(hh, mesh->by_name);
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
-        frame_decoder_free(&mesh->peers[i]->decoder);
-        free(mesh->peers[i]->texts);
-        free(mesh->peers[i]->address);
-        free(mesh->peers[i]->resolved_address);
-        free(mesh->peers[i]);
+        peer_free(mesh->peers[i]);
     }
     free(mesh->peers);
+    mesh_rails_free(mesh);
     members_free(mesh->members);
     free(mesh->algorithms);
     timer_heap_free(&mesh->timers);
@@ -181,11 +192,15 @@ static enum status member_add(struct mesh *mesh, struct mesh_peer *peer, struct 
 {
     mesh->nodes_changed = true;
     peer->neighbour = mesh_is_complete(mesh); /* until the next tick */
-    enum status status = members_add(mesh->members, peer->index, peer->name, error);
+    enum status status = mesh_rails_add(peer, error);
+    if (status == STATUS_OK) {
+        status = members_add(mesh->members, peer->index, peer->name, error);
+    }
     if (status != STATUS_OK) {
         peer->removed = true;
         peer->state = MESH_NODE_REMOVED;
         mesh->removed_count++;
+        mesh_rails_remove(peer, error);
         net_remove_peer(mesh->net, peer->index, error);
     }
     mesh_peer_arm(peer);
@@ -217,6 +232,37 @@ static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, con
     return member_add(mesh, peer, error);
 }
 
+/* Makes a node that the net does not know yet. */
+static enum status peer_new(struct mesh *mesh, const char *name, const char *address, struct mesh_peer **out,
+                            struct error *error)
+{
+    struct mesh_peer *peer = calloc(1, sizeof *peer);
+    if (peer == NULL || !peers_reserve(mesh)) {
+        free(peer);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    }
+    peer->mesh = mesh;
+    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    peer->address = strdup(address != NULL ? address : "");
+    peer->dials = strcmp(mesh->node_name, name) < 0;
+    peer->timer.index = TIMER_NODE_DISARMED;
+    mesh_link_start(peer);
+    enum status status = peer->address != NULL
+                             ? mesh_rails_prepare(peer, error)
+                             : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    if (status == STATUS_OK) {
+        HASH_ADD_STR(mesh->by_name, name, peer);
+        status = table_has(peer, hh) ? STATUS_OK
+                                     : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    }
+    if (status != STATUS_OK) {
+        peer_free(peer);
+        return status;
+    }
+    *out = peer;
+    return STATUS_OK;
+}
+
 enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
                           struct error *error)
 {
@@ -237,35 +283,21 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
     if (mesh->peer_count >= NET_PEERS_MAX) {
         return error_set(error, STATUS_LIMIT, "node %s: more than %d nodes", name, NET_PEERS_MAX);
     }
-    struct mesh_peer *peer = calloc(1, sizeof *peer);
-    char *copy = strdup(address != NULL ? address : "");
-    enum status status = STATUS_OK;
-    if (peer == NULL || copy == NULL || !peers_reserve(mesh)) {
-        status = error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    struct mesh_peer *peer = NULL;
+    enum status status = peer_new(mesh, name, address, &peer, error);
+    if (status != STATUS_OK) {
+        return status;
     }
-    if (status == STATUS_OK) {
-        (void)snprintf(peer->name, sizeof peer->name, "%s", name);
-        HASH_ADD_STR(mesh->by_name, name, peer);
-        status = table_has(peer, hh) ? net_add_peer(mesh->net, name, address, &peer->index, error)
-                                     : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
-    }
+    status = net_add_peer(mesh->net, name, address, &peer->index, error);
     if (status == STATUS_OK && peer->index != mesh->peer_count) {
         status = error_set(error, STATUS_INTERNAL, "node %s got index %u of the network, not %u", name,
                            peer->index, mesh->peer_count);
     }
     if (status != STATUS_OK) {
-        if (peer != NULL && table_has(peer, hh)) {
-            HASH_DEL(mesh->by_name, peer);
-        }
-        free(copy);
-        free(peer);
+        HASH_DEL(mesh->by_name, peer);
+        peer_free(peer);
         return status;
     }
-    peer->mesh = mesh;
-    peer->address = copy;
-    mesh_link_start(peer);
-    peer->dials = strcmp(mesh->node_name, name) < 0;
-    peer->timer.index = TIMER_NODE_DISARMED;
     mesh->peers[mesh->peer_count++] = peer;
     mesh_peer_address_set(peer, NULL);
     mesh_need_reset(peer);

@@ -1,6 +1,8 @@
 #ifndef DAEMON_MESH_MESH_INTERNAL_H
 #define DAEMON_MESH_MESH_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "daemon/base/backoff.h"
 #include "daemon/base/random.h"
 #include "daemon/base/table.h"
@@ -10,6 +12,7 @@
 #include "daemon/mesh/expiry.h"
 #include "daemon/mesh/members.h"
 #include "daemon/mesh/mesh.h"
+#include "daemon/mesh/rail_links.h"
 #include "proto/frame.h"
 #include "proto/types.h"
 
@@ -61,6 +64,77 @@ struct mesh_texts {
     char differs[MESH_DIFFERS_MAX_BYTES];
 };
 
+/* What people read of a rail's link: the number's name, and where statistics have it. */
+#define RAIL_NUMBERS(NUMBER)                                                                                 \
+    NUMBER(sent_bytes, net.sent_bytes)                                                                       \
+    NUMBER(received_bytes, net.received_bytes)                                                               \
+    NUMBER(sent_packets, net.sent_packets)                                                                   \
+    NUMBER(received_packets, net.received_packets)                                                           \
+    NUMBER(lost_packets, net.lost_packets)                                                                   \
+    NUMBER(lost_bytes, net.lost_bytes)                                                                       \
+    NUMBER(resumed_count, net.resumed_count)                                                                 \
+    NUMBER(round_trip_ns, net.round_trip_ns)                                                                 \
+    NUMBER(bulk_allowed, bulk.allowed)                                                                       \
+    NUMBER(bulk_connected, bulk.connected)                                                                   \
+    NUMBER(bulk_chosen, bulk.chosen)                                                                         \
+    NUMBER(bulk_net_rate, bulk.ways[0].rate)                                                                 \
+    NUMBER(bulk_tls_rate, bulk.ways[1].rate)                                                                 \
+    NUMBER(bulk_net_bytes, bulk.ways[0].bytes)                                                               \
+    NUMBER(bulk_tls_bytes, bulk.ways[1].bytes)                                                               \
+    NUMBER(bulk_connected_count, bulk.connected_count)                                                       \
+    NUMBER(bulk_lost_count, bulk.lost_count)
+
+/* The link of a rail other than 0 to a peer. Its numbers include earlier connections. */
+struct mesh_rail_link {
+#define DECLARE(number, member) _Atomic uint64_t number;
+    RAIL_NUMBERS(DECLARE) /* set by the rail's thread, the rest by the main thread */
+#undef DECLARE
+    uint32_t needs; /* mesh_need_rails without mesh_unneed_rails */
+    bool up;
+    bool dialling;
+    struct backoff dial;
+    char why[ERROR_TEXT_MAX_BYTES]; /* the last failure */
+};
+
+/* A rail's end of its links. */
+struct mesh_endpoint {
+    struct mesh *mesh;
+    uint32_t rail;
+    struct net *net;
+    struct mailbox *mailbox, *home; /* of the rail's thread, and of the main thread */
+    /* Used by the rail's thread alone: */
+    struct mesh_peer **peers; /* those that the rail's net knows, by the net's index */
+    uint32_t peer_count, peer_capacity;
+    uint64_t publish_ns; /* TIME_NEVER: no new traffic since the last time */
+};
+
+/* Orders from the main thread to a rail's, and reports from the rail's thread to the main one. */
+enum rail_word {
+    RAIL_ADD, /* a new peer */
+    RAIL_MOVE,
+    RAIL_SPARE, /* see net_set_spare */
+    RAIL_REMOVE,
+    RAIL_CONNECT,
+    RAIL_DISCONNECT,
+    RAIL_KEEP_ALIVE,
+    RAIL_LET_IDLE, /* the transport closes an idle connection */
+    RAIL_BULK,     /* the peer takes bulk links */
+    RAIL_NO_BULK,
+    RAIL_IS_UP,
+    RAIL_IS_LOST,
+    RAIL_HAS_FAILED
+};
+
+struct rail_mail {
+    struct mail mail;
+    struct mesh_endpoint *endpoint;
+    struct mesh_peer *peer;
+    enum rail_word word;
+    bool closed_by_peer; /* of RAIL_IS_LOST */
+    struct error cause;
+    char address[]; /* of RAIL_ADD, RAIL_MOVE and RAIL_SPARE */
+};
+
 struct mesh_peer {
     struct mesh *mesh;
     uint32_t index; /* the net's */
@@ -93,6 +167,8 @@ struct mesh_peer {
     struct mesh_link link;
     struct coordinate coordinate;
     uint64_t coordinate_s; /* as of which time; 0: not known */
+    struct mesh_rail_link *rails; /* of rails 1 and higher; null: none */
+    char *rail_addresses;         /* null: none */
     uint64_t instance;
     uint64_t incarnation;     /* of the last Hello; 0 before */
     unsigned offers;          /* MESH_OFFERS_* */
@@ -141,6 +217,10 @@ struct mesh {
     struct mesh_peer *dial_queue; /* due, but MESH_DIALS_MAX attempts are under way */
     uint32_t dials;               /* peers that have a turn */
     struct members *members;
+    uint32_t rail_count;
+    struct mesh_endpoint *endpoints; /* rail_count; the first is unused. Null: no further rails */
+    struct mesh_rail_handler rail_handler;
+    bool rails_ended;
     bool nodes_changed; /* the next tick finds out who the neighbours are */
 };
 
@@ -158,6 +238,8 @@ struct mesh_texts *mesh_peer_texts_make(struct mesh_peer *peer);
 void mesh_peer_address_set(struct mesh_peer *peer, char *resolved_address);
 /* Sets the peer's timer after its state changed. */
 void mesh_peer_arm(struct mesh_peer *peer);
+/* The next attempt of one of the peer's links waits: it has failed, or the link was lost. */
+void mesh_peer_back_off(struct mesh_peer *peer, struct backoff *dial, uint64_t now_ns);
 /* Drops the connection; peer_down follows and logs it. Does nothing if that is under way. */
 void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause);
 void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns);
@@ -228,6 +310,32 @@ void mesh_estimate_fill(struct mesh_peer *receiver, struct mesh_coordinates *out
 /* An answer has come, and the round trip of its heartbeat is known. */
 void mesh_estimate_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
                             uint64_t now_ns);
+
+/* rail_links.c: on the main thread. */
+/* The peer is new: it has a name and an address, and the net does not know it yet. INVALID_ARGUMENT: a rail's
+ * port would be too large. NO_MEMORY. */
+enum status mesh_rails_prepare(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
+/* The net knows the peer, for the first time or again. INVALID_ARGUMENT, NO_MEMORY. */
+enum status mesh_rails_add(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
+/* It has another address. INVALID_ARGUMENT, NO_MEMORY. */
+enum status mesh_rails_move(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
+void mesh_rails_remove(struct mesh_peer *peer, const struct error *cause);
+void mesh_rails_node_up(struct mesh_peer *peer);
+void mesh_rails_node_down(struct mesh_peer *peer, const struct error *why);
+/* When a link of the peer is dialled next; TIME_NEVER: none is. */
+uint64_t mesh_rails_dial_ns(const struct mesh_peer *peer);
+void mesh_rails_tick(struct mesh_peer *peer, uint64_t now_ns);
+void mesh_rails_free(struct mesh *mesh);
+void rail_reported(void *context, uint64_t now_ns);
+
+/* rail_endpoint.c: on the rail's thread, but for the first. */
+/* Without a cause, to be delivered by rail_ordered or rail_reported. Null without memory. */
+struct rail_mail *rail_mail_new(struct mesh_endpoint *endpoint, struct mesh_peer *peer, enum rail_word word,
+                                const char *address);
+void rail_ordered(void *context, uint64_t now_ns);
+void rail_peer_up(void *context, uint32_t peer, uint64_t now_ns);
+void rail_peer_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns);
+void rail_connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns);
 
 /* ping.c */
 /* The peer is up: sends what waited for that. */

@@ -70,7 +70,8 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
     case MESH_NODE_GREETING:
         return peer->greeting_deadline_ns;
     case MESH_NODE_UP:
-        return time_min(mesh_heartbeat_deadline_ns(peer), mesh_need_deadline_ns(peer));
+        return time_min(time_min(mesh_heartbeat_deadline_ns(peer), mesh_need_deadline_ns(peer)),
+                        mesh_rails_dial_ns(peer));
     case MESH_NODE_REMOVED:
         return TIME_NEVER;
     }
@@ -90,11 +91,10 @@ void mesh_peer_arm(struct mesh_peer *peer)
     }
 }
 
-static void peer_back_off(struct mesh_peer *peer, uint64_t now_ns)
+void mesh_peer_back_off(struct mesh_peer *peer, struct backoff *dial, uint64_t now_ns)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    backoff_failed(&peer->dial, options->reconnect_min_ns, options->reconnect_max_ns, &peer->mesh->random,
-                   now_ns);
+    backoff_failed(dial, options->reconnect_min_ns, options->reconnect_max_ns, &peer->mesh->random, now_ns);
 }
 
 /* The peer broke the protocol: until the hold-off ends, we do not dial it and refuse its connections. */
@@ -227,6 +227,7 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
         .kind = HISTORY_NODE_UP, .audience = HISTORY_FOR_ALL, .subject = peer->name};
     history_add(&about, "commd %s", mesh_peer_texts(peer)->version_text);
     members_linked(peer->mesh->members, peer->index, peer->incarnation, now_ns);
+    mesh_rails_node_up(peer);
     mesh_ping_up(peer, now_ns);
     for (unsigned room = 0; room < MESH_ROOMS; room++) {
         const struct mesh_handler *handler = &peer->mesh->handlers[room];
@@ -283,7 +284,7 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     if (idle && cause->status != STATUS_PROTOCOL) {
         peer->dial = (struct backoff){.next_ns = now_ns}; /* no failure: it waits its turn to dial again */
     } else {
-        peer_back_off(peer, now_ns);
+        mesh_peer_back_off(peer, &peer->dial, now_ns);
     }
     if (cause->status == STATUS_PROTOCOL) {
         peer_hold_off(peer, now_ns);
@@ -312,6 +313,7 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
         }
         mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
         mesh_link_lost(peer);
+        mesh_rails_node_down(peer, &copy);
         for (unsigned room = 0; room < MESH_ROOMS; room++) {
             const struct mesh_handler *handler = &peer->mesh->handlers[room];
             if (handler->node_down != NULL) {
@@ -325,7 +327,7 @@ void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
     peer_set_state(peer, MESH_NODE_DOWN, now_ns);
-    peer_back_off(peer, now_ns);
+    mesh_peer_back_off(peer, &peer->dial, now_ns);
     mesh_peer_arm(peer);
     peer_note_error(peer, LOG_LEVEL_INFO, "cannot be reached", cause);
 }
@@ -359,6 +361,7 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
     struct history_about about = {
         .kind = HISTORY_NODE_REMOVED, .audience = HISTORY_FOR_ALL, .subject = peer->name};
     history_add(&about, "%s", cause->text);
+    mesh_rails_remove(peer, cause);
     net_remove_peer(mesh->net, node, cause);
 }
 
@@ -410,7 +413,7 @@ enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address
     peer->address = copy;
     mesh_peer_address_set(peer, NULL);
     peer_dial_anew(peer, now_ns);
-    return STATUS_OK;
+    return mesh_rails_move(peer, error);
 }
 
 enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
@@ -429,7 +432,7 @@ enum status mesh_resolve_node(struct mesh *mesh, uint32_t node, const char *addr
              peer->resolved_address != NULL ? " now" : "");
     mesh_peer_address_set(peer, copy);
     peer_dial_anew(peer, now_ns);
-    return STATUS_OK;
+    return mesh_rails_move(peer, error);
 }
 
 void mesh_unresolved(struct mesh *mesh, uint32_t node, const struct error *why)
@@ -492,6 +495,7 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
         break;
     case MESH_NODE_UP:
         mesh_need_tick(peer, now_ns);
+        mesh_rails_tick(peer, now_ns);
         mesh_heartbeat_tick(peer, now_ns);
         break;
     case MESH_NODE_REMOVED:

@@ -10,6 +10,7 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
+#include "daemon/comm/links.h"
 #include "daemon/exec/exec_internal.h"
 
 #define CLUSTER_PORT 4700
@@ -61,12 +62,11 @@ static void node_start_rails(struct cluster_node *node)
     struct rails_options options = {.count = cluster->exec_count,
                                     .network_count = cluster->rail_count,
                                     .execs = node->rail_execs,
-                                    .nets = node->rail_nets,
-                                    .mailboxes = node->mailboxes,
-                                    .node_name = node->name,
-                                    .reconnect_min_ns = 20 * TIME_MS,
-                                    .reconnect_max_ns = 200 * TIME_MS};
-    if (cluster->exec_count > 1 && rails_new(&options, &node->rails, &error) != STATUS_OK) {
+                                    .mailboxes = node->mailboxes};
+    struct mesh_rails_options links = {
+        .count = cluster->rail_count, .nets = node->rail_nets, .mailboxes = node->mailboxes};
+    if ((cluster->exec_count > 1 && rails_new(&options, &node->rails, &error) != STATUS_OK) ||
+        (cluster->rail_count > 1 && links_join(node->mesh, node->exec, &links, &error) != STATUS_OK)) {
         fail_msg("%s: %s", node->name, error.text);
     }
 }
@@ -77,9 +77,7 @@ static void node_add_peer(struct cluster_node *node, const struct cluster_node *
     struct error error = {0};
     char address[NETWORK_ADDRESS_MAX_BYTES];
     network_address(node->cluster->network, other->name, address);
-    if (mesh_add_node(node->mesh, other->name, address, &peer, &error) != STATUS_OK ||
-        (node->rails != NULL &&
-         rails_add_peer(node->rails, peer, other->name, address, "", &error) != STATUS_OK)) {
+    if (mesh_add_node(node->mesh, other->name, address, &peer, &error) != STATUS_OK) {
         fail_msg("%s: %s", node->name, error.text);
     }
 }
@@ -141,6 +139,7 @@ static bool node_run_rails(struct cluster_node *node, uint64_t now_ns)
         /* A rail reads its mail only in some turns, so that the main thread is sometimes ahead of it. */
         bool read = node->cluster->rail_turns++ % 3 == 0 && mailbox_run(&node->mailboxes[rail], now_ns);
         any |= read || rails_run_rail(node->rails, rail, now_ns);
+        mesh_rail_run(node->mesh, rail, now_ns);
     }
     return any;
 }
@@ -215,6 +214,7 @@ static void node_stop(struct cluster_node *node)
         node_run_workers(node, node->cluster->now_ns);
         cluster_advance(node->cluster, node->cluster->now_ns);
     }
+    mesh_end_rails(node->mesh);
     rails_free(node->rails, node->cluster->now_ns);
     for (uint32_t rail = 1; rail < node->cluster->exec_count; rail++) {
         exec_free(node->rail_execs[rail]);
@@ -362,9 +362,6 @@ static uint64_t node_deadline_ns(const struct cluster_node *node)
     if (node_workers_have_work(node)) {
         deadline_ns = time_min(deadline_ns, node->cluster->now_ns + CLUSTER_SCAN_NS);
     }
-    if (node->rails != NULL) {
-        deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(node->rails));
-    }
     return time_min(deadline_ns, comms_next_deadline_ns(node->comms));
 }
 
@@ -389,9 +386,6 @@ static void cluster_scan(struct cluster *cluster)
             exec_tick(node->rail_execs[rail], now_ns);
         }
         node_run_workers(node, now_ns);
-        if (node->rails != NULL && rails_next_deadline_ns(node->rails) <= now_ns) {
-            rails_tick(node->rails, now_ns);
-        }
         if (comms_next_deadline_ns(node->comms) <= now_ns) {
             comms_tick(node->comms, now_ns);
         }

@@ -10,6 +10,7 @@
 #include "daemon/exec/exec.h"
 #include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
+#include "daemon/mesh/rail_links.h"
 #include "tests/network/network.h"
 
 /*

@@ -2,7 +2,7 @@
 #define TESTS_UNIT_API_METRICS_NODE_H
 
 #include "daemon/api/metrics.h"
-#include "daemon/exec/rails_internal.h"
+#include "daemon/mesh/rail_links.h"
 #include "tests/unit/api/api_node.h"
 
 /* A node for tests of metrics, with any number of peers, rails and communicators. It sends nothing. Every
@@ -54,62 +54,64 @@ static const struct net_operations fake_operations = {.add_peer = fake_add_peer,
                                                       .peer_statistics = fake_peer_statistics,
                                                       .statistics = fake_statistics};
 
-/* The part of the rails that metrics read. */
-static inline struct rails *fake_rails_new(uint32_t peers, uint32_t rails)
-{
-    struct rails *out = calloc(1, sizeof *out);
-    assert_non_null(out);
-    out->network_count = rails;
-    out->peer_count = peers;
-    out->peers = calloc(peers, sizeof *out->peers);
-    assert_non_null(out->peers);
-    for (uint32_t i = 0; i < peers; i++) {
-        out->peers[i] = calloc(1, sizeof *out->peers[i]);
-        assert_non_null(out->peers[i]);
-        for (uint32_t rail = 1; rail < rails; rail++) {
-            struct rails_link *link = &out->peers[i]->links[rail];
-            link->up = true;
-            link->sent_bytes = link->received_bytes = link->sent_packets = MANY;
-            link->received_packets = link->lost_packets = link->lost_bytes = MANY;
-            link->round_trip_ns = 123456789;
-        }
-    }
-    return out;
-}
-
-static inline void fake_rails_free(struct rails *rails)
-{
-    for (uint32_t i = 0; i < rails->peer_count; i++) {
-        free(rails->peers[i]);
-    }
-    free(rails->peers);
-    free(rails);
-}
-
 struct metrics_node {
-    struct net net;
-    struct rails *rails;
+    struct net nets[MESH_RAILS_MAX];
+    struct mailbox mailboxes[MESH_RAILS_MAX];
     struct node *node;
     struct client client;
 };
+
+static inline void ignore_streams(void *context, uint32_t node, uint32_t rail)
+{
+    (void)context;
+    (void)node;
+    (void)rail;
+}
+
+/* Before the peers are added. */
+static inline void metrics_node_set_rails(struct metrics_node *own, uint32_t rails)
+{
+    struct net *nets[MESH_RAILS_MAX];
+    for (uint32_t rail = 0; rail < rails; rail++) {
+        own->nets[rail].operations = &fake_operations;
+        nets[rail] = &own->nets[rail];
+    }
+    struct mesh_rails_options options = {.count = rails,
+                                         .nets = nets,
+                                         .mailboxes = own->mailboxes,
+                                         .handler = {.streams_lost = ignore_streams}};
+    if (rails > 1) {
+        must(mesh_set_rails(own->node->mesh, &options, error));
+    }
+}
+
+/* What the rails' threads do: they get the peers, and publish their counters. */
+static inline void metrics_node_run_rails(struct metrics_node *own, uint32_t rails)
+{
+    for (uint32_t rail = 1; rail < rails; rail++) {
+        (void)mailbox_run(&own->mailboxes[rail], TIME_S);
+        mesh_rail_run(own->node->mesh, rail, TIME_S);
+        mesh_rail_run(own->node->mesh, rail, TIME_S + MESH_PUBLISH_NS);
+    }
+}
 
 static inline struct metrics_node *metrics_node_new(uint32_t peers, uint32_t rails, const char *metrics)
 {
     struct metrics_node *own = calloc(1, sizeof *own);
     assert_non_null(own);
-    own->net.operations = &fake_operations;
-    own->node = node_new_on(&own->net);
+    own->nets[0].operations = &fake_operations;
+    own->node = node_new_on(&own->nets[0]);
+    metrics_node_set_rails(own, rails);
     for (uint32_t i = 0; i < peers; i++) {
         char name[32];
         uint32_t index;
         snprintf(name, sizeof name, PEER_NAME_FORMAT, i);
         must(mesh_add_node(own->node->mesh, name, "192.0.2.1:7400", &index, error));
     }
-    own->rails = fake_rails_new(peers, rails);
+    metrics_node_run_rails(own, rails);
     struct api_options options = node_api_options(own->node);
     options.standalone = false;
-    options.net = &own->net;
-    options.rails = own->rails;
+    options.net = &own->nets[0];
     options.metrics = metrics;
     must(api_new(own->node->loop, &options, loop_now_ns(), &own->node->api, error));
     return own;
@@ -118,7 +120,6 @@ static inline struct metrics_node *metrics_node_new(uint32_t peers, uint32_t rai
 static inline void metrics_node_free(struct metrics_node *own)
 {
     node_free(own->node);
-    fake_rails_free(own->rails);
     free(own);
 }
 

@@ -60,7 +60,7 @@ static void test_many_links(void **state)
     char expected[128];
     assert_int_equal(count_lines(text, "commd_link_sent_bytes_total{peer="), 65);
     snprintf(expected, sizeof expected, "commd_link_sent_bytes_total{peer=\"" PEER_NAME_FORMAT "\"} %llu\n",
-             64, (unsigned long long)(4 * MANY + 64));
+             64, (unsigned long long)(4 * (MANY + 64)));
     assert_contains(text, expected);
     free(text);
     metrics_node_free(own);

@@ -26,14 +26,8 @@ static void start(void)
     for (uint32_t rail = 0; rail < RAILS; rail++) {
         assert_int_equal(exec_new(nets[rail], &execs[rail], NULL), STATUS_OK);
     }
-    struct rails_options options = {.count = RAILS,
-                                    .network_count = 1,
-                                    .execs = execs,
-                                    .nets = nets,
-                                    .mailboxes = mailboxes,
-                                    .node_name = "a",
-                                    .reconnect_min_ns = TIME_S,
-                                    .reconnect_max_ns = TIME_S};
+    struct rails_options options = {
+        .count = RAILS, .network_count = 1, .execs = execs, .mailboxes = mailboxes};
     assert_int_equal(rails_new(&options, &rails, NULL), STATUS_OK);
 }
 

@@ -113,9 +113,18 @@ enum compression {
      OP_KIND_BIT(EXCLUSIVE_SCAN))
 #define OP_KINDS_WITH_ROOT                                                                                   \
     (OP_KIND_BIT(BROADCAST) | OP_KIND_BIT(REDUCE) | OP_KIND_BIT(GATHER) | OP_KIND_BIT(SCATTER))
-#define OP_KINDS_WITH_BLOCKS                                                                                 \
-    (OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(REDUCE_SCATTER) | OP_KIND_BIT(GATHER) | OP_KIND_BIT(SCATTER) |    \
-     OP_KIND_BIT(ALL_TO_ALL))
+#define OP_KINDS_WITH_INPUT_BLOCKS                                                                           \
+    (OP_KIND_BIT(REDUCE_SCATTER) | OP_KIND_BIT(SCATTER) | OP_KIND_BIT(ALL_TO_ALL))
+#define OP_KINDS_WITH_OUTPUT_BLOCKS (OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(GATHER) | OP_KIND_BIT(ALL_TO_ALL))
+#define OP_KINDS_WITH_BLOCKS (OP_KINDS_WITH_INPUT_BLOCKS | OP_KINDS_WITH_OUTPUT_BLOCKS)
+/* With layouts, a rank has counts that not all other ranks have. */
+#define OP_KINDS_WITH_PRIVATE_COUNTS (OP_KIND_BIT(GATHER) | OP_KIND_BIT(SCATTER) | OP_KIND_BIT(ALL_TO_ALL))
+#define OP_KINDS_OF_SCANS (OP_KIND_BIT(SCAN) | OP_KIND_BIT(EXCLUSIVE_SCAN))
+/* Only the root reads its input; only the root writes its output; no rank does. */
+#define OP_KINDS_ROOT_READS (OP_KIND_BIT(BROADCAST) | OP_KIND_BIT(SCATTER))
+#define OP_KINDS_ROOT_WRITES (OP_KIND_BIT(REDUCE) | OP_KIND_BIT(GATHER))
+#define OP_KINDS_NOBODY_READS (OP_KIND_BIT(BARRIER) | OP_KIND_BIT(RECEIVE))
+#define OP_KINDS_NOBODY_WRITES (OP_KIND_BIT(BARRIER) | OP_KIND_BIT(SEND))
 /* Successive operations of these kinds, in a group, run as one; with blocks, only without layouts. */
 #define OP_KINDS_IN_BUCKETS (OP_KIND_BIT(ALL_REDUCE) | OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(REDUCE_SCATTER))
 #define OP_KINDS_OF_MESSAGES (OP_KIND_BIT(SEND) | OP_KIND_BIT(RECEIVE))
@@ -137,6 +146,34 @@ static inline bool op_kind_has_root(enum op_kind kind)
 static inline bool op_kind_has_blocks(enum op_kind kind)
 {
     return op_kind_is_among(kind, OP_KINDS_WITH_BLOCKS);
+}
+/* Whether the input, or the output, has a block for each rank. */
+static inline bool op_kind_has_input_blocks(enum op_kind kind)
+{
+    return op_kind_is_among(kind, OP_KINDS_WITH_INPUT_BLOCKS);
+}
+static inline bool op_kind_has_output_blocks(enum op_kind kind)
+{
+    return op_kind_is_among(kind, OP_KINDS_WITH_OUTPUT_BLOCKS);
+}
+static inline bool op_kind_has_private_counts(enum op_kind kind)
+{
+    return op_kind_is_among(kind, OP_KINDS_WITH_PRIVATE_COUNTS);
+}
+static inline bool op_kind_is_scan(enum op_kind kind)
+{
+    return op_kind_is_among(kind, OP_KINDS_OF_SCANS);
+}
+/* Whether a rank has an input, or an output. The root of a broadcast may have an output as well. */
+static inline bool op_kind_reads(enum op_kind kind, bool is_root)
+{
+    return !op_kind_is_among(kind, OP_KINDS_NOBODY_READS) &&
+           (is_root || !op_kind_is_among(kind, OP_KINDS_ROOT_READS));
+}
+static inline bool op_kind_writes(enum op_kind kind, bool is_root)
+{
+    return !op_kind_is_among(kind, OP_KINDS_NOBODY_WRITES) &&
+           (is_root ? kind != OP_KIND_BROADCAST : !op_kind_is_among(kind, OP_KINDS_ROOT_WRITES));
 }
 static inline bool op_kind_is_in_buckets(enum op_kind kind)
 {

@@ -92,7 +92,7 @@ comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no operator", call->name, comm->name,
                             (int)op);
     }
-    bool is_scan = call->terms.kind == OP_KIND_SCAN || call->terms.kind == OP_KIND_EXCLUSIVE_SCAN;
+    bool is_scan = op_kind_is_scan(call->terms.kind);
     if (!reduce_is_defined(call->terms.dtype, call->terms.reduce) ||
         (is_scan && call->terms.reduce == REDUCE_AVG)) {
         return error_report(COMM_UNSUPPORTED, "%s on \"%s\": %s of %s has no meaning", call->name, comm->name,

@@ -29,17 +29,12 @@ static void copy(unsigned char *to, const unsigned char *from, size_t size_bytes
     }
 }
 
-static bool is_scan(enum op_kind kind)
-{
-    return kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
-}
-
 /* The rank's data for this block. A rank reads its own data where they are. But a scan in place overwrites
  * them before it reads them. */
 static const unsigned char *data_of(const struct taking *taking, uint32_t rank, uint32_t block)
 {
     const struct client_call *call = taking->call;
-    if (rank == taking->rank && !is_scan(call->terms.kind)) {
+    if (rank == taking->rank && !op_kind_is_scan(call->terms.kind)) {
         return (const unsigned char *)call->input.at + block * taking->block_bytes + taking->begin_bytes;
     }
     if (taking->slice != NULL) {
@@ -259,36 +254,14 @@ void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
         }
         return;
     }
-    switch (terms->kind) {
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_REDUCE:
-        reduce_all(&taking, 0);
-        break;
-    case OP_KIND_REDUCE_SCATTER:
-        reduce_all(&taking, rank);
-        break;
-    case OP_KIND_BROADCAST:
-        take_from_root(&taking, 0);
-        break;
-    case OP_KIND_SCATTER:
-        take_from_root(&taking, rank);
-        break;
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_GATHER:
-        gather(&taking, 0);
-        break;
-    case OP_KIND_ALL_TO_ALL:
-        gather(&taking, rank);
-        break;
-    case OP_KIND_SCAN:
-        scan(&taking, rank + 1, call->output.at);
-        break;
-    case OP_KIND_EXCLUSIVE_SCAN:
-        scan(&taking, rank, call->output.at);
-        break;
-    case OP_KIND_BARRIER:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        break;
+    uint32_t own = op_kind_has_input_blocks(terms->kind) ? rank : 0;
+    if (op_kind_is_scan(terms->kind)) {
+        scan(&taking, terms->kind == OP_KIND_SCAN ? rank + 1 : rank, call->output.at);
+    } else if (op_kind_reduces(terms->kind)) {
+        reduce_all(&taking, own);
+    } else if (op_kind_has_output_blocks(terms->kind)) {
+        gather(&taking, own);
+    } else if (op_kind_has_root(terms->kind)) {
+        take_from_root(&taking, own);
     }
 }

@@ -48,8 +48,7 @@ static struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_
 
 bool coll_stage_sizes_are_private(const struct coll_stage_op *op)
 {
-    return op->terms.has_layouts && (op->terms.kind == OP_KIND_ALL_TO_ALL ||
-                                     op->terms.kind == OP_KIND_GATHER || op->terms.kind == OP_KIND_SCATTER);
+    return op->terms.has_layouts && op_kind_has_private_counts(op->terms.kind);
 }
 
 bool coll_stage_is_scan(const struct op_terms *terms)

@@ -66,18 +66,6 @@ struct call_extents {
     uint64_t output_elements;
 };
 
-static bool uses_input_layout(const struct comms_op *op, bool is_root)
-{
-    return op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_ALL_TO_ALL ||
-           (op->terms.kind == OP_KIND_SCATTER && is_root);
-}
-
-static bool uses_output_layout(const struct comms_op *op, bool is_root)
-{
-    return op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_ALL_TO_ALL ||
-           (op->terms.kind == OP_KIND_GATHER && is_root);
-}
-
 static enum status equal_extent(const struct comms_op *op, uint32_t size, uint64_t *extent,
                                 struct error *error)
 {
@@ -88,42 +76,22 @@ static enum status equal_extent(const struct comms_op *op, uint32_t size, uint64
     return STATUS_OK;
 }
 
-static enum status block_extents(const struct comms_op *op, uint32_t rank, uint32_t size,
-                                 struct comms_buffers *buffers, struct call_extents *extents,
+/* Of a buffer with a block for each rank. *layout: gets the counts that the call gives, if it gives any. */
+static enum status blocks_extent(const struct comms_op *op, const struct comms_op_range *given,
+                                 const char *what, uint32_t size, uint64_t **layout, uint64_t *extent,
                                  struct error *error)
 {
-    bool is_root = rank == op->terms.root_rank;
-    bool input_blocks = uses_input_layout(op, is_root);
-    bool output_blocks = uses_output_layout(op, is_root);
-    extents->reads = op->terms.kind != OP_KIND_SCATTER || is_root;
-    extents->writes = op->terms.kind != OP_KIND_GATHER || is_root;
-    extents->input_elements = op->terms.count_elements;
-    extents->output_elements = op->terms.count_elements;
-    enum status status = STATUS_OK;
-    if (op->terms.has_layouts) {
-        if (input_blocks) {
-            status = read_layout(&op->input_layout, "input", size, &buffers->input_layout, error);
-        }
-        if (status == STATUS_OK && output_blocks) {
-            status = read_layout(&op->output_layout, "output", size, &buffers->output_layout, error);
-        }
-        if (status == STATUS_OK && input_blocks) {
-            status = layout_extent(buffers->input_layout, "input", size, &extents->input_elements, error);
-        }
-        if (status == STATUS_OK && output_blocks) {
-            status = layout_extent(buffers->output_layout, "output", size, &extents->output_elements, error);
-        }
-    } else {
-        if (input_blocks) {
-            status = equal_extent(op, size, &extents->input_elements, error);
-        }
-        if (status == STATUS_OK && output_blocks) {
-            status = equal_extent(op, size, &extents->output_elements, error);
-        }
+    if (!op->terms.has_layouts) {
+        return equal_extent(op, size, extent, error);
     }
-    if (status != STATUS_OK || !op->terms.has_layouts) {
-        return status;
-    }
+    enum status status = read_layout(given, what, size, layout, error);
+    return status == STATUS_OK ? layout_extent(*layout, what, size, extent, error) : status;
+}
+
+/* The counts say how large this rank's own block is. */
+static enum status own_extents(const struct comms_op *op, uint32_t rank, const struct comms_buffers *buffers,
+                               struct call_extents *extents, struct error *error)
+{
     if (op->terms.kind == OP_KIND_ALL_GATHER) {
         extents->input_elements = buffers->output_layout[rank];
     } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
@@ -140,43 +108,35 @@ static enum status block_extents(const struct comms_op *op, uint32_t rank, uint3
     return STATUS_OK;
 }
 
+static enum status block_extents(const struct comms_op *op, uint32_t rank, uint32_t size,
+                                 struct comms_buffers *buffers, struct call_extents *extents,
+                                 struct error *error)
+{
+    enum status status = STATUS_OK;
+    if (extents->reads && op_kind_has_input_blocks(op->terms.kind)) {
+        status = blocks_extent(op, &op->input_layout, "input", size, &buffers->input_layout,
+                               &extents->input_elements, error);
+    }
+    if (status == STATUS_OK && extents->writes && op_kind_has_output_blocks(op->terms.kind)) {
+        status = blocks_extent(op, &op->output_layout, "output", size, &buffers->output_layout,
+                               &extents->output_elements, error);
+    }
+    return status == STATUS_OK && op->terms.has_layouts ? own_extents(op, rank, buffers, extents, error)
+                                                        : status;
+}
+
 static enum status call_extents(const struct comms_op *op, uint32_t rank, uint32_t size,
                                 struct comms_buffers *buffers, struct call_extents *extents,
                                 struct error *error)
 {
+    enum op_kind kind = op->terms.kind;
     bool is_root = rank == op->terms.root_rank;
-    *extents = (struct call_extents){.input_elements = op->terms.count_elements,
+    bool copies = kind == OP_KIND_BROADCAST && op->output.memory != NULL; /* on the root, too */
+    *extents = (struct call_extents){.reads = op_kind_reads(kind, is_root),
+                                     .writes = op_kind_writes(kind, is_root) || copies,
+                                     .input_elements = op->terms.count_elements,
                                      .output_elements = op->terms.count_elements};
-    switch (op->terms.kind) {
-    case OP_KIND_BARRIER:
-        return STATUS_OK;
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-        extents->reads = extents->writes = true;
-        return STATUS_OK;
-    case OP_KIND_BROADCAST:
-        extents->reads = is_root;
-        extents->writes = !is_root || op->output.memory != NULL;
-        return STATUS_OK;
-    case OP_KIND_REDUCE:
-        extents->reads = true;
-        extents->writes = is_root;
-        return STATUS_OK;
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_REDUCE_SCATTER:
-    case OP_KIND_GATHER:
-    case OP_KIND_SCATTER:
-    case OP_KIND_ALL_TO_ALL:
-        return block_extents(op, rank, size, buffers, extents, error);
-    case OP_KIND_SEND:
-        extents->reads = true;
-        return STATUS_OK;
-    case OP_KIND_RECEIVE:
-        extents->writes = true;
-        return STATUS_OK;
-    }
-    return STATUS_OK;
+    return op_kind_has_blocks(kind) ? block_extents(op, rank, size, buffers, extents, error) : STATUS_OK;
 }
 
 static bool is_on_gpu(const struct memory *memory)
@@ -345,7 +305,7 @@ void comms_buffers_free(struct comms_buffers *buffers)
 
 static enum status check_reduction(const struct comms_op *op, struct error *error)
 {
-    bool is_scan = op->terms.kind == OP_KIND_SCAN || op->terms.kind == OP_KIND_EXCLUSIVE_SCAN;
+    bool is_scan = op_kind_is_scan(op->terms.kind);
     if (!reduce_is_defined(op->terms.dtype, op->terms.reduce) ||
         (is_scan && op->terms.reduce == REDUCE_AVG)) {
         return error_set(error, STATUS_UNSUPPORTED, "%s: %s of %s has no meaning",

@@ -34,32 +34,15 @@ static bool counts_between(const struct communicator_op *op, const struct commun
                            const struct communicator_post *to, uint64_t *sent, uint64_t *expected)
 {
     const struct exec_rank *sender = &from->buffers->exec, *receiver = &to->buffers->exec;
-    switch (op->terms.kind) {
-    case OP_KIND_ALL_TO_ALL:
-        *sent = sender->input_layout.counts[to->rank];
-        *expected = receiver->output_layout.counts[from->rank];
-        return true;
-    case OP_KIND_GATHER:
-        *sent = sender->count_elements;
-        *expected = to->rank == op->terms.root_rank ? receiver->output_layout.counts[from->rank] : 0;
-        return to->rank == op->terms.root_rank;
-    case OP_KIND_SCATTER:
-        *sent = from->rank == op->terms.root_rank ? sender->input_layout.counts[to->rank] : 0;
-        *expected = receiver->count_elements;
-        return from->rank == op->terms.root_rank;
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_REDUCE_SCATTER:
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_BROADCAST:
-    case OP_KIND_BARRIER:
-    case OP_KIND_REDUCE:
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        break;
-    }
-    return false;
+    enum op_kind kind = op->terms.kind;
+    *sent = op_kind_has_input_blocks(kind) && sender->input_layout.counts != NULL
+                ? sender->input_layout.counts[to->rank]
+                : sender->count_elements;
+    *expected = op_kind_has_output_blocks(kind) && receiver->output_layout.counts != NULL
+                    ? receiver->output_layout.counts[from->rank]
+                    : receiver->count_elements;
+    return op_kind_has_private_counts(kind) && op_kind_reads(kind, from->rank == op->terms.root_rank) &&
+           op_kind_writes(kind, to->rank == op->terms.root_rank);
 }
 
 /*

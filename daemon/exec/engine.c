@@ -34,31 +34,22 @@ static bool moves_few_blocks(const struct exec_comm *comm, const struct op_terms
     return (terms->kind == OP_KIND_ALL_TO_ALL ? local : 1) * comm->options.size <= NCCL_BLOCKS_MAX;
 }
 
+/* NCCL has no scans. Of a sum that not all ranks get, a slot holds a slice's shard. */
+static bool sum_serves(const struct exec_comm *comm, const struct op_terms *terms)
+{
+    bool all_get_it = !op_kind_has_root(terms->kind) && !op_kind_has_blocks(terms->kind);
+    return gpu_nccl_reduces(terms->dtype, terms->reduce) && !op_kind_is_scan(terms->kind) &&
+           (all_get_it || (!terms->has_layouts && comm->options.slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
+                           comm->options.size + terms->bucket_ops <= GPU_SLICE_PIECES_MAX));
+}
+
 static bool kind_serves(const struct exec_comm *comm, const struct op_terms *terms)
 {
-    switch (terms->kind) {
-    case OP_KIND_REDUCE:
-    case OP_KIND_REDUCE_SCATTER:
-        return gpu_nccl_reduces(terms->dtype, terms->reduce) && !terms->has_layouts &&
-               comm->options.slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
-               comm->options.size + terms->bucket_ops <= GPU_SLICE_PIECES_MAX;
-    case OP_KIND_ALL_REDUCE:
-        return gpu_nccl_reduces(terms->dtype, terms->reduce);
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_BROADCAST:
-        return true;
-    case OP_KIND_GATHER:
-    case OP_KIND_SCATTER:
-    case OP_KIND_ALL_TO_ALL:
-        return moves_few_blocks(comm, terms);
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-    case OP_KIND_BARRIER:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        break;
+    if (op_kind_reduces(terms->kind)) {
+        return sum_serves(comm, terms);
     }
-    return false;
+    return op_kind_has_private_counts(terms->kind) ? moves_few_blocks(comm, terms)
+                                                   : op_kind_reads(terms->kind, true);
 }
 
 /* Whether all buffers are on GPUs, and every rank has those that the kind needs. */
@@ -95,8 +86,7 @@ bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op
     if (!device_reach_each_other(comm, op)) {
         return device_bytes(op) >= NCCL_LEAST_BYTES;
     }
-    bool moves = op->call.terms.kind == OP_KIND_GATHER || op->call.terms.kind == OP_KIND_SCATTER ||
-                 op->call.terms.kind == OP_KIND_ALL_TO_ALL; /* these are not measured */
+    bool moves = op_kind_has_private_counts(op->call.terms.kind); /* these are not measured */
     return !moves && tuner != NULL &&
            tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
 }
@@ -141,7 +131,7 @@ enum gpu_engine exec_engine(const struct exec *exec, const struct gpu_tuning_set
         *why = "gpu_engine in the configuration";
         return without;
     }
-    if (kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN) {
+    if (op_kind_is_scan(kind)) {
         *why = "NCCL has no scans";
         return without;
     }

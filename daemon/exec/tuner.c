@@ -245,18 +245,14 @@ static void set_buffers(const struct tuner *tuner, uint32_t index, uint64_t bloc
     unsigned char *at = gpu_scratch_at(tuner->scratch, index);
     enum op_kind kind = kinds[tuner->kind];
     bool root = index == 0;
-    bool reads = root || (kind != OP_KIND_BROADCAST && kind != OP_KIND_SCATTER);
-    bool writes = kind == OP_KIND_BROADCAST                          ? !root
-                  : kind == OP_KIND_REDUCE || kind == OP_KIND_GATHER ? root
-                                                                     : true;
-    bool short_input = kind == OP_KIND_ALL_GATHER || kind == OP_KIND_GATHER;
-    bool short_output = kind == OP_KIND_REDUCE_SCATTER || kind == OP_KIND_SCATTER;
+    bool short_input = op_kind_has_blocks(kind) && !op_kind_has_input_blocks(kind);
+    bool short_output = op_kind_has_blocks(kind) && !op_kind_has_output_blocks(kind);
     *rank = (struct exec_rank){.on_gpu = true, .gpu = tuner->set.gpus[index], .factor = 1.0};
-    if (reads) {
+    if (op_kind_reads(kind, root)) {
         rank->input = at;
         rank->input_bytes = short_input ? block_bytes : bytes;
     }
-    if (writes) {
+    if (op_kind_writes(kind, root)) {
         rank->output = at + gpu_scratch_bytes(tuner->scratch) / 2;
         rank->output_bytes = short_output ? block_bytes : bytes;
     }

@@ -57,6 +57,7 @@ WRAPPED = [
 ALLOWED_ALONE = {("client/lib", "daemon/host"): {"daemon/host/reduce.h"}}
 PUBLIC_HEADER = "commclient.h"  # included without a folder, as its users do
 PUBLIC_PARTS = "commclient/"  # its parts, which only it includes
+KIND_CASE = re.compile(r"\bcase OP_KIND_")  # elsewhere, plans, schedules and the facts of proto/types.h say what a kind does
 INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*(.*)')
 
 
@@ -66,6 +67,8 @@ def problems_of(path, text):
         yield f"{path}:1: the folder {folder} is in no layer"
         return
     for number, line in enumerate(text.splitlines(), 1):
+        if KIND_CASE.search(line) and folder != "daemon/coll":
+            yield f"{path}:{number}: only daemon/coll branches by the kind of an operation; see op_kind_... in proto/types.h"
         match = INCLUDE.match(line)
         if match:
             for problem in problems_of_include(path, folder, match.group(1).strip()):

@@ -166,6 +166,35 @@ static void test_what_kinds_have(void **state)
     assert_int_equal(compression, COMPRESSION_TOP_K);
 }
 
+/* Who reads and who writes, and what: R the root alone, o the others alone, a all ranks. Then whether a
+ * rank's input and output have a block for each rank, and whether ranks have counts of their own. */
+static void test_who_reads_and_writes(void **state)
+{
+    static const char *const expected[] = {
+        [OP_KIND_ALL_REDUCE] = "aa...",     [OP_KIND_BROADCAST] = "Ro...",
+        [OP_KIND_BARRIER] = ".....",        [OP_KIND_REDUCE] = "aR...",
+        [OP_KIND_ALL_GATHER] = "aa.b.",     [OP_KIND_REDUCE_SCATTER] = "aab..",
+        [OP_KIND_GATHER] = "aR.bp",         [OP_KIND_SCATTER] = "Rab.p",
+        [OP_KIND_ALL_TO_ALL] = "aabbp",     [OP_KIND_SCAN] = "aa...",
+        [OP_KIND_EXCLUSIVE_SCAN] = "aa...", [OP_KIND_SEND] = "a....",
+        [OP_KIND_RECEIVE] = ".a...",
+    };
+    (void)state;
+    assert_int_equal(COUNT_OF(expected), OP_KIND_COUNT);
+    for (unsigned i = 0; i < OP_KIND_COUNT; i++) {
+        enum op_kind kind = (enum op_kind)i;
+        static const char who[2][2] = {{'.', 'R'}, {'o', 'a'}};
+        char found[] = {who[op_kind_reads(kind, false)][op_kind_reads(kind, true)],
+                        who[op_kind_writes(kind, false)][op_kind_writes(kind, true)],
+                        op_kind_has_input_blocks(kind) ? 'b' : '.',
+                        op_kind_has_output_blocks(kind) ? 'b' : '.',
+                        op_kind_has_private_counts(kind) ? 'p' : '.',
+                        '\0'};
+        assert_string_equal(found, expected[i]);
+        assert_int_equal(op_kind_is_scan(kind), strstr(op_kind_text(kind), "scan") != NULL);
+    }
+}
+
 static void test_which_reductions_are_defined(void **state)
 {
     (void)state;
@@ -188,6 +217,7 @@ int main(void)
         cmocka_unit_test(test_reduces),
         cmocka_unit_test(test_op_kinds),
         cmocka_unit_test(test_what_kinds_have),
+        cmocka_unit_test(test_who_reads_and_writes),
         cmocka_unit_test(test_which_reductions_are_defined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -308,6 +308,29 @@ static enum exit_code take_measured(struct commctl *commctl, struct plan *plan)
     return code;
 }
 
+/* Writes the picture: predicted times from 8 bytes to 1 GiB. */
+static enum exit_code draw_plan(const struct plan *plan)
+{
+    char title[160];
+    struct plan fine = *plan;
+    json_t *points = json_array();
+    fine.formed = NULL;
+    fine.size_count = 0;
+    for (uint64_t size = 8; size <= 1ull << 30; size *= 2) {
+        fine.sizes[fine.size_count++] = size;
+    }
+    (void)snprintf(title, sizeof title, "%.40s among %llu nodes, %.1f us, %.2f Gbit/s: predicted time",
+                   plan->operation, (unsigned long long)plan->nodes, plan->latency_us, plan->gbit_per_s);
+    enum exit_code code = ask_commd(&fine, points);
+    if (code == EXIT_CODE_OK && !plot_write(plan->svg_path, title, points)) {
+        (void)fprintf(stderr, "commctl: %s: %s\n", plan->svg_path, strerror(errno));
+        code = EXIT_CODE_FAILURE;
+    }
+    json_decref(points);
+    json_decref(fine.formed);
+    return code;
+}
+
 enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
 {
     struct plan plan = {.operation = "all_reduce",
@@ -331,23 +354,7 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
     json_t *rows = json_array();
     code = ask_commd(&plan, rows);
     if (code == EXIT_CODE_OK && plan.svg_path != NULL) {
-        char title[160];
-        struct plan fine = plan;
-        fine.formed = NULL;
-        json_t *points = json_array();
-        fine.size_count = 0;
-        for (uint64_t size = 8; size <= 1ull << 30; size *= 2) {
-            fine.sizes[fine.size_count++] = size;
-        }
-        (void)snprintf(title, sizeof title, "%.40s among %llu nodes, %.1f us, %.2f Gbit/s: predicted time",
-                       plan.operation, (unsigned long long)plan.nodes, plan.latency_us, plan.gbit_per_s);
-        code = ask_commd(&fine, points);
-        if (code == EXIT_CODE_OK && !plot_write(plan.svg_path, title, points)) {
-            (void)fprintf(stderr, "commctl: %s: %s\n", plan.svg_path, strerror(errno));
-            code = EXIT_CODE_FAILURE;
-        }
-        json_decref(points);
-        json_decref(fine.formed);
+        code = draw_plan(&plan);
     }
     if (code == EXIT_CODE_OK) {
         json_t *sizes = json_array();

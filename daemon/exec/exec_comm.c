@@ -416,6 +416,37 @@ static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
     return false;
 }
 
+/* Ends the first operation, of an aborted communicator or cancelled. Returns whether more can be done. */
+static bool comm_give_up_first(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_op *op = comm->first_op;
+    if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns) ||
+        !lanes_are_off_devices(comm, now_ns) || !loans_are_back(comm)) {
+        device_end_group(comm, op, now_ns);
+        return false; /* the network, another thread or a GPU still holds its buffers */
+    }
+    struct error cause = comm->aborted ? comm->cause : op->result;
+    bool more = op->next != NULL;
+    comm->last_seq = op->call.seq;
+    comm_finish_first(comm, &cause, now_ns); /* may free the communicator, if that was the last */
+    return more;
+}
+
+/* Ends the first operation, whose results are there. Returns whether more can be done. */
+static bool comm_complete_first(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_op *op = comm->first_op;
+    if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO ||
+        !comm_memories_are_whole(comm, now_ns)) {
+        return false;
+    }
+    struct error result = fine;
+    spread_result(op, &result);
+    bool more = op->next != NULL;
+    comm_finish_first(comm, &result, now_ns);
+    return more;
+}
+
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
@@ -426,16 +457,7 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
         comm_finish_cancelled(comm, now_ns);
     }
     if (comm->aborted || op->cancelled) {
-        if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns) ||
-            !lanes_are_off_devices(comm, now_ns) || !loans_are_back(comm)) {
-            device_end_group(comm, op, now_ns);
-            return false; /* the network, another thread or a GPU still holds its buffers */
-        }
-        struct error cause = comm->aborted ? comm->cause : op->result;
-        bool more = op->next != NULL;
-        comm->last_seq = op->call.seq;
-        comm_finish_first(comm, &cause, now_ns); /* may free the communicator, if that was the last */
-        return more;
+        return comm_give_up_first(comm, now_ns);
     }
     bool more = false;
     if (comm->failed || (!op->begun && !comm_start_op(comm, now_ns, &more))) {
@@ -447,18 +469,9 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
         comm_agree(comm, now_ns); /* only now it is known whether sizes agree */
         receive_resume(comm);
     }
-    if (!comm->failed && op->slices_done == op->own_slices && op->local_slices_done == op->local_slices &&
-        op->agrees == op->agreed && op->unacknowledged == 0 && spread_is_done(op, false)) {
-        if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO ||
-            !comm_memories_are_whole(comm, now_ns)) {
-            return false;
-        }
-        struct error result = fine;
-        spread_result(op, &result);
-        more = op->next != NULL;
-        comm_finish_first(comm, &result, now_ns);
-    }
-    return more;
+    bool is_done = op->slices_done == op->own_slices && op->local_slices_done == op->local_slices &&
+                   op->agrees == op->agreed && op->unacknowledged == 0 && spread_is_done(op, false);
+    return !comm->failed && is_done ? comm_complete_first(comm, now_ns) : more;
 }
 
 void exec_comm_rest(struct exec_comm *comm)

@@ -101,38 +101,58 @@ static bool size_agrees(const struct exec_lane *lane, const struct exec_op *op,
     return payload_bytes == lane_message_elements(lane, receive) * op->element_bytes;
 }
 
-static enum match match_lane(struct data_reader *incoming, struct exec_op *op, uint64_t now_ns,
-                             struct error *error)
+/* Whether the lane runs the message's slice and round now. If it never will, *fault gets what is wrong. */
+static enum match match_progress(const struct exec_lane *lane, const struct exec_op *op,
+                                 const struct data_header *header, const char **fault)
 {
-    const struct data_header *header = &incoming->header;
     bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    const struct exec_comm *comm = comm_of(&incoming->reader);
-    if (agreement ? !op->agrees
-                  : header->slice >= op->stage.slice_count ||
-                        slice_rail(comm, header->slice) != comm->share_index) {
-        return set_fault(incoming, "a slice that the operation does not have", error);
-    }
-    struct exec_lane *lane = incoming->feeds;
-    if (lane->is_cut) {
-        return MATCH_WAIT; /* until the communicator ends */
-    }
-    if (!agreement && header->slice >= op->next_slice) {
-        return MATCH_WAIT;
-    }
-    if (agreement && !op->agreeing) {
-        return MATCH_WAIT;
+    bool begun = agreement ? op->agreeing : header->slice < op->next_slice;
+    if (lane->is_cut || !begun) {
+        return MATCH_WAIT; /* cut: until the communicator ends */
     }
     if ((lane_comes_in(lane) || lane->state == LANE_DEVICE_CODE) && lane->slice == header->slice) {
         return MATCH_WAIT; /* our part of the slice is not ready yet */
     }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
-        return set_fault(incoming, "data of a slice that has ended", error);
-    }
-    if ((!agreement && lane->slice < header->slice) || header->round > lane->round) {
+        *fault = "data of a slice that has ended";
         return MATCH_WAIT;
     }
-    if (lane_is_sending(lane) && lane->algorithm->copies_sends) {
-        return MATCH_WAIT; /* the receive overwrites memory that is still to be copied for sends */
+    bool later = (!agreement && lane->slice < header->slice) || header->round > lane->round;
+    /* the receive overwrites memory that is still to be copied for sends */
+    bool copies = lane_is_sending(lane) && lane->algorithm->copies_sends;
+    return later || copies ? MATCH_WAIT : MATCH_READY;
+}
+
+static enum match wrong_size(struct data_reader *incoming, struct exec_op *op, uint64_t elements,
+                             uint64_t now_ns, struct error *error)
+{
+    char how[128];
+    (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
+                   (unsigned long long)incoming->header.payload_bytes,
+                   (unsigned long long)(elements * op->element_bytes));
+    return coll_stage_sizes_are_private(&op->stage)
+               ? set_disagreement(incoming, op, how, now_ns)
+               : set_fault(incoming, "a message of another size than agreed", error);
+}
+
+static enum match match_lane(struct data_reader *incoming, struct exec_op *op, uint64_t now_ns,
+                             struct error *error)
+{
+    const struct data_header *header = &incoming->header;
+    const struct exec_comm *comm = comm_of(&incoming->reader);
+    if (header->slice == EXEC_AGREEMENT_SLICE ? !op->agrees
+                                              : header->slice >= op->stage.slice_count ||
+                                                    slice_rail(comm, header->slice) != comm->share_index) {
+        return set_fault(incoming, "a slice that the operation does not have", error);
+    }
+    struct exec_lane *lane = incoming->feeds;
+    const char *fault = NULL;
+    enum match progress = match_progress(lane, op, header, &fault);
+    if (fault != NULL) {
+        return set_fault(incoming, fault, error);
+    }
+    if (progress != MATCH_READY) {
+        return progress;
     }
     const struct coll_transfer *receive = lane_next_receive(lane);
     if (header->round < lane->round || receive == NULL || !expected_later(lane, incoming->reader.node)) {
@@ -145,13 +165,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
         return set_fault(incoming, "a slice on two streams at once", error);
     }
     if (!size_agrees(lane, op, receive, header->payload_bytes)) {
-        char how[128];
-        unsigned long long expected = lane_message_elements(lane, receive) * op->element_bytes;
-        (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
-                       (unsigned long long)header->payload_bytes, expected);
-        return coll_stage_sizes_are_private(&op->stage)
-                   ? set_disagreement(incoming, op, how, now_ns)
-                   : set_fault(incoming, "a message of another size than agreed", error);
+        return wrong_size(incoming, op, lane_message_elements(lane, receive), now_ns, error);
     }
     incoming->lane = lane;
     return MATCH_READY;

@@ -261,16 +261,59 @@ static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const
     }
 }
 
+/* The connection is over. When to dial again, if at all. */
+static void peer_dial_after(struct mesh_peer *peer, bool is_failure, bool is_violation, uint64_t now_ns)
+{
+    if (is_failure || is_violation) {
+        mesh_peer_back_off(peer, &peer->dial, now_ns);
+    } else {
+        peer->dial = (struct backoff){.next_ns = now_ns}; /* it waits its turn to dial again */
+    }
+    if (is_violation) {
+        peer_hold_off(peer, now_ns);
+    }
+    if (peer->dial.next_ns < peer->held_off_until_ns) {
+        peer->dial.next_ns = peer->held_off_until_ns;
+    }
+    mesh_peer_arm(peer);
+}
+
+/* The node was up. needless: the connection ended because nobody needed it. */
+static void peer_tell_down(struct mesh_peer *peer, const struct error *cause, bool needless, uint64_t now_ns)
+{
+    struct error copy = *cause;
+    copy.status = needless                            ? STATUS_UNREACHABLE
+                  : copy.status == STATUS_UNREACHABLE ? STATUS_NODE_LOST
+                                                      : copy.status;
+    if (!needless) {
+        struct history_about about = {
+            .kind = HISTORY_NODE_DOWN, .audience = HISTORY_FOR_ALL, .subject = peer->name};
+        history_add(&about, "%s", cause->text);
+    }
+    if (!peer->removed) {
+        members_unlinked(peer->mesh->members, peer->index, now_ns);
+    }
+    mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
+    mesh_link_lost(peer);
+    mesh_rails_node_down(peer, &copy);
+    for (unsigned room = 0; room < MESH_ROOMS; room++) {
+        const struct mesh_handler *handler = &peer->mesh->handlers[room];
+        if (handler->node_down != NULL) {
+            handler->node_down(handler->context, peer->index, &copy, now_ns);
+        }
+    }
+}
+
 void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
     bool was_up = peer->state == MESH_NODE_UP;
     bool ours = peer->closing;
+    bool is_violation = cause->status == STATUS_PROTOCOL;
     bool idle = was_up && mesh_peer_is_idle(peer);
     /* The other side may not have heard yet that we need the connection: then it heard nothing later either.
      */
     bool let_go = was_up && cause->status == STATUS_UNREACHABLE && !peer->peer_needs;
-    bool unneeded = (idle && cause->status != STATUS_PROTOCOL) || let_go;
     bool was_held_off = peer_is_held_off(peer, now_ns);
     mesh_need_reset(peer);
     peer->closing = false;
@@ -281,45 +324,14 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     peer->incoming = NULL;
     frame_decoder_free(&peer->decoder);
     peer_set_state(peer, peer->removed ? MESH_NODE_REMOVED : MESH_NODE_DOWN, now_ns);
-    if (idle && cause->status != STATUS_PROTOCOL) {
-        peer->dial = (struct backoff){.next_ns = now_ns}; /* no failure: it waits its turn to dial again */
-    } else {
-        mesh_peer_back_off(peer, &peer->dial, now_ns);
-    }
-    if (cause->status == STATUS_PROTOCOL) {
-        peer_hold_off(peer, now_ns);
-    }
-    if (peer->dial.next_ns < peer->held_off_until_ns) {
-        peer->dial.next_ns = peer->held_off_until_ns;
-    }
-    mesh_peer_arm(peer);
-    if (unneeded) {
+    peer_dial_after(peer, !idle, is_violation, now_ns);
+    if ((idle && !is_violation) || let_go) {
         log_debug("node %s: the connection, which nobody needed, is over: %s", peer->name, cause->text);
     } else if (!was_held_off) { /* otherwise last_error keeps the violation */
         peer_note_down(peer, was_up, ours, cause);
     }
-    if (was_up && !idle && !let_go) {
-        struct history_about about = {
-            .kind = HISTORY_NODE_DOWN, .audience = HISTORY_FOR_ALL, .subject = peer->name};
-        history_add(&about, "%s", cause->text);
-    }
     if (was_up) {
-        struct error copy = *cause;
-        copy.status = idle || let_go                      ? STATUS_UNREACHABLE
-                      : copy.status == STATUS_UNREACHABLE ? STATUS_NODE_LOST
-                                                          : copy.status;
-        if (!peer->removed) {
-            members_unlinked(peer->mesh->members, node, now_ns);
-        }
-        mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
-        mesh_link_lost(peer);
-        mesh_rails_node_down(peer, &copy);
-        for (unsigned room = 0; room < MESH_ROOMS; room++) {
-            const struct mesh_handler *handler = &peer->mesh->handlers[room];
-            if (handler->node_down != NULL) {
-                handler->node_down(handler->context, node, &copy, now_ns);
-            }
-        }
+        peer_tell_down(peer, cause, idle || let_go, now_ns);
     }
 }
 

@@ -12,6 +12,7 @@
 #include "daemon/base/loop.h"
 #include "daemon/base/time.h"
 #include "proto/version.h"
+#include "tests/lib/send_fds.h"
 
 #define TURNS_MAX 200000 /* time that an input asks for must pass within this many steps */
 /* steps of exec in one turn; an operation that waits for a client's word would go on for ever */
@@ -285,26 +286,13 @@ static bool client_put(struct fuzz_client *client, const uint8_t *packet, size_t
 bool fuzz_client_send(struct fuzz_client *client, const uint8_t *packet, size_t size, const int *fds,
                       unsigned fd_count)
 {
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(16 * sizeof(int))];
-    } control = {0};
-    struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (client->fd < 0) {
         return false;
     }
-    if (fd_count > 0) {
-        message.msg_control = &control;
-        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(fd_count * sizeof(int));
-        memcpy(CMSG_DATA(&control.header), fds, fd_count * sizeof(int));
-    }
     bool by_ring = client->shared != NULL && fd_count == 0 && size > 0;
-    bool sent = by_ring ? client_put(client, packet, size)
-                        : sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;
+    bool sent = by_ring
+                    ? client_put(client, packet, size)
+                    : send_with_fds(client->fd, packet, size, fds, fd_count, MSG_DONTWAIT) == (ssize_t)size;
     if (sent) {
         client_count(client, packet, size);
     }

@@ -19,6 +19,7 @@
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/scribble.h"
 #include "tests/lib/fake_rings.h"
+#include "tests/lib/send_fds.h"
 
 #define PENDING_MAX 64
 #define FILES_MAX 32
@@ -169,23 +170,8 @@ static void say_bytes(const uint8_t *bytes, size_t size, bool by_socket)
         }
         return;
     }
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof hostile.passed)];
-    } control = {0};
-    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (hostile.passed_count > 0) {
-        size_t passed_bytes = hostile.passed_count * sizeof(int);
-        message.msg_control = &control;
-        message.msg_controllen = CMSG_SPACE(passed_bytes);
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(passed_bytes);
-        memcpy(CMSG_DATA(&control.header), hostile.passed, passed_bytes);
-        hostile.passed_count = 0;
-    }
-    (void)!sendmsg(hostile.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)send_with_fds(hostile.fd, bytes, size, hostile.passed, hostile.passed_count, MSG_DONTWAIT);
+    hostile.passed_count = 0;
 }
 
 /* Sends a packet as it is, or with changed bytes. */

@@ -1,4 +1,5 @@
 #include "tests/lib/fake_daemon_parts.h"
+#include "tests/lib/send_fds.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,22 +21,10 @@ static void put_bytes(struct fake_session *session, const void *bytes, size_t si
 static ssize_t send_on_socket(struct fake_session *session, const void *bytes, size_t size)
 {
     int fds[CLIENT_RING_FDS];
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof fds)];
-    } control = {0};
-    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (session->offers_rings) {
-        message.msg_control = &control;
-        message.msg_controllen = sizeof control;
         fake_rings_client_fds(session->rings, fds);
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(sizeof fds);
-        memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
     }
-    return sendmsg(session->fd, &message, MSG_NOSIGNAL);
+    return send_with_fds(session->fd, bytes, size, fds, session->offers_rings ? CLIENT_RING_FDS : 0, 0);
 }
 
 void fake_send_bytes(struct fake_session *session, const void *bytes, size_t size)

@@ -35,6 +35,7 @@
 #include "proto/types.h"
 #include "proto/version.h"
 #include "tests/lib/own_process.h"
+#include "tests/lib/send_fds.h"
 
 /* One node, "a", with everything below the client socket, in this thread. The tests write its clients'
  * packets byte by byte, so that clients can break the protocol. Log lines are kept, not printed. */
@@ -290,21 +291,7 @@ static inline struct client client_connect(struct node *node)
 static inline bool client_try_send(struct client *client, const void *bytes, size_t size, const int *fds,
                                    unsigned fd_count)
 {
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(64 * sizeof(int))];
-    } control = {0};
-    struct iovec part = {.iov_base = (void *)bytes, .iov_len = size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd_count > 0) {
-        message.msg_control = &control;
-        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(fd_count * sizeof(int));
-        memcpy(CMSG_DATA(&control.header), fds, fd_count * sizeof(int));
-    }
-    ssize_t sent = sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = send_with_fds(client->fd, bytes, size, fds, fd_count, MSG_DONTWAIT);
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         return false;
     }

@@ -177,16 +177,7 @@ static void test_bells_that_are_shut(void **state)
 
 static void client_pass(int socket_fd, int fd)
 {
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof fd)];
-    } control = {
-        .header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)}};
-    struct iovec part = {.iov_base = (char *)"x", .iov_len = 1};
-    const struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-    (void)sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)send_with_fds(socket_fd, "x", 1, &fd, 1, MSG_DONTWAIT);
 }
 
 /* If the kernel lets descriptors come through the bell, the daemon closes them. */

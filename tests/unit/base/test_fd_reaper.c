@@ -9,6 +9,7 @@
 
 #include "daemon/base/descriptor.h"
 #include "daemon/base/fd_reaper.h"
+#include "tests/lib/send_fds.h"
 
 enum { BLOCKED = 1000, OTHER = 1001 };
 
@@ -191,19 +192,7 @@ static void test_limits(void **state)
 static void send_packet(int socket_fd, size_t size, int fd)
 {
     char byte = 0;
-    struct iovec part = {.iov_base = &byte, .iov_len = size};
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof fd)];
-    } control = {
-        .header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)}};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-    if (fd >= 0) {
-        message.msg_control = &control;
-        message.msg_controllen = sizeof control;
-    }
-    assert_int_equal(sendmsg(socket_fd, &message, 0), size);
+    assert_int_equal(send_with_fds(socket_fd, &byte, size, &fd, fd >= 0 ? 1 : 0, 0), size);
 }
 
 /* What is left unread in the socket: nothing; a packet; an empty packet; an empty packet, and then an empty

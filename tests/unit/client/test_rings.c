@@ -11,6 +11,7 @@
 
 #include "client/lib/internal.h"
 #include "tests/lib/fake_rings.h"
+#include "tests/lib/send_fds.h"
 #include "tests/unit/client/client_pair.h"
 
 /* The library's rings alone, with this thread on the other side. test_rings_client.c has a whole client. */
@@ -114,14 +115,6 @@ static void test_more_descriptors_than_there_is_room_for(void **state)
 {
     (void)state;
     int sockets[2], ends[2], fds[CLIENT_HELLO_FDS + 1];
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof fds)];
-    } control = {
-        .header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds)}};
-    struct iovec part = {.iov_base = (char *)"?", .iov_len = 1}; /* no event: the connection ends */
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     struct comm_client *client = calloc(1, sizeof *client);
     assert_non_null(client);
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
@@ -132,8 +125,8 @@ static void test_more_descriptors_than_there_is_room_for(void **state)
     for (size_t i = 0; i < CLIENT_HELLO_FDS + 1; i++) {
         fds[i] = ends[1];
     }
-    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
-    assert_int_equal(sendmsg(sockets[1], &message, 0), 1);
+    /* no event: the connection ends */
+    assert_int_equal(send_with_fds(sockets[1], "?", 1, fds, CLIENT_HELLO_FDS + 1, 0), 1);
     client_take_all(client);
     assert_int_equal(client->lost, COMM_PROTOCOL);
     assert_int_equal(client->hello_fd_count, CLIENT_HELLO_FDS);

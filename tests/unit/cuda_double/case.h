@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "tests/cuda_double/cuda_double.h"
+#include "tests/lib/send_fds.h"
 
 /*
  * Each case runs in a process of its own, because a process loads a driver only once. All processes of a case
@@ -179,21 +180,7 @@ __attribute__((unused)) static void case_run(void (*body)(int))
 /* Sends to the other process of a pair on a socket, with a descriptor if fd is not negative. */
 __attribute__((unused)) static void case_send(int socket_fd, const void *bytes, size_t size, int fd)
 {
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd >= 0) {
-        message.msg_control = control.room;
-        message.msg_controllen = sizeof control.room;
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        *header = (struct cmsghdr){
-            .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
-        memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    }
-    CHECK(sendmsg(socket_fd, &message, MSG_NOSIGNAL) == (ssize_t)size);
+    CHECK(send_with_fds(socket_fd, bytes, size, &fd, fd >= 0 ? 1 : 0, 0) == (ssize_t)size);
 }
 
 __attribute__((unused)) static int case_receive(int socket_fd, void *bytes, size_t size)

@@ -17,19 +17,6 @@ void frame_put_header(uint8_t out[FRAME_HEADER_BYTES], size_t message_bytes)
     put_u32_le(out, (uint32_t)message_bytes);
 }
 
-enum status frame_encode(const void *message, size_t message_bytes, uint8_t *out, size_t capacity_bytes,
-                         size_t *written_bytes)
-{
-    if (!frame_length_valid(message_bytes) || capacity_bytes < FRAME_HEADER_BYTES ||
-        capacity_bytes - FRAME_HEADER_BYTES < message_bytes) {
-        return STATUS_LIMIT;
-    }
-    frame_put_header(out, message_bytes);
-    memcpy(out + FRAME_HEADER_BYTES, message, message_bytes);
-    *written_bytes = FRAME_HEADER_BYTES + message_bytes;
-    return STATUS_OK;
-}
-
 static size_t frame_min_size(size_t a, size_t b)
 {
     return a < b ? a : b;

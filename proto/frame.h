@@ -20,14 +20,6 @@
 /* Writes the length that goes before a message of 1..FRAME_MAX_BYTES bytes. */
 void frame_put_header(uint8_t out[FRAME_HEADER_BYTES], size_t message_bytes);
 
-/*
- * Writes length and message to out, which has room for capacity_bytes. Writes the sum of both to
- * *written_bytes. Returns LIMIT, and writes nothing, for a message of 0 or more than FRAME_MAX_BYTES bytes or
- * too small a capacity.
- */
-enum status frame_encode(const void *message, size_t message_bytes, uint8_t *out, size_t capacity_bytes,
-                         size_t *written_bytes) COMM_MUST_USE;
-
 /* All zero is a decoder at the start of a stream. frame_decoder_free frees what it owns. */
 struct frame_decoder {
     uint8_t *buffer; /* the message so far, if it did not arrive in one piece */

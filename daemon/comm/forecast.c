@@ -98,13 +98,8 @@ void comms_forecast(const struct comms_plan *plan, struct comms_forecast *out)
         out->warm_s = out->by_tree ? tree_form_s(plan, false) : pairs_form_s(plan, meets, false);
         out->links = out->by_tree ? NEIGHBOURS + 2 : nodes - 1; /* most nodes are leaves: place, parent */
     }
-    out->node_bytes = comms_forecast_links_bytes(out->links) + nodes * KNOWN_NODE_BYTES +
+    out->node_bytes = out->links * LINK_BYTES + nodes * KNOWN_NODE_BYTES +
                       (double)nodes * (COMMS_NODE_COST_BYTES + RANK_BYTES);
-}
-
-double comms_forecast_links_bytes(uint32_t links)
-{
-    return links * LINK_BYTES;
 }
 
 double comms_forecast_first_s(const struct comms_plan *plan, const struct coll_forecast *operation,

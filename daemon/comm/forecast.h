@@ -37,7 +37,5 @@ struct coll_network comms_forecast_network(const struct comms_plan *plan);
  */
 double comms_forecast_first_s(const struct comms_plan *plan, const struct coll_forecast *operation,
                               uint32_t links);
-/* The memory of those connections. */
-double comms_forecast_links_bytes(uint32_t links);
 
 #endif

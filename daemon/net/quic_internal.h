@@ -454,8 +454,6 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns);
 /* Ends the streams and sends of a connection. Handlers of incoming streams are told unless quiet. */
 void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,
                             uint64_t now_ns);
-/* The session ends: peer_down. */
-void quic_peer_down(struct quic_connection *connection, uint64_t now_ns);
 /* The attempt that net_connect began has failed: connect_failed. */
 void quic_peer_not_reached(struct quic_endpoint *endpoint, struct quic_peer *peer, const struct error *cause,
                            uint64_t now_ns);

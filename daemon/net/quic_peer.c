@@ -48,7 +48,8 @@ void quic_peer_lose_streams(struct quic_connection *connection, const struct err
     }
 }
 
-void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
+/* The session ends: peer_down. */
+static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
     struct quic_peer *peer = connection->peer;

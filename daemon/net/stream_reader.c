@@ -116,7 +116,8 @@ static struct stream_reader *reader_new(struct stream_readers *readers, struct n
     return reader;
 }
 
-void stream_reader_free(struct stream_reader *reader)
+/* Removes the reader from its list; its stream is gone. */
+static void stream_reader_free(struct stream_reader *reader)
 {
     set_begun(reader, false);
     if (reader->group != NULL) {

@@ -146,7 +146,5 @@ bool stream_reader_resume(struct stream_reader *reader, uint64_t now_ns);
 void stream_reader_expect(struct stream_reader *reader, uint64_t payload_bytes);
 /* Takes no more bytes of the stream; `closed` follows. */
 void stream_reader_reset(struct stream_reader *reader);
-/* Removes the reader from its list and frees it; its stream is gone. */
-void stream_reader_free(struct stream_reader *reader);
 
 #endif

@@ -33,7 +33,8 @@ static uint32_t body_max(unsigned type)
                                         : 0;
 }
 
-const char *tls_frame_decode(const uint8_t bytes[TLS_FRAME_HEADER_BYTES], struct tls_frame *out)
+/* Returns null, or what is wrong with the header, which no correct peer sends. */
+static const char *tls_frame_decode(const uint8_t bytes[TLS_FRAME_HEADER_BYTES], struct tls_frame *out)
 {
     unsigned type = bytes[0];
     bool takes_end = type == TLS_FRAME_DATA || type == TLS_FRAME_RECEIPT;

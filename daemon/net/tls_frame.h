@@ -38,8 +38,6 @@ struct tls_frame {
 };
 
 void tls_frame_encode(const struct tls_frame *frame, uint8_t out[TLS_FRAME_HEADER_BYTES]);
-/* Returns null, or what is wrong with the header, which no correct peer sends. */
-const char *tls_frame_decode(const uint8_t bytes[TLS_FRAME_HEADER_BYTES], struct tls_frame *out);
 
 /*
  * Cuts a sequence of bytes into frames. Zero at first. The owner's functions are called in the order of the

@@ -4,33 +4,51 @@
 
 #define OWN_SAME SIZE_MAX
 
+/* A collective whose blocks, if it has any, are equal. op and root count for kinds that have them. Inline:
+ * each kind needs a few of the lines. */
+static inline comm_result_t equal_blocks(const char *name, enum op_kind kind, comm_t *comm, const void *send,
+                                         void *receive, size_t count, comm_dtype_t dtype, comm_op_t op,
+                                         uint32_t root, const comm_call_options_t *options)
+{
+    struct client_call call;
+    bool has_in = op_kind_has_input_blocks(kind), has_out = op_kind_has_output_blocks(kind);
+    comm_result_t result = call_begin(&call, name, kind, comm, dtype, count, options);
+    if (result == COMM_OK && op_kind_reduces(kind)) {
+        result = call_set_reduce(&call, comm, op);
+    }
+    if (result == COMM_OK && op_kind_has_root(kind)) {
+        result = call_set_root(&call, comm, root);
+    }
+    if (result == COMM_OK && op_kind_reads(kind, comm->rank == root)) {
+        result = call_set_buffer(&call, comm, &call.input, send, has_in ? comm->size : 1, "send buffer");
+    }
+    if (result == COMM_OK && op_kind_writes(kind, comm->rank == root)) {
+        result =
+            call_set_buffer(&call, comm, &call.output, receive, has_out ? comm->size : 1, "receive buffer");
+    }
+    if (result == COMM_OK) {
+        result = call_check_overlap(&call, comm, has_in != has_out ? comm->rank * count : OWN_SAME);
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    /* In place, every block would be overwritten before it is sent. */
+    call.stages_input = has_in && has_out && call.input.at == call.output.at;
+    call.keeps_output = kind == OP_KIND_EXCLUSIVE_SCAN && comm->rank == 0;
+    return call_submit(comm, &call);
+}
+
 comm_result_t comm_all_reduce(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                               comm_op_t op, const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result =
-        call_begin(&call, "comm_all_reduce", OP_KIND_ALL_REDUCE, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
-    result =
-        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
-    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_all_reduce", OP_KIND_ALL_REDUCE, comm, send, receive, count, dtype, op, 0,
+                        options);
 }
 
 comm_result_t comm_reduce(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                           comm_op_t op, uint32_t root, const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result = call_begin(&call, "comm_reduce", OP_KIND_REDUCE, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
-    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
-    if (result == COMM_OK && comm->rank == root) {
-        result = call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer");
-    }
-    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_reduce", OP_KIND_REDUCE, comm, send, receive, count, dtype, op, root, options);
 }
 
 comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype, uint32_t root,
@@ -50,15 +68,8 @@ comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtyp
 comm_result_t comm_all_gather(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                               const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result =
-        call_begin(&call, "comm_all_gather", OP_KIND_ALL_GATHER, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
-    if (result == COMM_OK) {
-        result = call_set_buffer(&call, comm, &call.output, receive, comm->size, "receive buffer");
-    }
-    result = result == COMM_OK ? call_check_overlap(&call, comm, comm->rank * count) : result;
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_all_gather", OP_KIND_ALL_GATHER, comm, send, receive, count, dtype, COMM_SUM, 0,
+                        options);
 }
 
 comm_result_t comm_all_gather_v(comm_t *comm, const void *send, void *receive, const size_t *counts,
@@ -85,17 +96,8 @@ comm_result_t comm_all_gather_v(comm_t *comm, const void *send, void *receive, c
 comm_result_t comm_reduce_scatter(comm_t *comm, const void *send, void *receive, size_t count,
                                   comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result =
-        call_begin(&call, "comm_reduce_scatter", OP_KIND_REDUCE_SCATTER, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
-    if (result == COMM_OK) {
-        result = call_set_buffer(&call, comm, &call.input, send, comm->size, "send buffer");
-    }
-    result =
-        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
-    result = result == COMM_OK ? call_check_overlap(&call, comm, comm->rank * count) : result;
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_reduce_scatter", OP_KIND_REDUCE_SCATTER, comm, send, receive, count, dtype, op,
+                        0, options);
 }
 
 comm_result_t comm_reduce_scatter_v(comm_t *comm, const void *send, void *receive, const size_t *counts,
@@ -122,15 +124,8 @@ comm_result_t comm_reduce_scatter_v(comm_t *comm, const void *send, void *receiv
 comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                           uint32_t root, const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result = call_begin(&call, "comm_gather", OP_KIND_GATHER, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
-    if (result == COMM_OK && comm->rank == root) {
-        result = call_set_buffer(&call, comm, &call.output, receive, comm->size, "receive buffer");
-    }
-    result = result == COMM_OK ? call_check_overlap(&call, comm, root * count) : result;
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_gather", OP_KIND_GATHER, comm, send, receive, count, dtype, COMM_SUM, root,
+                        options);
 }
 
 /* On the root: checks that its own entry in counts equals its send_count or receive_count. */
@@ -168,16 +163,8 @@ comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count, v
 comm_result_t comm_scatter(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                            uint32_t root, const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result = call_begin(&call, "comm_scatter", OP_KIND_SCATTER, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
-    if (result == COMM_OK && comm->rank == root) {
-        result = call_set_buffer(&call, comm, &call.input, send, comm->size, "send buffer");
-    }
-    result =
-        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
-    result = result == COMM_OK ? call_check_overlap(&call, comm, root * count) : result;
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_scatter", OP_KIND_SCATTER, comm, send, receive, count, dtype, COMM_SUM, root,
+                        options);
 }
 
 comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *counts,
@@ -204,19 +191,8 @@ comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *count
 comm_result_t comm_all_to_all(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                               const comm_call_options_t *options)
 {
-    struct client_call call;
-    comm_result_t result =
-        call_begin(&call, "comm_all_to_all", OP_KIND_ALL_TO_ALL, comm, dtype, count, options);
-    if (result == COMM_OK) {
-        result = call_set_buffer(&call, comm, &call.input, send, comm->size, "send buffer");
-    }
-    if (result == COMM_OK) {
-        result = call_set_buffer(&call, comm, &call.output, receive, comm->size, "receive buffer");
-    }
-    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
-    call.stages_input =
-        call.input.at == call.output.at; /* every block would be overwritten before it is sent */
-    return result == COMM_OK ? call_submit(comm, &call) : result;
+    return equal_blocks("comm_all_to_all", OP_KIND_ALL_TO_ALL, comm, send, receive, count, dtype, COMM_SUM, 0,
+                        options);
 }
 
 comm_result_t comm_all_to_all_v(comm_t *comm, const void *send, const size_t *send_counts,
@@ -241,34 +217,17 @@ comm_result_t comm_all_to_all_v(comm_t *comm, const void *send, const size_t *se
     return result == COMM_OK ? call_submit(comm, &call) : result;
 }
 
-static comm_result_t scan(const char *name, enum op_kind kind, comm_t *comm, const void *send, void *receive,
-                          size_t count, comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
-{
-    struct client_call call;
-    comm_result_t result = call_begin(&call, name, kind, comm, dtype, count, options);
-    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
-    result =
-        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
-    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
-    if (result == COMM_OK) {
-        call.keeps_output = kind == OP_KIND_EXCLUSIVE_SCAN && comm->rank == 0;
-        result = call_submit(comm, &call);
-    }
-    return result;
-}
-
 comm_result_t comm_scan(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                         comm_op_t op, const comm_call_options_t *options)
 {
-    return scan("comm_scan", OP_KIND_SCAN, comm, send, receive, count, dtype, op, options);
+    return equal_blocks("comm_scan", OP_KIND_SCAN, comm, send, receive, count, dtype, op, 0, options);
 }
 
 comm_result_t comm_exclusive_scan(comm_t *comm, const void *send, void *receive, size_t count,
                                   comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
 {
-    return scan("comm_exclusive_scan", OP_KIND_EXCLUSIVE_SCAN, comm, send, receive, count, dtype, op,
-                options);
+    return equal_blocks("comm_exclusive_scan", OP_KIND_EXCLUSIVE_SCAN, comm, send, receive, count, dtype, op,
+                        0, options);
 }
 
 comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options)

@@ -382,7 +382,7 @@ static void lay_out_at_once(const struct stage_slice *slice, coll_stage_extent *
 {
     switch (stage_family_of(slice->op->terms.kind)) {
     case STAGE_VECTOR:
-        stage_vector_lay_out(slice, extent, context);
+        stage_vector_lay_out(slice, false, extent, context);
         return;
     case STAGE_BLOCKS:
         stage_blocks_lay_out(slice, extent, context);
@@ -455,8 +455,7 @@ uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space 
 bool coll_stage_lends_input(const struct coll_stage_op *op)
 {
     return op->keeps_input && op->mode == COLL_STAGE_UNSTAGED && op->map->local_count == 1 &&
-           (op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_REDUCE ||
-            op->terms.kind == OP_KIND_REDUCE_SCATTER);
+           op_kind_reduces(op->terms.kind) && !op_kind_is_scan(op->terms.kind);
 }
 
 void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t index, coll_stage_extent *extent,
@@ -466,7 +465,7 @@ void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t index, co
     if (stage_family_of(op->terms.kind) == STAGE_BLOCKS) {
         stage_blocks_lay_out_input(&slice, extent, context);
     } else {
-        stage_vector_lay_out_input(&slice, extent, context);
+        stage_vector_lay_out(&slice, true, extent, context);
     }
 }
 

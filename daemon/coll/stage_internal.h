@@ -183,8 +183,9 @@ static inline uint64_t stage_within(uint64_t offset, uint64_t part, uint64_t lim
 
 /* Kinds without blocks, which are cut along their one vector: all_reduce, reduce, broadcast. */
 bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step);
-void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
-void stage_vector_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
+/* in_input: the only local rank's input instead of the vector. */
+void stage_vector_lay_out(const struct stage_slice *slice, bool in_input, coll_stage_extent *extent,
+                          void *context);
 
 /* Kinds with a block for each rank: all_gather, reduce_scatter, gather, scatter. */
 bool stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step);

@@ -175,27 +175,16 @@ bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
     return true;
 }
 
-void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
+void stage_vector_lay_out(const struct stage_slice *slice, bool in_input, coll_stage_extent *extent,
+                          void *context)
 {
     const struct coll_stage_op *op = slice->op;
     uint64_t part_begin = 0;
     for (uint32_t part = 0; part < op->terms.bucket_ops; part_begin += op->part_counts[part++]) {
         struct share share;
         if (share_of(slice, part, part_begin, &share)) {
-            struct coll_stage_place place = place_of(slice, &share);
-            extent(context, &place, share.count_elements);
-        }
-    }
-}
-
-void stage_vector_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
-{
-    const struct coll_stage_op *op = slice->op;
-    uint64_t part_begin = 0;
-    for (uint32_t part = 0; part < op->terms.bucket_ops; part_begin += op->part_counts[part++]) {
-        struct share share;
-        if (share_of(slice, part, part_begin, &share)) {
-            struct coll_stage_place place = stage_input(share.ranks, share.from);
+            struct coll_stage_place place =
+                in_input ? stage_input(share.ranks, share.from) : place_of(slice, &share);
             extent(context, &place, share.count_elements);
         }
     }

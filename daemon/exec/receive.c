@@ -127,9 +127,9 @@ static enum match wrong_size(struct data_reader *incoming, struct exec_op *op, u
                              uint64_t now_ns, struct error *error)
 {
     char how[128];
+    unsigned long long expected = elements * op->element_bytes;
     (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
-                   (unsigned long long)incoming->header.payload_bytes,
-                   (unsigned long long)(elements * op->element_bytes));
+                   (unsigned long long)incoming->header.payload_bytes, expected);
     return coll_stage_sizes_are_private(&op->stage)
                ? set_disagreement(incoming, op, how, now_ns)
                : set_fault(incoming, "a message of another size than agreed", error);

@@ -11,16 +11,6 @@
 
 /* --- Terms --- */
 
-bool cells_publish_blocks(enum op_kind kind)
-{
-    return kind == OP_KIND_REDUCE_SCATTER || kind == OP_KIND_ALL_TO_ALL || kind == OP_KIND_SCATTER;
-}
-
-static bool is_scan(enum op_kind kind)
-{
-    return kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
-}
-
 static bool is_plain(const struct op_terms *terms)
 {
     return !op_kind_is_message(terms->kind) && terms->compression == COMPRESSION_NONE &&
@@ -30,7 +20,8 @@ static bool is_plain(const struct op_terms *terms)
 /* Each element of a block in all blocks that a rank publishes. */
 static uint64_t published_element_bytes(const struct op_terms *terms, uint32_t rank_count)
 {
-    return (cells_publish_blocks(terms->kind) ? rank_count : 1) * (uint64_t)dtype_size_bytes(terms->dtype);
+    return (op_kind_has_input_blocks(terms->kind) ? rank_count : 1) *
+           (uint64_t)dtype_size_bytes(terms->dtype);
 }
 
 bool cells_take(const struct op_terms *terms, uint32_t rank_count)
@@ -49,7 +40,7 @@ uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_
 
 bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count)
 {
-    return is_plain(terms) && terms->has_layouts == 0 && !is_scan(terms->kind) &&
+    return is_plain(terms) && terms->has_layouts == 0 && !op_kind_is_scan(terms->kind) &&
            cells_most_published_bytes(terms, rank_count) > CELLS_DATA_MAX_BYTES;
 }
 
@@ -214,7 +205,7 @@ uint64_t cells_elements(struct cells_shared *shared, uint32_t rank_count, uint64
     const uint64_t *table = cells_table(shared, rank_count, of, seq);
     uint64_t elements = 0;
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        elements += table[cells_publish_blocks(terms->kind) ? rank : rank_count + rank];
+        elements += table[op_kind_has_input_blocks(terms->kind) ? rank : rank_count + rank];
     }
     return elements;
 }

@@ -159,9 +159,6 @@ static inline uint64_t *cells_table(struct cells_shared *shared, uint32_t rank_c
     return (uint64_t *)(void *)cells_data(shared, rank_count, rank, seq, CELLS_DATA_MAX_BYTES);
 }
 
-/* Whether ranks (of an operation with a root: the root) publish one block for each rank. */
-bool cells_publish_blocks(enum op_kind kind);
-
 /* The operation may go through cells, by the terms alone: then so says every rank that has the same terms.
  * With a count for each rank, it may if the data fit, too. */
 bool cells_take(const struct op_terms *terms, uint32_t rank_count);

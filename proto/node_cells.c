@@ -28,7 +28,7 @@ bool node_cells_take(const struct node_cells *cells, const struct op_terms *term
         terms->count_elements > NODE_CELLS_DATA_MAX_BYTES) {
         return false;
     }
-    size_t blocks = cells_publish_blocks(terms->kind) ? cells->rank_count : 1;
+    size_t blocks = op_kind_has_input_blocks(terms->kind) ? cells->rank_count : 1;
     size_t input_bytes = blocks * (size_t)terms->count_elements * dtype_size_bytes(terms->dtype);
     size_t stride_bytes = output_stride_bytes(cells, terms);
     return input_bytes <= NODE_CELLS_DATA_MAX_BYTES && stride_bytes <= NODE_CELLS_DATA_MAX_BYTES &&

@@ -68,7 +68,7 @@ static const unsigned char *block_of(struct cells_shared *shared, uint32_t rank_
         (CELLS_DATA_MAX_BYTES - cells_table_bytes(rank_count)) / dtype_size_bytes(call->terms.dtype);
     const uint64_t *table = cells_table(shared, rank_count, from, seq);
     uint64_t before = 0;
-    for (uint32_t other = 0; cells_publish_blocks(call->terms.kind) && other < rank; other++) {
+    for (uint32_t other = 0; op_kind_has_input_blocks(call->terms.kind) && other < rank; other++) {
         uint64_t count = *(const volatile uint64_t *)&table[other];
         before = count <= most ? before + count : most;
     }

@@ -67,7 +67,7 @@ static struct taking taking_of(struct cells_shared *shared, uint32_t rank_count,
 static void write_data(const struct taking *taking, unsigned char *to)
 {
     const struct op_terms *terms = &taking->call->terms;
-    bool has_blocks = cells_publish_blocks(terms->kind);
+    bool has_blocks = op_kind_has_input_blocks(terms->kind);
     if (cells_published_bytes(terms, taking->rank_count, taking->rank) == 0) {
         return;
     }

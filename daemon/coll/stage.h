@@ -87,10 +87,8 @@ struct coll_stage_op {
     const struct coll_map *map;
     struct op_terms terms; /* as in exec_call; never those of a message */
     enum coll_stage_mode mode;
-    bool has_memory; /* ALONE: whether slices have memory; otherwise true */
-    bool divides;    /* the result is divided: avg */
-    bool cuts_pairs; /* ALONE, all_to_all without layouts: a slice is a part of every block, as between nodes;
-                        otherwise it is a range of the line of all blocks */
+    bool has_memory;  /* ALONE: whether slices have memory; otherwise true */
+    bool divides;     /* the result is divided: avg */
     bool keeps_input; /* UNSTAGED, one local rank whose input is its contribution: the input is not copied,
                          but lent as the vector's first values (coll_stage_lends_input) */
     uint32_t

@@ -190,24 +190,6 @@ static bool exchange_of_one(struct stage_plan *plan)
     return true;
 }
 
-/* The slice's part of every block. */
-static bool exchange_parts(struct stage_plan *plan)
-{
-    const struct coll_stage_op *op = plan->slice.op;
-    struct coll_stage_cursor *at = plan->at;
-    uint32_t locals = op->map->local_count;
-    for (; at->item < (uint64_t)locals * locals; at->item++) {
-        if (!stage_goes_on(plan)) {
-            return false;
-        }
-        uint32_t from = (uint32_t)(at->item / locals), to = (uint32_t)(at->item % locals);
-        uint64_t offset, part;
-        stage_block_part(&plan->slice, op->terms.count_elements, &offset, &part);
-        put_block(plan, pair_source(op, from, to, offset), pair_target(op, from, to, offset), part);
-    }
-    return true;
-}
-
 /* --- Vectors --- */
 
 /* Counts what this node's ranks send to one other rank, and what they receive from it. */
@@ -477,9 +459,6 @@ static bool go_on(struct stage_plan *plan, enum coll_stage_step step)
     case COLL_STAGE_LOCAL:
         if (op->mode == COLL_STAGE_STAGED) {
             return true;
-        }
-        if (op->cuts_pairs) {
-            return exchange_parts(plan);
         }
         return pairs_are_counted(op) ? exchange_range(plan) : exchange_of_one(plan);
     case COLL_STAGE_IN:

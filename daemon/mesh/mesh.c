@@ -136,7 +136,7 @@ static void peer_free(struct mesh_peer *peer)
     if (peer != NULL) {
         frame_decoder_free(&peer->decoder);
         free(peer->texts);
-    free(peer->address);
+        free(peer->address);
         free(peer->resolved_address);
         free(peer->rail_addresses);
         free(peer->rails);

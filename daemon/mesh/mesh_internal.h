@@ -166,7 +166,7 @@ struct mesh_peer {
     struct mesh_heartbeat heartbeat;
     struct mesh_link link;
     struct coordinate coordinate;
-    uint64_t coordinate_s; /* as of which time; 0: not known */
+    uint64_t coordinate_s;        /* as of which time; 0: not known */
     struct mesh_rail_link *rails; /* of rails 1 and higher; null: none */
     char *rail_addresses;         /* null: none */
     uint64_t instance;

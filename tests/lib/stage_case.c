@@ -87,7 +87,6 @@ static void draw_modes(struct stage_case *drawn, struct random *random)
             random_chance(random, 0.5) ? COLL_STAGE_STRIP_BYTES : random_below(random, 200);
     }
     drawn->has_memory = random_chance(random, 0.5);
-    drawn->cuts_pairs = !drawn->has_layouts && random_chance(random, 0.5);
     uint32_t domains = 1 + pick(random, 4);
     for (uint32_t rank = 0; rank < drawn->size; rank++) {
         drawn->ranks[rank].input_domain = pick(random, domains);

@@ -230,7 +230,7 @@ static void init_ranks(struct node *node, const struct stage_case *drawn)
 /* Returns the number of slices. All nodes agree on it, except for operations that a node cuts by itself. */
 static uint64_t slices_of(const struct coll_stage_op *op)
 {
-    if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_ALL_TO_ALL && !op->cuts_pairs) {
+    if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_ALL_TO_ALL) {
         return coll_stage_local_slices(op);
     }
     bool private_sizes = coll_stage_sizes_are_private(op) && op->map->node_count > 1;
@@ -244,25 +244,23 @@ void stage_node_init(struct world *world, uint32_t index)
     if (!coll_map_init(&node->map, drawn->node_of_rank, drawn->size, drawn->node_count, index)) {
         abort();
     }
-    node->op =
-        (struct coll_stage_op){.map = &node->map,
-                               .terms.kind = drawn->kind,
-                               .mode = drawn->modes[index],
-                               .has_memory = drawn->has_memory,
-                               .divides = drawn->divides,
-                               .cuts_pairs = drawn->cuts_pairs && drawn->modes[index] == COLL_STAGE_ALONE,
-                               .keeps_input = drawn->keeps_input,
-                               .terms.has_layouts = drawn->has_layouts,
-                               .terms.root_rank = drawn->root_rank,
-                               .terms.count_elements = drawn->count_elements,
-                               .terms.bucket_ops = (uint16_t)drawn->part_count,
-                               .part_counts = drawn->part_counts,
-                               .ranks = node->ranks,
-                               .element_bytes = 1,
-                               .slice_bytes = drawn->slice_bytes,
-                               .local_slice_elements = drawn->local_slice_elements,
-                               .many_blocks = drawn->has_many_blocks[index] ? 0 : UINT64_MAX,
-                               .strip_bytes = drawn->strip_bytes[index]};
+    node->op = (struct coll_stage_op){.map = &node->map,
+                                      .terms.kind = drawn->kind,
+                                      .mode = drawn->modes[index],
+                                      .has_memory = drawn->has_memory,
+                                      .divides = drawn->divides,
+                                      .keeps_input = drawn->keeps_input,
+                                      .terms.has_layouts = drawn->has_layouts,
+                                      .terms.root_rank = drawn->root_rank,
+                                      .terms.count_elements = drawn->count_elements,
+                                      .terms.bucket_ops = (uint16_t)drawn->part_count,
+                                      .part_counts = drawn->part_counts,
+                                      .ranks = node->ranks,
+                                      .element_bytes = 1,
+                                      .slice_bytes = drawn->slice_bytes,
+                                      .local_slice_elements = drawn->local_slice_elements,
+                                      .many_blocks = drawn->has_many_blocks[index] ? 0 : UINT64_MAX,
+                                      .strip_bytes = drawn->strip_bytes[index]};
     if (drawn->vectors_in_outputs && node->op.mode == COLL_STAGE_STAGED) {
         node->op.vector_ranks = 1 + drawn->size % node->map.local_count;
     }

@@ -31,7 +31,6 @@ struct stage_case {
     /* all_to_all: the limit of many_blocks is 0, so any number of blocks is many */
     bool has_many_blocks[STAGE_CASE_NODES_MAX];
     bool vectors_in_outputs; /* all_reduce: staged nodes set vector_ranks */
-    bool cuts_pairs;         /* ALONE, all_to_all */
     uint64_t strip_bytes[STAGE_CASE_NODES_MAX];
     bool has_memory; /* only for COLL_STAGE_ALONE */
     struct {

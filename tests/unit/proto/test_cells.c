@@ -517,7 +517,7 @@ static struct op_terms slice_terms(enum op_kind kind, enum dtype dtype, uint64_t
 /* What does not fit into a cell goes in slices. */
 static void expect_slices_of(enum op_kind kind, enum dtype dtype, uint32_t ranks)
 {
-    uint64_t blocks = cells_publish_blocks(kind) ? ranks : 1, each = blocks * dtype_size_bytes(dtype);
+    uint64_t blocks = op_kind_has_input_blocks(kind) ? ranks : 1, each = blocks * dtype_size_bytes(dtype);
     uint64_t most = CELLS_DATA_MAX_BYTES / each;
     bool goes = !op_kind_is_message(kind),
          cuts = goes && kind != OP_KIND_SCAN && kind != OP_KIND_EXCLUSIVE_SCAN;
@@ -542,7 +542,8 @@ static void expect_slices_of(enum op_kind kind, enum dtype dtype, uint32_t ranks
 /* The slices are the elements of the vector, each once, and fit into their places. */
 static void expect_cut(enum op_kind kind, enum dtype dtype, uint32_t ranks, uint64_t most_bytes)
 {
-    uint64_t whole = most_bytes / dtype_size_bytes(dtype), blocks = cells_publish_blocks(kind) ? ranks : 1;
+    uint64_t whole = most_bytes / dtype_size_bytes(dtype),
+             blocks = op_kind_has_input_blocks(kind) ? ranks : 1;
     const uint64_t counts[][2] = {{0, 0},
                                   {whole - 1, 1},
                                   {whole, 1},

@@ -12,125 +12,6 @@
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/gpu/groups_internal.h"
 
-/* --- The end of groups --- */
-
-static void group_free(struct gpu_group *group)
-{
-    gpu_transfers_release(&group->transfers);
-    free(group);
-}
-
-static void unlink_group(struct gpu_group *group)
-{
-    struct gpu_groups *groups = group->owner;
-    pthread_mutex_lock(&groups->lock);
-    LL_DELETE(groups->all, group);
-    pthread_mutex_unlock(&groups->lock);
-}
-
-/* Its threads keep the group's memory. */
-static void group_leak(struct gpu_group *group)
-{
-    struct gpu_groups *groups = group->owner;
-    const struct nccl_ranks *ranks = &group->ranks;
-    group->leaked = true;
-    groups->leaked++;
-    pthread_mutex_lock(&groups->lock);
-    groups->stuck |= group->inside;
-    pthread_mutex_unlock(&groups->lock);
-    if (groups->stuck) {
-        log_error("a call of NCCL does not return; commd does not use NCCL again until commd restarts");
-    }
-    for (uint32_t i = 0; i < ranks->count && group->formed; i++) {
-        cuda_mark_failed(groups->gpus, ranks->list[i], "NCCL did not release the GPU within %llu s%s%s",
-                         GPU_GROUP_END_NS / TIME_S, group->has_failed ? ", after: " : "",
-                         group->has_failed ? group->failure.text : "");
-    }
-}
-
-static void group_begin_end(struct gpu_group *group, uint64_t now_ns)
-{
-    struct gpu_groups *groups = group->owner;
-    pthread_t thread;
-    if (group->ending) {
-        return;
-    }
-    pthread_mutex_lock(&groups->lock);
-    group->ending = true;
-    group->since_ns = now_ns;
-    pthread_mutex_unlock(&groups->lock);
-    if (thread_start(&thread, NULL, gpu_group_end_now, group) == 0) {
-        (void)pthread_detach(thread);
-    } else {
-        group_leak(group);
-    }
-}
-
-static bool has_ended(const struct gpu_group *group)
-{
-    pthread_mutex_lock(&group->owner->lock);
-    bool ended = group->ended;
-    pthread_mutex_unlock(&group->owner->lock);
-    return ended;
-}
-
-/* Frees what has ended, and nobody holds; ends spare groups if there are too many. */
-static void groups_tidy(struct gpu_groups *groups, uint32_t spare_most, uint64_t now_ns)
-{
-    struct gpu_group *group, *next;
-    uint32_t spare = 0;
-    LL_FOREACH_SAFE(groups->all, group, next)
-    {
-        if (group->references > 0 || group->leaked) {
-            continue;
-        }
-        if (group->ending && has_ended(group)) {
-            if (!group->refused || now_ns >= group->retry_ns) {
-                unlink_group(group);
-                group_free(group);
-            }
-        } else if (!group->ending && (group->discarded || ++spare > spare_most)) {
-            group_begin_end(group, now_ns);
-        }
-    }
-}
-
-static void remember(struct gpu_groups *groups, const struct error *why)
-{
-    snprintf(groups->why, sizeof groups->why, "%s", why->text);
-}
-
-static void group_refuse(struct gpu_group *group, uint64_t now_ns)
-{
-    struct gpu_groups *groups = group->owner;
-    group->refused = true;
-    group->retry_ns = now_ns + GPU_GROUP_RETRY_NS;
-    groups->refused++;
-    remember(groups, &group->failure);
-    log_warning("%s; operations among these %u GPUs run without NCCL for %llu s", group->failure.text,
-                group->ranks.count, GPU_GROUP_RETRY_NS / TIME_S);
-    group_begin_end(group, now_ns);
-}
-
-void gpu_group_give_up(struct gpu_group *group, const struct error *cause, uint64_t now_ns)
-{
-    struct gpu_groups *groups = group->owner;
-    if (group->ending) {
-        return;
-    }
-    pthread_mutex_lock(&groups->lock);
-    if (!group->has_failed) {
-        group->has_failed = true;
-        group->failure = *cause;
-    }
-    pthread_mutex_unlock(&groups->lock);
-    group->given_up = true;
-    groups->failed++;
-    remember(groups, &group->failure);
-    log_warning("%s; commd ends NCCL's communicator of %u GPUs", group->failure.text, group->ranks.count);
-    group_begin_end(group, now_ns);
-}
-
 bool gpu_group_is_off(const struct gpu_group *group)
 {
     struct gpu_groups *groups = group->owner;
@@ -195,7 +76,7 @@ static enum status group_new(struct gpu_groups *groups, const uint32_t *list, ui
         status = groups_start(groups, error);
     }
     if (status != STATUS_OK) {
-        group_free(group);
+        gpu_group_free(group);
         return status;
     }
     pthread_mutex_lock(&groups->lock);
@@ -210,7 +91,7 @@ static enum status groups_make_room(struct gpu_groups *groups, uint64_t now_ns, 
 {
     uint32_t count = 0;
     const struct gpu_group *group;
-    groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
+    gpu_groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
     LL_FOREACH(groups->all, group)
     {
         count += !group->leaked;
@@ -218,7 +99,7 @@ static enum status groups_make_room(struct gpu_groups *groups, uint64_t now_ns, 
     if (count < GPU_GROUPS_MAX) {
         return STATUS_OK;
     }
-    groups_tidy(groups, 0, now_ns);
+    gpu_groups_tidy(groups, 0, now_ns);
     return error_set(error, STATUS_LIMIT,
                      "there are %u NCCL communicators on the node, the most that commd has", GPU_GROUPS_MAX);
 }
@@ -301,7 +182,7 @@ void gpu_group_release(struct gpu_group *group, uint64_t now_ns)
     if (group != NULL) {
         struct gpu_groups *groups = group->owner;
         group->references--;
-        groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
+        gpu_groups_tidy(groups, GPU_GROUPS_SPARE_MAX, now_ns);
     }
 }
 
@@ -324,7 +205,7 @@ enum gpu_group_state gpu_group_poll(struct gpu_group *group, uint64_t now_ns, st
     pthread_mutex_unlock(&groups->lock);
     if (failed) {
         if (!group->formed && !group->refused && !group->given_up) {
-            group_refuse(group, now_ns);
+            gpu_group_refuse(group, now_ns);
         }
         (void)error_set(error, group->failure.status, "%s", group->failure.text);
         return group->formed ? GPU_GROUP_FAILED : GPU_GROUP_REFUSED;
@@ -501,7 +382,7 @@ uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
     const struct gpu_group *group;
     LL_FOREACH(gpus->groups->all, group)
     {
-        if (group->leaked || (group->ending && has_ended(group))) {
+        if (group->leaked || (group->ending && gpu_group_has_ended(group))) {
             continue;
         }
         if (group->ending || !group->formed) {
@@ -516,8 +397,8 @@ static void group_tick(struct gpu_group *group, uint64_t now_ns)
 {
     struct error error;
     if (group->ending) {
-        if (!group->leaked && now_ns >= group->since_ns + GPU_GROUP_END_NS && !has_ended(group)) {
-            group_leak(group);
+        if (!group->leaked && now_ns >= group->since_ns + GPU_GROUP_END_NS && !gpu_group_has_ended(group)) {
+            gpu_group_leak(group);
         }
         return;
     }
@@ -531,7 +412,7 @@ static void group_tick(struct gpu_group *group, uint64_t now_ns)
         error_set(&group->failure, STATUS_DEVICE, "GPU %u, NCCL among %u GPUs: not formed within %llu s",
                   group->ranks.list[0], group->ranks.count, GPU_GROUP_FORM_NS / TIME_S);
         pthread_mutex_unlock(&group->owner->lock);
-        group_refuse(group, now_ns);
+        gpu_group_refuse(group, now_ns);
     }
 }
 
@@ -542,7 +423,7 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
     {
         group_tick(group, now_ns);
     }
-    groups_tidy(gpus->groups, GPU_GROUPS_SPARE_MAX, now_ns);
+    gpu_groups_tidy(gpus->groups, GPU_GROUPS_SPARE_MAX, now_ns);
     gpu_registry_tick(gpus->registry);
     gpus->groups->look_ns = now_ns + GPU_REGISTRY_LOOK_NS;
 }
@@ -574,7 +455,7 @@ static bool groups_end(struct gpu_groups *groups)
     bool all_ended = true;
     LL_FOREACH(groups->all, group)
     {
-        group_begin_end(group, 0);
+        gpu_group_begin_end(group, 0);
     }
     pthread_mutex_lock(&groups->lock);
     for (int left_ms = GPU_GROUPS_CLOSE_MS;; left_ms -= 10) {
@@ -611,7 +492,7 @@ bool gpu_groups_free(struct gpu_groups *groups)
     }
     LL_FOREACH_SAFE(groups->all, group, next)
     {
-        group_free(group);
+        gpu_group_free(group);
     }
     pthread_cond_destroy(&groups->changed);
     pthread_cond_destroy(&groups->work);

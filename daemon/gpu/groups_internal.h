@@ -6,7 +6,7 @@
 #include "daemon/gpu/groups.h"
 #include "daemon/gpu/nccl_ranks.h"
 
-/* What groups.c, on the main thread, and groups_threads.c share. */
+/* What groups.c and groups_end.c, on the main thread, and groups_threads.c share. */
 
 enum group_job { GROUP_JOB_NONE, GROUP_JOB_FORM, GROUP_JOB_CALL };
 
@@ -70,5 +70,17 @@ bool gpu_groups_share_a_gpu(const struct gpu_group *one, const struct gpu_group 
 void *gpu_group_end_now(void *context);
 /* Waits for `condition`, at most so long. With the lock. */
 void gpu_groups_wait(struct gpu_groups *groups, pthread_cond_t *condition, uint64_t limit_ns);
+
+/* groups_end.c, on the main thread. A thread ends the group. */
+void gpu_group_begin_end(struct gpu_group *group, uint64_t now_ns);
+bool gpu_group_has_ended(const struct gpu_group *group);
+/* Ends it because NCCL refuses it: gpu_group_hold finds it so for GPU_GROUP_RETRY_NS. */
+void gpu_group_refuse(struct gpu_group *group, uint64_t now_ns);
+/* It has not ended in time: its threads keep its memory. */
+void gpu_group_leak(struct gpu_group *group);
+/* No thread uses it any more. */
+void gpu_group_free(struct gpu_group *group);
+/* Frees what has ended, and nobody holds; ends spare groups if there are too many. */
+void gpu_groups_tidy(struct gpu_groups *groups, uint32_t spare_most, uint64_t now_ns);
 
 #endif

@@ -139,20 +139,31 @@ static nccl_result add(struct communicator *communicator, uint64_t address, uint
     return NCCL_RESULT_OK;
 }
 
-nccl_result ncclCommRegister(nccl_comm comm, void *memory, size_t bytes, void **handle)
+/* On success the double is locked, and *communicator may be used. */
+static nccl_result begin(const char *function, nccl_comm comm, struct communicator **communicator)
 {
-    nccl_result result = nccl_enter(__func__);
-    *handle = NULL;
+    nccl_result result = nccl_enter(function);
     if (result != NCCL_RESULT_OK) {
         return result;
     }
     double_lock();
-    struct communicator *communicator = object_get(OBJECT_COMMUNICATOR, (uintptr_t)comm);
-    result = communicator_check(communicator);
+    *communicator = object_get(OBJECT_COMMUNICATOR, (uintptr_t)comm);
+    result = communicator_check(*communicator);
+    if (result != NCCL_RESULT_OK) {
+        double_unlock();
+    }
+    return result;
+}
+
+nccl_result ncclCommRegister(nccl_comm comm, void *memory, size_t bytes, void **handle)
+{
+    struct communicator *communicator;
+    *handle = NULL;
+    nccl_result result = begin(__func__, comm, &communicator);
     if (result == NCCL_RESULT_OK) {
         result = add(communicator, (uint64_t)(uintptr_t)memory, bytes, handle);
+        double_unlock();
     }
-    double_unlock();
     return result;
 }
 
@@ -180,16 +191,11 @@ static nccl_result end(struct communicator *communicator, uintptr_t handle)
 
 nccl_result ncclCommDeregister(nccl_comm comm, void *handle)
 {
-    nccl_result result = nccl_enter(__func__);
-    if (result != NCCL_RESULT_OK) {
-        return result;
-    }
-    double_lock();
-    struct communicator *communicator = object_get(OBJECT_COMMUNICATOR, (uintptr_t)comm);
-    result = communicator_check(communicator);
+    struct communicator *communicator;
+    nccl_result result = begin(__func__, comm, &communicator);
     if (result == NCCL_RESULT_OK) {
         result = end(communicator, (uintptr_t)handle);
+        double_unlock();
     }
-    double_unlock();
     return result;
 }

@@ -203,6 +203,21 @@ __attribute__((unused)) static int case_receive(int socket_fd, void *bytes, size
     return fd;
 }
 
+/* Memory of a device as a client shares it: a descriptor, which the caller closes. The memory lives as long.
+ */
+__attribute__((unused)) static int case_shared_memory(int device, size_t size_bytes)
+{
+    struct cuda_allocation_properties properties = {.type = CUDA_ALLOCATION_PINNED,
+                                                    .handle_types = CUDA_HANDLE_POSIX_FD,
+                                                    .location = {.type = CUDA_LOCATION_DEVICE, .id = device}};
+    cuda_allocation allocation;
+    int fd = -1;
+    OK(cuda->allocation_create(&allocation, size_bytes, &properties, 0));
+    OK(cuda->allocation_export(&fd, allocation, CUDA_HANDLE_POSIX_FD, 0));
+    OK(cuda->allocation_release(allocation));
+    return fd;
+}
+
 #define CASE(body)                                                                                           \
     static void test_##body(void **unused)                                                                   \
     {                                                                                                        \

@@ -72,16 +72,9 @@ static void make_words(void)
 
 static struct memory *import(void)
 {
-    struct cuda_allocation_properties properties = {.type = CUDA_ALLOCATION_PINNED,
-                                                    .handle_types = CUDA_HANDLE_POSIX_FD,
-                                                    .location = {.type = CUDA_LOCATION_DEVICE, .id = 0}};
     struct memory *memory = NULL;
     struct error error;
-    cuda_allocation allocation;
-    int fd = -1;
-    OK(cuda->allocation_create(&allocation, PART, &properties, 0));
-    OK(cuda->allocation_export(&fd, allocation, CUDA_HANDLE_POSIX_FD, 0));
-    OK(cuda->allocation_release(allocation));
+    int fd = case_shared_memory(0, PART);
     CHECK_RESULT(gpu_memory_reserve(gpus, 0, PART, &memory, &error), STATUS_OK);
     CHECK_RESULT(gpu_memory_map(memory, fd, PART, &error), STATUS_OK);
     CHECK(close(fd) == 0);

@@ -111,17 +111,9 @@ static void close_all(void)
 /* Memory that came by a descriptor, as commd imports it. */
 static struct memory *import(uint32_t gpu)
 {
-    struct cuda_allocation_properties properties = {
-        .type = CUDA_ALLOCATION_PINNED,
-        .handle_types = CUDA_HANDLE_POSIX_FD,
-        .location = {.type = CUDA_LOCATION_DEVICE, .id = (int)gpu}};
     struct memory *memory = NULL;
     struct error error;
-    cuda_allocation allocation;
-    int fd = -1;
-    OK(cuda->allocation_create(&allocation, PART, &properties, 0));
-    OK(cuda->allocation_export(&fd, allocation, CUDA_HANDLE_POSIX_FD, 0));
-    OK(cuda->allocation_release(allocation));
+    int fd = case_shared_memory((int)gpu, PART);
     CHECK_RESULT(gpu_memory_reserve(gpus, gpu, 2 * PART, &memory, &error), STATUS_OK);
     CHECK_RESULT(memory_charge(memory, account, &error), STATUS_OK);
     CHECK_RESULT(gpu_memory_map(memory, fd, PART, &error), STATUS_OK);

@@ -26,11 +26,6 @@ static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, en
     return result;
 }
 
-static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
-{
-    return buffer->elements * dtype_size_bytes(call->terms.dtype);
-}
-
 static size_t residual_bytes(const struct client_call *call)
 {
     bool has_residual = call->options.compression != COMM_COMPRESSION_NONE && call->options.residual != NULL;
@@ -114,8 +109,9 @@ static comm_result_t find_buffer(struct comm_comm *comm, const struct client_cal
     if (buffer->at == NULL) {
         return COMM_OK;
     }
-    return buffer->list != NULL ? find_list(comm, call, buffer, op, use)
-                                : find_memory(comm, call, buffer->at, buffer_bytes(call, buffer), op, use);
+    return buffer->list != NULL
+               ? find_list(comm, call, buffer, op, use)
+               : find_memory(comm, call, buffer->at, call_buffer_bytes(call, buffer), op, use);
 }
 
 /* Whether both buffers can share one block: the operation is in place, or its result may replace the copy of
@@ -142,7 +138,7 @@ static size_t bytes_to_stage(const struct comm_comm *comm, const struct client_c
     bool stages_input = call->input.at != NULL && op->uses[USE_INPUT] == NULL;
     bool stages_output = call->output.at != NULL && op->uses[USE_OUTPUT] == NULL;
     bool one = stages_input && stages_output && (shares_block(call) || shares_part(call));
-    size_t input = buffer_bytes(call, &call->input), output = buffer_bytes(call, &call->output);
+    size_t input = call_buffer_bytes(call, &call->input), output = call_buffer_bytes(call, &call->output);
     size_t sum =
         one ? (input > output ? input : output) : (stages_input ? input : 0) + (stages_output ? output : 0);
     sum += layout_is_used(call) ? 2 * layout_bytes(comm->size) : 0;
@@ -184,14 +180,14 @@ static comm_result_t stage_copy(struct comm_comm *comm, const struct client_call
 {
     comm_result_t result = COMM_OK;
     if (input_is_part(call, op)) {
-        result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
+        result = take_block(comm, op, USE_OUTPUT, call_buffer_bytes(call, &call->output));
         if (result == COMM_OK) {
             op->uses[USE_INPUT] = use_memory(op->uses[USE_OUTPUT]);
-            op->places_bytes[USE_INPUT] = comm->rank * buffer_bytes(call, buffer);
+            op->places_bytes[USE_INPUT] = comm->rank * call_buffer_bytes(call, buffer);
             layout_plan_copies(op, call, comm->size, op->uses[USE_OUTPUT]->base);
         }
     } else {
-        result = take_block(comm, op, USE_INPUT, buffer_bytes(call, buffer));
+        result = take_block(comm, op, USE_INPUT, call_buffer_bytes(call, buffer));
     }
     if (result == COMM_OK) {
         unsigned char *to = op->uses[USE_INPUT]->base + op->places_bytes[USE_INPUT];
@@ -211,9 +207,9 @@ static comm_result_t stage_output(struct comm_comm *comm, const struct client_ca
         op->uses[USE_OUTPUT] = use_memory(input);
     } else if (output_is_part(call, op)) {
         op->uses[USE_OUTPUT] = use_memory(input);
-        op->places_bytes[USE_OUTPUT] = comm->rank * buffer_bytes(call, &call->output);
+        op->places_bytes[USE_OUTPUT] = comm->rank * call_buffer_bytes(call, &call->output);
     } else {
-        result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
+        result = take_block(comm, op, USE_OUTPUT, call_buffer_bytes(call, &call->output));
     }
     if (result == COMM_OK) {
         layout_plan_copies(op, call, comm->size, op->uses[USE_OUTPUT]->base + op->places_bytes[USE_OUTPUT]);

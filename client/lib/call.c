@@ -153,6 +153,19 @@ comm_result_t call_set_buffer(const struct client_call *call, const struct comm_
     return check_range(call, comm, at, elements, which);
 }
 
+size_t call_buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
+{
+    return buffer->at != NULL ? buffer->elements * dtype_size_bytes(call->terms.dtype) : 0;
+}
+
+bool call_reads_output_of(const struct client_call *call, const struct client_call *other)
+{
+    uintptr_t in = (uintptr_t)call->input.at, out = (uintptr_t)other->output.at;
+    size_t in_bytes = call_buffer_bytes(call, &call->input);
+    size_t out_bytes = call_buffer_bytes(other, &other->output);
+    return in_bytes > 0 && out_bytes > 0 && out < in + in_bytes && in < out + out_bytes;
+}
+
 size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank)
 {
     size_t begin = 0;

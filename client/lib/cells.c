@@ -113,23 +113,11 @@ void cells_close(struct comm_comm *comm)
 
 /* --- Publishing --- */
 
-static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
-{
-    return buffer->at != NULL ? buffer->elements * dtype_size_bytes(call->terms.dtype) : 0;
-}
-
-static bool reads_output_of(const struct client_call *call, const struct client_call *open)
-{
-    uintptr_t in = (uintptr_t)call->input.at, out = (uintptr_t)open->output.at;
-    size_t in_bytes = buffer_bytes(call, &call->input), out_bytes = buffer_bytes(open, &open->output);
-    return in_bytes > 0 && out_bytes > 0 && out < in + in_bytes && in < out + out_bytes;
-}
-
 /* Whether its input is an output that is not there yet. */
 static bool needs_open(struct client_cells *cells, const struct client_call *call)
 {
     for (uint32_t i = 0; i < cells->count; i++) {
-        if (reads_output_of(call, &cells_slot_at(cells, i)->call)) {
+        if (call_reads_output_of(call, &cells_slot_at(cells, i)->call)) {
             return true;
         }
     }

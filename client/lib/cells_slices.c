@@ -9,28 +9,18 @@
 #define SLICES_ABANDONED_NS 4000000u /* how long nobody waits, before the library's thread goes on */
 #define ATTEND_NS 2000000u           /* then it waits so long at a time */
 
-static bool overlap(const struct client_call *call, const struct call_buffer *one,
-                    const struct call_buffer *other)
-{
-    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
-    uintptr_t a = (uintptr_t)one->at, b = (uintptr_t)other->at;
-    return a != 0 && b != 0 && a < b + other->elements * element_bytes &&
-           b < a + one->elements * element_bytes;
-}
-
 /* If the rest of the operation has to go to commd, it goes there whole. Its input must be as it was. */
 static bool may_begin_again(const struct client_call *call)
 {
     enum op_kind kind = call->terms.kind;
     return (kind != OP_KIND_ALL_TO_ALL && kind != OP_KIND_REDUCE_SCATTER) ||
-           !overlap(call, &call->input, &call->output);
+           !call_reads_output_of(call, call);
 }
 
 static bool is_registered(const struct comm_client *client, const struct client_call *call,
                           const struct call_buffer *buffer)
 {
-    size_t size_bytes = buffer->elements * dtype_size_bytes(call->terms.dtype);
-    return buffer->at == NULL || memory_find(client, buffer->at, size_bytes) != NULL;
+    return buffer->at == NULL || memory_find(client, buffer->at, call_buffer_bytes(call, buffer)) != NULL;
 }
 
 bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call)

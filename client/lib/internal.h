@@ -507,6 +507,9 @@ comm_result_t call_check_overlap(const struct client_call *call, const struct co
 /* Copies a call with its layouts. Returns null if memory is short. Free the copy with free(). */
 struct client_call *call_copy(const struct client_call *call, uint32_t size);
 size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank);
+size_t call_buffer_bytes(const struct client_call *call, const struct call_buffer *buffer);
+/* Whether its input overlaps the output of the other call, which may be the same call. */
+bool call_reads_output_of(const struct client_call *call, const struct client_call *other);
 
 /* --- submit.c --- */
 

@@ -38,13 +38,15 @@ class GpuMessagesByNccl(FailureCase):
     def test_each_engine(self):
         for engine, peer, some in (("nccl", "1", True), ("nccl", "0", True), ("kernels", "1", False), ("kernels", "0", False), ("auto", "0", True)):
             with self.subTest(engine=engine, peer=peer), self.cluster(engine, settings='gpu_tuning = "off";', CUDA_DOUBLE_PEER=peer) as cluster:
-                self.check_sizes(cluster, steps=6)
-                by_nccl, by_copies, failed = counts(cluster)
-                self.assertEqual((by_nccl > by_copies, failed), (some, 0), (by_nccl, by_copies))
-                self.assertEqual(by_nccl > 0, some)
-                self.assertIn(f"{by_nccl} by NCCL, {by_copies} by copies", cluster.commctl("a", "gpus").stdout)
+                self.check_sizes(cluster)
                 if some:
                     cluster.wait(lambda: cluster.json("a", "gpus")["nccl_communicators"] == 1, "one is left, for all GPUs that have messages")
+                formed = counts(cluster)
+                self.check_sizes(cluster, "formed")
+                by_nccl, by_copies, failed = counts(cluster)
+                self.assertEqual((by_nccl > formed[0], failed), (some, 0), (formed, by_nccl, by_copies))
+                self.assertEqual(by_copies > formed[1], not some, (formed, by_nccl, by_copies))
+                self.assertIn(f"{by_nccl} by NCCL, {by_copies} by copies", cluster.commctl("a", "gpus").stdout)
 
     def test_old_nccl(self):
         """Before 2.26, work of several users of NCCL could race."""

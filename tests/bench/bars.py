@@ -123,15 +123,19 @@ def measure_pool(place, build):
 
 
 def measure_busy(place, commd):
-    """Measures all-reduces of 8 bytes while another process keeps each processor busy."""
-    burners = [start(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count())]
-    try:
-        times = commd.sweep(place, Sweep(["all_reduce"], 8, 8, 2, 0.3), 60)
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
-    return {"8 B beside as many computing processes as processors, us": times["all_reduce", 8]}
+    """Measures all-reduces of 8 bytes while another process computes, and while one computes on each processor."""
+    figures = {}
+    for count, what in ((1, "one computing process"), (os.cpu_count(), "as many computing processes as processors")):
+        burners = [start(["sh", "-c", "while :; do :; done"]) for _ in range(count)]
+        try:
+            times = commd.sweep(place, Sweep(["all_reduce"], 8, 8, 2, 0.3), 60)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+        figures[f"8 B beside {what}, us, median"] = times["all_reduce", 8]
+        figures[f"8 B beside {what}, us, mean"] = times.mean_us["all_reduce", 8]
+    return figures
 
 
 def measure_quic(build, repeats):
@@ -207,6 +211,9 @@ BESIDE_BEST = (
     ("local2", "commd plain", (1.0, 0.7, 1.0, 1.2)), ("local4", "commd plain", (1.0, 1.0, 1.0, 1.2)),
     ("nodes2-9000", "commd", (0.35, 0.4, 0.6, 0.8)), ("nodes2-1500", "commd", (0.35, 0.4, 0.5, 0.55)),
 )
+# The same of the last two classes, if the peers' times are scaled by what TLS takes off TCP's rate.
+THROUGH_TLS = (("nodes2-9000", (0.9, 1.0)), ("nodes2-1500", (0.9, 1.0)))
+SINGLE_OF_BAR = 0.5  # no single collective and size is under this part of its class's bar
 TRACES_BESIDE_BEST = (("local2", "commd plain", 1.2), ("local4", "commd plain", 1.2), ("nodes2-9000", "commd", 0.8), ("nodes2-1500", "commd", 0.5))
 AFTER_COMPUTING_BESIDE_BEST = (("local2", 1 / 1.2), ("local4", 1 / 1.2), ("nodes2-9000", 0.5), ("nodes2-1500", 0.5))
 
@@ -214,13 +221,32 @@ AFTER_COMPUTING_BESIDE_BEST = (("local2", 1 / 1.2), ("local4", 1 / 1.2), ("nodes
 def beside_best(results):
     found = []
     for place, own, limits in BESIDE_BEST:
+        medians = results.get(place, {})
         for (title, low, high), limit in zip(comparison.SIZE_CLASSES, limits):
-            found.append(row(f"{place}, {own}: x the best peer, {title}", comparison.class_ratio(results.get(place, {}), low, high, own), limit))
+            found.append(row(f"{place}, {own}: x the best peer, {title}", comparison.class_ratio(medians, low, high, own), limit))
+        found.append(row(f"{place}, {own}: worst single ratio, as a part of its bar", comparison.worst_of_bars(medians, limits, own), SINGLE_OF_BAR))
     for place, own, limit in TRACES_BESIDE_BEST:
         found.append(row(f"{place}, {own}: x the best peer, traces of training steps", comparison.traces_ratio(results.get(place, {}), own), limit))
     for place, limit in AFTER_COMPUTING_BESIDE_BEST:
         found.append(row(f"{place}: x the best peer, 8 B after 1 ms of computing", comparison.ratio(results.get(place, {}), comparison.SMALL_AFTER_COMPUTING), limit))
     return found
+
+
+def through_tls(results, machine):
+    """machine: the limits, {name: (value, unit)}."""
+    tcp, tls = machine.get("TCP, one way", (None,))[0], machine.get("TLS 1.3 over TCP, one way", (None,))[0]
+    found = []
+    for place, limits in THROUGH_TLS:
+        for (title, low, high), limit in zip(comparison.SIZE_CLASSES[-len(limits):], limits):
+            ratio = comparison.class_ratio(results.get(place, {}), low, high)
+            found.append(row(f"{place}: x the best peer through TLS (computed), {title}", ratio * tcp / tls if ratio and tcp and tls else None, limit))
+    return found
+
+
+def processor_rows(results, cpu):
+    """results, cpu: {place: {contestant: {(operation, size): us}}}"""
+    return [row(f"{place}, commd: the best peer's processor time for an operation over commd's, >= 1 MiB",
+                comparison.processor_ratio(results[place], cpu[place], MIB) if place in results else None, 1) for place in ("local2", "local4")]
 
 
 def worst_ratio(medians, peer, at_least, exactly=None):
@@ -236,8 +262,9 @@ def row(what, value, limit, at_least=True, unit=""):
     return what, "not measured" if value is None else f"{value:.3g}{unit}", f"{'>=' if at_least else '<='} {limit:.3g}{unit}", met
 
 
-def rows(results, machine, figures):
-    found = beside_best(results)
+def rows(results, cpu, machine, figures):
+    found = beside_best(results) + through_tls(results, machine) + processor_rows(results, cpu)
+    found.append(row("local2: 8 B beside one computing process, us, mean", figures.get("8 B beside one computing process, us, mean"), 20, False))
     for name, ranks in (("local2", 2), ("local4", 4)):
         medians = results.get(name, {})
         found.append(row(f"one node, {ranks} ranks, all-reduce >= 1 MiB: x Open MPI, worst size", worst_ratio(medians, "Open MPI", MIB), 1.5))

@@ -49,5 +49,20 @@ def size_ratio(medians, size_bytes, own="commd"):
     return mean_ratio(medians, [(collective, size_bytes) for collective in COLLECTIVES], own)
 
 
+def worst_of_bars(medians, limits, own="commd"):
+    """Returns the smallest ratio of a single collective and size, divided by the limit of its class, or None. limits: one for each of SIZE_CLASSES."""
+    parts = [each / limit for (_, low, high), limit in zip(SIZE_CLASSES, limits)
+             for each in (ratio(medians, key, own) for key in medians.get(own, {}) if key[0] in COLLECTIVES and low <= key[1] <= high) if each]
+    return min(parts, default=None)
+
+
+def processor_ratio(medians, cpu, low_bytes, own="commd"):
+    """Returns the geometric mean of the best peer's processor time for one operation over commd's, from low_bytes on, or None. The best peer is the
+    fastest."""
+    ratios = [cpu[best_peer(medians, key)][key] / cpu[own][key] for key in medians.get(own, {})
+              if key[0] in COLLECTIVES and key[1] >= low_bytes and best_peer(medians, key) and cpu[own].get(key)]
+    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
+
+
 def traces_ratio(medians, own="commd"):
     return mean_ratio(medians, [key for key in medians.get(own, {}) if key[0].startswith("trace ")], own)

@@ -1,5 +1,7 @@
 """commd and its peers, for the same work. Each contestant returns the Times of one sweep. The programs that they start are one program with different
 communication: peers/contest.h."""
+import concurrent.futures
+import itertools
 import json
 import os
 import signal
@@ -10,31 +12,42 @@ from topology import run  # noqa: F401  (the same way to run what must succeed)
 
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv", "barrier"]
 COLLECTIVES = OPERATIONS[:5]  # those that ratios of several operations cover
-AFTER_COMPUTING = " after computing"  # follows the name of an operation in a key of Times
+# What follows the name of an operation in a key of Times:
+AFTER_COMPUTING = " after computing"
+EXPOSED = ", exposed"  # what an operation takes longer than the computing beside it
+OF_TWO_JOBS = " of two jobs"
 
 
 class Times(dict):
-    """{(operation, size in bytes): microseconds}. cpu_us has the processor time that all ranks and commd took for one operation together."""
+    """{(operation, size in bytes): microseconds}: medians. mean_us has the means, cpu_us the processor time that all ranks and commd took for one
+    operation together."""
 
     def __init__(self):
         super().__init__()
+        self.mean_us = {}
         self.cpu_us = {}
 
 
 class Sweep:
-    """Operations at growing sizes, or one trace of a training step. compute_us: the ranks compute before each operation."""
+    """Operations at growing sizes. compute_us: the ranks compute before each operation. overlaps: they compute beside each. jobs: so many runs at once."""
 
-    def __init__(self, operations, min_bytes, max_bytes, step_factor, seconds_per_size, compute_us=0):
+    def __init__(self, operations, min_bytes, max_bytes, step_factor, seconds_per_size, compute_us=0, overlaps=False, jobs=1):
         self.operations = operations
         self.min_bytes = min_bytes
         self.max_bytes = max_bytes
         self.step_factor = step_factor
         self.seconds_per_size = seconds_per_size
         self.compute_us = compute_us
+        self.overlaps = overlaps
+        self.jobs = jobs
+
+    @property
+    def manner(self):
+        return AFTER_COMPUTING if self.compute_us else EXPOSED if self.overlaps else OF_TWO_JOBS if self.jobs > 1 else ""
 
     @property
     def title(self):
-        return f"{self.operations[0]}{' …' if len(self.operations) > 1 else ''}{AFTER_COMPUTING if self.compute_us else ''}"
+        return f"{self.operations[0]}{' …' if len(self.operations) > 1 else ''}{self.manner}"
 
     def sizes(self):
         size = self.min_bytes
@@ -46,15 +59,17 @@ class Sweep:
         """Returns the key of a result. Its size is the one that was asked for: the program rounds it to whole blocks."""
         size_bytes = result["size_bytes"]
         size_bytes = min(self.sizes(), key=lambda size: abs(size - size_bytes)) if size_bytes > 0 else 0
-        return result["operation"] + (AFTER_COMPUTING if self.compute_us else ""), size_bytes
+        return result["operation"] + self.manner, size_bytes
 
     def arguments(self):
         return ["--operations", ",".join(self.operations), "--min-bytes", self.min_bytes, "--max-bytes", self.max_bytes, "--step-factor", self.step_factor,
-                "--seconds-per-size", self.seconds_per_size, "--compute-us", self.compute_us]
+                "--seconds-per-size", self.seconds_per_size, "--compute-us", self.compute_us, *(["--overlap"] if self.overlaps else [])]
 
 
 class Trace:
     """A training step from a file, replayed `steps` times."""
+
+    jobs = 1
 
     def __init__(self, path, steps, scale=1):
         self.path = path
@@ -73,7 +88,25 @@ class Trace:
 
 
 class Failed(Exception):
-    pass
+    """A run of a contestant failed."""
+
+
+class TooSlow(Failed):
+    """It did not end in time."""
+
+
+def run_jobs(contestant, topology, sweep, timeout_s):
+    """Runs the sweep. With several jobs, they run at once, and the slower one's times count."""
+    if sweep.jobs == 1:
+        return contestant.sweep(topology, sweep, timeout_s)
+    with concurrent.futures.ThreadPoolExecutor(sweep.jobs) as pool:
+        jobs = [job.result() for job in [pool.submit(contestant.sweep, topology, sweep, timeout_s) for _ in range(sweep.jobs)]]
+    slowest = Times()
+    for key in jobs[0]:
+        slowest[key] = max(job[key] for job in jobs)
+        slowest.mean_us[key] = max(job.mean_us[key] for job in jobs)
+        slowest.cpu_us[key] = max(job.cpu_us[key] for job in jobs)
+    return slowest
 
 
 def finish(processes, timeout_s):
@@ -86,7 +119,7 @@ def finish(processes, timeout_s):
                 raise Failed(f"{process.args[0]} ended with {process.returncode}: {errors.strip()[-400:]}")
             outputs.append(output)
     except subprocess.TimeoutExpired as late:
-        raise Failed(f"{late.cmd[0]} did not end within {timeout_s} s") from late
+        raise TooSlow(f"{late.cmd[0]} did not end within {timeout_s} s") from late
     finally:
         for process in processes:
             end(process)
@@ -122,6 +155,7 @@ def lines_to_times(output, sweep):
             key = sweep.key(result)
             if key not in times or result["time_us"] < times[key]:
                 times[key] = result["time_us"]
+                times.mean_us[key] = result.get("mean_us", result["time_us"])
                 times.cpu_us[key] = result["cpu_us"]
     return times
 
@@ -133,18 +167,18 @@ class Commd:
         self.program = build / "tests/bench/peers/commd_contest"
         self.plain = plain
         self.name = "commd plain" if plain else "commd"
-        self.run_number = 0
+        self.run_numbers = itertools.count(1)
 
     def is_possible(self, topology):
         return True
 
     def sweep(self, topology, sweep, timeout_s, *options):
-        self.run_number += 1
+        run_number = next(self.run_numbers)
         processes = []
         for rank in range(topology.size):
             node = topology.node_of_rank(rank)
             environment = {**topology.cluster.environment(node), "CONTEST_RANK": str(rank), "CONTEST_SIZE": str(topology.size),
-                           "CONTEST_NAME": f"bench-{'plain-' if self.plain else ''}{self.run_number}", "CONTEST_SERVICE": str(topology.cluster.daemons[node].pid)}
+                           "CONTEST_NAME": f"bench-{'plain-' if self.plain else ''}{run_number}", "CONTEST_SERVICE": str(topology.cluster.daemons[node].pid)}
             processes.append(start(topology.command(node, self.program, *sweep.arguments(), *(["--plain"] if self.plain else []), *options), env=environment))
         return lines_to_times(finish(processes, timeout_s)[0], sweep)
 

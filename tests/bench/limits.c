@@ -24,8 +24,10 @@
  * segmentation offload.
  *
  *   limits [SECONDS]
+ *   limits ping-pong
  *
- * SECONDS is the time for each measurement. Prints one JSON object a line.
+ * SECONDS is the time for each measurement. With `ping-pong`, only the two processes that spin are measured.
+ * Prints one JSON object a line.
  */
 
 #define COPY_BYTES ((size_t)64 << 20)
@@ -321,6 +323,10 @@ static void measure_udp(void)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "ping-pong") == 0) {
+        measure_ping_pong();
+        return 0;
+    }
     seconds_each = argc > 1 ? strtod(argv[1], NULL) : 1;
     signal(SIGPIPE, SIG_IGN);
     measure_memcpy(1);

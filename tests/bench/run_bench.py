@@ -22,11 +22,12 @@ import mpi
 import plots
 import report
 import topology as topologies
-from contestants import COLLECTIVES, OPERATIONS, Commd, Failed, Gloo, Sweep, Trace
+from contestants import COLLECTIVES, OPERATIONS, Commd, Failed, Gloo, Sweep, TooSlow, Trace, run_jobs
 
 BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
 TRACES = pathlib.Path(__file__).resolve().parent / "traces"
-TIMEOUT_S = 240
+TIMEOUT_S = {True: 40, False: 240}  # of one sweep, in a quick and a full run
+SAME_STATE = 1.5  # times the shortest ping-pong: a round with a longer one ran in a slower state of the machine
 MINUTES = {True: 10, False: 120}  # of a quick and a full run
 QUICK_PLACES = ("local2", "local4", "nodes2-9000", "nodes2-1500")
 QUICK_TRACES = ("ddp-resnet50", "moe-skew")
@@ -68,34 +69,68 @@ def sweeps_of(place, quick):
         yield Sweep(["all_reduce"], 8, 1 << 27, 16 if quick else 4, 0.02 if quick else 0.05)
         yield Sweep(COLLECTIVES[1:] if quick else OPERATIONS[1:], 8, 1 << 23, 1 << 4, 0.01 if quick else 0.02)
         yield Sweep(["all_reduce"], 8, 1 << 15, 1 << 12, 0.03 if quick else 0.1, COMPUTE_US)
+        yield Sweep(["all_reduce"], 1 << 15, 1 << 23, 1 << 4, 0.05 if quick else 0.1, overlaps=True)
+        yield Sweep(["all_reduce"], 1 << 3, 1 << 24, 1 << 7, 0.1 if quick else 0.3, jobs=2)
         yield from traces(quick)
     else:
         yield Sweep(["all_reduce"], 1 << 11, 1 << 23, 1 << 6, 0.05)
         yield Sweep(OPERATIONS[1:], 1 << 11, 1 << 17, 1 << 6, 0.02)
 
 
-def measure(place, contestants, repeats, quick, progress, complaints, until_s):
-    """Returns ({contestant: {(operation, size): median us}}, the same of the processor time). Begins no sweep after until_s."""
-    samples = {each.name: {} for each in contestants}
-    for sweep in sweeps_of(place, quick):
-        for _ in range(repeats):
+class Samples:
+    """What was measured at one place, round by round. `state` of a round is the time of a ping-pong of two processes that spin: on a shared machine,
+    it jumps between two values, and figures of different states do not compare."""
+
+    def __init__(self, contestants):
+        self.of = {each.name: {} for each in contestants}  # {contestant: {key: [(state, us, processor us)]}}
+        self.states = []
+
+    def begin_round(self):
+        output = subprocess.run([BUILD / "tests/bench/limits", "ping-pong"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.states.append(json.loads(output)["value"])
+
+    def add(self, contestant, times):
+        for key, time_us in times.items():
+            self.of[contestant.name].setdefault(key, []).append((self.states[-1], time_us, times.cpu_us[key]))
+
+    def is_slow(self, state):
+        return state > SAME_STATE * min(self.states)
+
+    def states_text(self):
+        slow = sum(map(self.is_slow, self.states))
+        return (f"spin ping-pong before each of {len(self.states)} rounds: {min(self.states):.2f} to {max(self.states):.2f} us; {slow} rounds in the slow state,"
+                " which count only where there is no other")
+
+    def medians(self):
+        """Returns ({contestant: {key: median us}}, the same of the processor time). Rounds in the fast state count, where a key has one."""
+        def median(rounds, part):
+            fast = [each for each in rounds if not self.is_slow(each[0])]
+            return statistics.median(each[part] for each in fast or rounds)
+
+        return tuple({name: {key: median(rounds, part) for key, rounds in of.items()} for name, of in self.of.items()} for part in (1, 2))
+
+
+def measure(place, contestants, options, progress, complaints, until_s):
+    """Returns Samples. Begins no sweep after until_s. A contestant that does not end in time is left out of the rest of this place."""
+    samples, too_slow = Samples(contestants), set()
+    for sweep in sweeps_of(place, options.quick):
+        for _ in range(options.repeats):
+            samples.begin_round()
             for each in contestants:
                 if time.monotonic() > until_s:
                     complaints.append(f"{place.name}: {sweep.title} and what follows is left out or has fewer rounds: the time is over (--minutes)")
-                    return medians_of(samples)
+                    return samples
                 progress.step(f"{place.name}: {each.name}, {sweep.title}")
+                if each.name in too_slow:
+                    continue
                 try:
-                    times = each.sweep(place, sweep, TIMEOUT_S)
+                    samples.add(each, run_jobs(each, place, sweep, TIMEOUT_S[options.quick]))
+                except TooSlow as failure:
+                    complaints.append(f"{place.name}: {each.name}, {sweep.title} and what follows: {failure}")
+                    too_slow.add(each.name)
                 except Failed as failure:
                     complaints.append(f"{place.name}: {each.name}, {sweep.title}: {failure}")
-                    continue
-                for key, time_us in times.items():
-                    samples[each.name].setdefault(key, []).append((time_us, times.cpu_us[key]))
-    return medians_of(samples)
-
-
-def medians_of(samples):
-    return tuple({name: {key: statistics.median(pair[part] for pair in pairs) for key, pairs in of.items()} for name, of in samples.items()} for part in (0, 1))
+    return samples
 
 
 def limits(repeats):
@@ -143,7 +178,7 @@ def parse():
     return options
 
 
-def write(options, results, machine, local, figures, complaints, rows):
+def write(options, results, states, machine, local, figures, complaints, rows):
     """Writes the files, and says so."""
     options.out.mkdir(parents=True, exist_ok=True)
     drawings = {"bench.svg": plots.curves(results), "heatmap.svg": plots.heat_map(results), "growth.svg": plots.growth(results)}
@@ -152,6 +187,7 @@ def write(options, results, machine, local, figures, complaints, rows):
             (options.out / name).write_text(drawing)
     (options.out / "bench.json").write_text(json.dumps({
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "processors": os.cpu_count(), "limits": machine, "kernels": local, "figures": figures, "notes": complaints,
+        "ping_pong_us_by_round": states,
         "bars": [dict(zip(("bar", "measured", "limit", "met"), row)) for row in rows],
         "results": [{"topology": place.name, "contestant": name, "operation": operation, "size_bytes": size, "time_us": time_us, "cpu_us": cpu[name][operation, size]}
                     for place, medians, cpu in results for name, times in medians.items() for (operation, size), time_us in times.items()]}, indent=1))
@@ -175,7 +211,7 @@ def main():
         print(f"  {name:45} {value:8.4g} {unit}")
     local = kernels(options.repeats, options.quick)
     print("\n" + report.kernels_table(local), flush=True)
-    results, figures = [], bars.measure_quic(BUILD, options.repeats if options.quick else 5)
+    results, states, figures = [], {}, bars.measure_quic(BUILD, options.repeats if options.quick else 5)
     for place in places:
         if time.monotonic() > until_s:
             complaints.append(f"{place.name}: left out, the time is over (--minutes)")
@@ -183,19 +219,23 @@ def main():
         with place:
             contestants = [each for each in options.everybody if each.is_possible(place)]
             complaints += [f"{each.name} is not installed: left out" for each in options.everybody if each not in contestants]
-            medians, cpu = measure(place, contestants, options.repeats, options.quick, progress, complaints, until_s)
+            samples = measure(place, contestants, options, progress, complaints, until_s)
+            medians, cpu = samples.medians()
+            states[place.name] = samples.states
             if time.monotonic() < until_s:
                 figures.update(bars.measure_beside(place, options.everybody[0], BUILD))
         results.append((place, medians, cpu))
         progress.end()
-        print("\n" + report.table(place, medians, cpu, [each.name for each in contestants if comparison.is_peer(each.name)]), flush=True)
-    rows = bars.rows({place.name: medians for place, medians, _ in results}, machine, figures) + bars.kernel_rows(local)
+        print("\n" + report.table(place, medians, cpu, [each.name for each in contestants if comparison.is_peer(each.name)]))
+        print(samples.states_text(), flush=True)
+    by_place = [{each[0].name: each[part] for each in results} for part in (1, 2)]
+    rows = bars.rows(*by_place, machine, figures) + bars.kernel_rows(local)
     print("\n" + report.classes_table(results))
     print("\n" + bars.counts_text(figures))
     print("\n" + report.bars_table(rows))
     for complaint in dict.fromkeys(complaints):
         print(f"note: {complaint}")
-    write(options, results, machine, local, figures, complaints, rows)
+    write(options, results, states, machine, local, figures, complaints, rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """What `make bench` concludes and draws, checked with invented times whose answer is known."""
+import argparse
 import math
 import pathlib
 import sys
+import threading
 import unittest
 import xml.etree.ElementTree
 
@@ -58,6 +60,28 @@ class Comparison(unittest.TestCase):
         self.assertEqual(rows["local2: x the best peer, 8 B after 1 ms of computing"], ("2", True))
         self.assertEqual(rows["nodes2-9000, commd: x the best peer, traces of training steps"], ("not measured", None))
 
+    def test_the_worst_single_ratio(self):
+        """Of 8 bytes the ratio is 0.25 and the limit 0.5, of 16 bytes 0.75 and 0.5, of 1 MiB 0.3 and 1.0. A barrier does not count."""
+        medians = {"commd": {("all_reduce", 8): 4.0, ("broadcast", 16): 4.0, ("all_reduce", 1 << 20): 10.0, ("barrier", 0): 100.0},
+                   "MPICH": {("all_reduce", 8): 1.0, ("broadcast", 16): 3.0, ("all_reduce", 1 << 20): 3.0, ("barrier", 0): 1.0}}
+        self.assertAlmostEqual(comparison.worst_of_bars(medians, (0.5, 1.0, 1.0, 1.0)), 0.3)
+        self.assertAlmostEqual(comparison.worst_of_bars(medians, (0.5, 1.0, 0.1, 1.0)), 0.5)
+        self.assertIsNone(comparison.worst_of_bars({}, (1, 1, 1, 1)))
+
+    def test_processor_time_beside_the_fastest_peer(self):
+        key = ("all_reduce", 1 << 20)
+        medians = {"commd": {key: 1.0, KEY: 1.0}, "MPICH": {key: 2.0, KEY: 2.0}, "Gloo": {key: 3.0, KEY: 3.0}}
+        cpu = {"commd": {key: 10.0, KEY: 1.0}, "MPICH": {key: 5.0, KEY: 9.0}, "Gloo": {key: 100.0, KEY: 100.0}}
+        self.assertAlmostEqual(comparison.processor_ratio(medians, cpu, 1 << 20), 0.5)
+        self.assertIsNone(comparison.processor_ratio(medians, cpu, 1 << 30))
+
+    def test_times_through_tls_are_computed(self):
+        """Every ratio is 2. TLS takes half of TCP's rate, so through TLS the peers take twice as long."""
+        machine = {"TCP, one way": (20.0, "Gbit/s"), "TLS 1.3 over TCP, one way": (10.0, "Gbit/s")}
+        rows = {what: (measured, met) for what, measured, _, met in bars.through_tls({"nodes2-9000": results()[0][1]}, machine)}
+        self.assertEqual(rows["nodes2-9000: x the best peer through TLS (computed), >= 8 MiB"], ("4", True))
+        self.assertEqual(rows["nodes2-1500: x the best peer through TLS (computed), >= 8 MiB"], ("not measured", None))
+
 
 class Sweeps(unittest.TestCase):
     def test_the_faster_way_counts(self):
@@ -73,7 +97,7 @@ class Sweeps(unittest.TestCase):
     def test_every_class_of_the_bars_is_measured(self):
         for quick in (False, True):
             for name in {place_name for place_name, _, _ in bars.BESIDE_BEST}:
-                keys = {(operation, size) for sweep in run_bench.sweeps_of(place(name), quick) if isinstance(sweep, contestants.Sweep) and not sweep.compute_us
+                keys = {(operation, size) for sweep in run_bench.sweeps_of(place(name), quick) if isinstance(sweep, contestants.Sweep) and not sweep.manner
                         for operation in sweep.operations for size in sweep.sizes()}
                 for title, low, high in comparison.SIZE_CLASSES:
                     for collective in contestants.COLLECTIVES:
@@ -81,9 +105,59 @@ class Sweeps(unittest.TestCase):
 
     def test_no_sweep_begins_when_the_time_is_over(self):
         complaints = []
-        medians, cpu = run_bench.measure(place("local2"), [contestants.Commd(topology.BUILD)], 3, False, run_bench.Progress(1), complaints, until_s=0)
-        self.assertEqual((medians, cpu), ({"commd": {}}, {"commd": {}}))
+        options = argparse.Namespace(quick=False, repeats=3)
+        samples = run_bench.measure(place("local2"), [contestants.Commd(topology.BUILD)], options, run_bench.Progress(1), complaints, until_s=0)
+        self.assertEqual(samples.medians(), ({"commd": {}}, {"commd": {}}))
         self.assertIn("the time is over", complaints[0])
+
+    def test_a_contestant_that_does_not_end_is_left_out(self):
+        """Of two contestants, one fails in every sweep, and one does not end in the first: it is asked once alone."""
+        complaints, asked = [], []
+
+        class Contestant:
+            def __init__(self, name, failure):
+                self.name = name
+                self.failure = failure
+
+            def sweep(self, *_):
+                asked.append(self.name)
+                raise self.failure("no")
+
+        pair = [Contestant("slow", contestants.TooSlow), Contestant("wrong", contestants.Failed)]
+        run_bench.measure(place("local2"), pair, argparse.Namespace(quick=True, repeats=1), run_bench.Progress(1), complaints, until_s=math.inf)
+        sweeps = list(run_bench.sweeps_of(place("local2"), True))
+        self.assertEqual(asked.count("wrong"), sum(each.jobs for each in sweeps))
+        self.assertEqual(asked.count("slow"), 1)
+        self.assertEqual(len(complaints), 1 + len(sweeps))
+
+    def test_rounds_in_the_slow_state_count_only_where_there_is_no_other(self):
+        samples = run_bench.Samples([contestants.Commd(topology.BUILD)])
+        for state, keys in ((0.1, ["a"]), (0.31, ["a", "b"]), (0.12, ["a"])):
+            samples.states.append(state)
+            times = contestants.Times()
+            for key in keys:
+                times[key] = 100 * state
+                times.cpu_us[key] = 200 * state
+            samples.add(contestants.Commd(topology.BUILD), times)
+        medians, cpu = samples.medians()
+        self.assertAlmostEqual(medians["commd"]["a"], 11)
+        self.assertAlmostEqual(medians["commd"]["b"], 31)
+        self.assertAlmostEqual(cpu["commd"]["a"], 22)
+        self.assertIn("1 rounds in the slow state", samples.states_text())
+
+    def test_of_two_jobs_the_slower_one_counts(self):
+        class Contestant:
+            lock = threading.Barrier(2, timeout=20)  # passes only if both jobs run at once
+
+            def sweep(self, *_):
+                times = contestants.Times()
+                number = self.lock.wait()
+                for of in (times, times.mean_us, times.cpu_us):
+                    of[KEY] = 1.0 + number
+                return times
+
+        times = contestants.run_jobs(Contestant(), place("local2"), contestants.Sweep(["all_reduce"], 8, 8, 2, 0.1, jobs=2), 1)
+        self.assertEqual((dict(times), times.mean_us), ({KEY: 2.0}, {KEY: 2.0}))
 
 
 class Plots(unittest.TestCase):

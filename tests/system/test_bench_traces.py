@@ -13,7 +13,7 @@ BENCH = pathlib.Path(__file__).resolve().parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 sys.path.insert(0, str(BENCH / "traces"))
 import make_traces  # noqa: E402
-from contestants import AFTER_COMPUTING, Commd, Sweep, Trace  # noqa: E402
+from contestants import AFTER_COMPUTING, EXPOSED, OF_TWO_JOBS, Commd, Sweep, Trace, run_jobs  # noqa: E402
 
 PROGRAM = BUILD / "tests/bench/peers/commd_contest"
 
@@ -128,6 +128,18 @@ class Replays(unittest.TestCase):
             for key, cpu_us in times.cpu_us.items():
                 self.assertGreater(cpu_us, 0, key)
                 self.assertLess(cpu_us, 20000, key)  # two ranks computed 20 ms each
+
+    def test_what_an_operation_takes_beside_computing(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            times = Commd(BUILD).sweep(Place(cluster, 2), Sweep(["all_reduce"], 8, 1 << 20, 1 << 17, 0.05, overlaps=True), 60)
+            self.assertEqual(set(times), {("all_reduce" + EXPOSED, 8), ("all_reduce" + EXPOSED, 1 << 20)})
+            self.assertGreaterEqual(min(times.values()), 0.1)
+
+    def test_two_jobs_at_once(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            times = run_jobs(Commd(BUILD), Place(cluster, 2), Sweep(["all_reduce"], 8, 1 << 16, 1 << 13, 0.05, jobs=2), 60)
+            self.assertEqual(set(times), {("all_reduce" + OF_TWO_JOBS, 8), ("all_reduce" + OF_TWO_JOBS, 1 << 16)})
+            self.assertEqual(set(times.mean_us), set(times))
 
     def test_a_wrong_result_is_found(self):
         """A rank that believes to be another one of another size contributes other values."""

@@ -32,13 +32,17 @@ double contest_cpu_s(void)
     return clock_s(CLOCK_PROCESS_CPUTIME_ID) - computing_cpu_s + contestant_service_cpu_s();
 }
 
-void contest_compute(double duration_us)
+/* Computes until that clock has gone on by duration_us. */
+static void compute_by(clockid_t clock, double duration_us)
 {
-    double began_cpu_s = duration_us > 0 ? clock_s(CLOCK_THREAD_CPUTIME_ID) : 0;
+    if (!(duration_us > 0)) {
+        return;
+    }
+    double began_cpu_s = clock_s(CLOCK_THREAD_CPUTIME_ID);
     static volatile float sink;
     static float block[4096];
-    double until_s = contest_now_s() + duration_us * 1e-6;
-    while (duration_us > 0 && contest_now_s() < until_s) {
+    double until_s = clock_s(clock) + duration_us * 1e-6;
+    while (clock_s(clock) < until_s) {
         float sum = sink;
         for (size_t i = 0; i < sizeof block / sizeof block[0]; i++) {
             block[i] = block[i] * 0.5f + (float)i;
@@ -46,7 +50,17 @@ void contest_compute(double duration_us)
         }
         sink = sum * 1e-9f;
     }
-    computing_cpu_s += duration_us > 0 ? clock_s(CLOCK_THREAD_CPUTIME_ID) - began_cpu_s : 0;
+    computing_cpu_s += clock_s(CLOCK_THREAD_CPUTIME_ID) - began_cpu_s;
+}
+
+void contest_compute(double duration_us)
+{
+    compute_by(CLOCK_MONOTONIC, duration_us);
+}
+
+void contest_work(double duration_us)
+{
+    compute_by(CLOCK_THREAD_CPUTIME_ID, duration_us);
 }
 
 const char *contest_kind_name(enum contest_kind kind)
@@ -154,11 +168,21 @@ double contest_median(double *values, int count)
     return values[count / 2];
 }
 
+double contest_mean(const double *values, int count)
+{
+    double sum = 0;
+    for (int i = 0; i < count; i++) {
+        sum += values[i];
+    }
+    return sum / count;
+}
+
 /* ---- options ---- */
 
 static const char usage_text[] =
     "usage: %s [--operations NAME,...] [--min-bytes N] [--max-bytes N] [--step-factor N]\n"
-    "        [--seconds-per-size S | --iterations N] [--compute-us US] [--no-check] [--plain]\n"
+    "        [--seconds-per-size S | --iterations N] [--compute-us US | --overlap] [--no-check]\n"
+    "        [--plain]\n"
     "        [--trace FILE [--scale X] [--steps N]] [--describe FILE [--scale X] [--ranks N]]\n";
 
 enum option_letter {
@@ -169,6 +193,7 @@ enum option_letter {
     OPTION_SECONDS = 's',
     OPTION_ITERATIONS = 'i',
     OPTION_COMPUTE = 'c',
+    OPTION_OVERLAP = 'v',
     OPTION_NO_CHECK = 'n',
     OPTION_PLAIN = 'p',
     OPTION_TRACE = 't',
@@ -186,6 +211,7 @@ static const struct option long_options[] = {
     {"seconds-per-size", required_argument, NULL, OPTION_SECONDS},
     {"iterations", required_argument, NULL, OPTION_ITERATIONS},
     {"compute-us", required_argument, NULL, OPTION_COMPUTE},
+    {"overlap", no_argument, NULL, OPTION_OVERLAP},
     {"no-check", no_argument, NULL, OPTION_NO_CHECK},
     {"plain", no_argument, NULL, OPTION_PLAIN},
     {"trace", required_argument, NULL, OPTION_TRACE},
@@ -226,6 +252,9 @@ static void take_option(struct invocation *invocation, int letter, const char *t
         break;
     case OPTION_COMPUTE:
         options->compute_us = strtod(text, NULL);
+        break;
+    case OPTION_OVERLAP:
+        options->overlap = true;
         break;
     case OPTION_NO_CHECK:
         options->check = false;

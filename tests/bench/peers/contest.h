@@ -55,6 +55,7 @@ struct contest_options {
     double seconds_per_size;
     int iterations;     /* in place of seconds; 0: seconds count */
     double compute_us;  /* computing before each operation */
+    bool overlap;       /* computing beside each operation, for as long as the operation takes alone */
     bool check;         /* compare the results with the expected ones */
     bool plain;         /* ordinary memory, where the contestant has another kind */
     const char *trace;  /* replay this file in place of the sweep; null: sweep */
@@ -72,6 +73,9 @@ double contest_now_s(void);
 double contest_cpu_s(void);
 /* Computes for that long, as a program does between operations. */
 void contest_compute(double duration_us);
+/* Computes until this thread has had that much processor time: time that others take from it does not count.
+ */
+void contest_work(double duration_us);
 const char *contest_kind_name(enum contest_kind kind);
 /* Returns CONTEST_KINDS for an unknown name. */
 enum contest_kind contest_kind_find(const char *name, size_t length);
@@ -82,6 +86,7 @@ float contest_value(size_t index, int rank);
 size_t contest_count_wrong(const struct contest *contest, const struct contest_call *call);
 /* Sorts. Returns the median. */
 double contest_median(double *values, int count);
+double contest_mean(const double *values, int count);
 
 /* ---- sweep.c, trace.c: return the exit code ---- */
 

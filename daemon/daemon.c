@@ -14,6 +14,7 @@
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
+#include "daemon/base/placement.h"
 #include "daemon/base/random.h"
 #include "daemon/base/spin.h"
 #include "daemon/base/time.h"
@@ -174,8 +175,25 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     return mesh_new(daemon->net, &options, &daemon->mesh, error);
 }
 
+static void daemon_make_placement(struct daemon *daemon)
+{
+    struct placement_options options = {0};
+    struct error error;
+    if (strcmp(daemon->configuration.conf->numa_placement, "on") != 0) {
+        return;
+    }
+    if (placement_new(&options, &daemon->placement, &error) != STATUS_OK) {
+        log_warning("threads run anywhere: %s", error.text);
+    }
+    if (daemon->placement != NULL) {
+        log_info("%u NUMA nodes: threads run near the ranks, and near the network cards of rails",
+                 placement_nodes(daemon->placement));
+    }
+}
+
 static enum status daemon_make_workers(struct daemon *daemon, struct error *error)
 {
+    daemon_make_placement(daemon);
     const struct conf *conf = daemon->configuration.conf;
     struct quic_options quic = configuration_quic(&daemon->configuration);
     struct tls_options tls;
@@ -185,6 +203,9 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
                                       .mesh = daemon->mesh,
                                       .gpus = daemon->gpus,
                                       .parking = &daemon->parking,
+                                      .placement = daemon->placement,
+                                      .address = conf->standalone ? NULL : conf->listen,
+                                      .rail_addresses = conf->rail_addresses,
                                       .thread_count = daemon->configuration.thread_count,
                                       .rail_count = daemon->configuration.rail_count,
                                       .quic = conf->standalone ? NULL : &quic,
@@ -367,6 +388,7 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
 static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
 {
     struct comms_options options = {.rail_count = daemon->configuration.rail_count,
+                                    .placement = daemon->placement,
                                     .mesh = daemon->mesh,
                                     .exec = daemon->exec,
                                     .p2p = daemon->p2p,
@@ -452,6 +474,7 @@ static void daemon_free(struct daemon *daemon)
     gpu_devices_close(daemon->gpus);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
+    placement_free(daemon->placement);
     stream_parking_free(&daemon->parking);
     unmapper_free(daemon->unmapper);
     loop_timer_free(daemon->watchdog);

@@ -27,6 +27,7 @@ struct daemon {
     char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why there are none */
     struct exec *exec;
     struct p2p *p2p;
+    struct placement *placement; /* null: one NUMA node, or numa_placement is off */
     struct workers *workers;
     struct nodes *nodes;
     struct comms *comms;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/placement.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/time.h"
 #include "daemon/comm/links.h"
@@ -250,6 +251,16 @@ static enum status worker_make_doorbell(struct worker *worker, struct loop *loop
     return loop_watch_new(loop, worker->wake_fd, LOOP_READ, worker_rung, worker, &worker->wake_watch, error);
 }
 
+/* A rail runs near its network card, and the others near the ranks. */
+static void worker_place(const struct worker *worker, const struct workers_options *options)
+{
+    char address[512];
+    bool has_card =
+        worker->has_network && options->address != NULL &&
+        conf_rail_address(options->address, options->rail_addresses, worker->index, address, sizeof address);
+    placement_add(options->placement, worker->thread, has_card ? address : NULL);
+}
+
 static enum status worker_start(struct worker *worker, struct error *error)
 {
     char name[16];
@@ -315,6 +326,9 @@ enum status workers_new(const struct workers_options *options, struct workers **
     }
     for (uint32_t i = 1; i < workers->count && status == STATUS_OK; i++) {
         status = worker_start(&workers->list[i], error);
+        if (status == STATUS_OK) {
+            worker_place(&workers->list[i], options);
+        }
     }
     if (status != STATUS_OK) {
         workers_free(workers);

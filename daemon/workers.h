@@ -24,6 +24,9 @@ struct workers_options {
     uint32_t thread_count;           /* with the main thread; 1: no other */
     uint32_t rail_count;             /* likewise; at most thread_count */
     const struct quic_options *quic; /* of rail 0; null without a network. Not kept */
+    struct placement *placement;     /* where the threads run; outlives the workers. Null: anywhere */
+    const char *address;             /* the node's own; null: not known. Not kept */
+    const char *rail_addresses;      /* of its other network cards; null: none. Not kept */
     const struct tls_options *tls;   /* null: no bulk links. Not kept */
 };
 

@@ -5,6 +5,7 @@
 
 #include "daemon/base/checked.h"
 #include "daemon/base/log.h"
+#include "daemon/base/placement.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
@@ -25,6 +26,7 @@ enum status comms_new(const struct comms_options *options, struct comms **out, s
                    options->algorithms != NULL ? options->algorithms : "");
     comms->user_may = options->user_may;
     comms->user_may_context = options->user_may_context;
+    comms->placement = options->placement;
     comms->clock = options->clock;
     comms->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
     comms->refusal_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
@@ -277,6 +279,7 @@ static int member_order(const struct comms_member *a, const struct comms_member 
 void communicator_add_member(struct communicator *comm, struct comms_member *member)
 {
     member->comm = comm;
+    member->numa_node = placement_rank_came(comm->comms->placement, member->client.pid);
     DL_INSERT_INORDER(comm->members, member, member_order);
     comm->member_count++;
     comm->rank_count++;

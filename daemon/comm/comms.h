@@ -71,7 +71,8 @@ struct comms_options {
     /* Returns whether a user may have ranks on a node. Null: every user may, on every node. */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
-    uint64_t (*clock)(void); /* measures operations; null: the time of the call that ends one */
+    uint64_t (*clock)(void);     /* measures operations; null: the time of the call that ends one */
+    struct placement *placement; /* learns where ranks run; null: nobody asks. It outlives comms */
 };
 enum status comms_new(const struct comms_options *options, struct comms **out,
                       struct error *error) COMM_MUST_USE;

@@ -88,6 +88,7 @@ struct comms_member {
     struct comms_member_handler handler;
     uint32_t rank;
     uint32_t local_index; /* set by the promise */
+    uint32_t numa_node;   /* where its process ran when it joined: placement_rank_came */
     uint64_t form_timeout_ms;
     uint64_t form_deadline_ns;
     uint64_t announced_revision; /* our first revision with this rank; 0 before */
@@ -329,6 +330,7 @@ struct comms {
     struct comms_drain *drain; /* null: it does not drain; drain.c */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
+    struct placement *placement;
     struct log_limit node_limit;    /* for statements of nodes that are ignored */
     struct log_limit refusal_limit; /* for refused ranks of other nodes */
     struct log_limit verdict_limit; /* for verdicts */

@@ -6,6 +6,7 @@
 
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
+#include "daemon/base/placement.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
@@ -401,6 +402,7 @@ void communicator_remove_member(struct comms_member *member)
     comms_records_end(member);
     comms_verdict_forget_own(member);
     communicator_uncharge_rank(member->client.account);
+    placement_rank_left(comm->comms->placement, member->numa_node);
     DL_DELETE(comm->members, member);
     comm->member_count--;
     if (!member->refused) {

@@ -101,6 +101,7 @@ static const struct setting schema[] = {
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
     NUMBER(worker_threads, 0, 0, 16, false),
+    TEXT(numa_placement, SETTING_SWITCH, "on", false),
     TEXT(bulk_links, SETTING_BULK_LINKS, "auto", false),
     NUMBER(datagram_bytes, 0, 0, 65527, false),
     NUMBER(socket_buffer_bytes, 0, 0, 1u << 30, false),

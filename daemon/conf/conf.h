@@ -62,6 +62,7 @@ struct conf {
     uint64_t slice_bytes;
     uint64_t rails;          /* 0: chosen by the number of processors */
     uint64_t worker_threads; /* likewise */
+    char *numa_placement;    /* "on" or "off" */
     char *algorithms;
     char *gpus;              /* "auto" or "off" */
     char *gpu_peer_access;   /* "auto" or "off" */

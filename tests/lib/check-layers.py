@@ -48,6 +48,7 @@ WRAPPED = [
     (r"event2/|event\.h|evhttp\.h", r"daemon/base/loop\.|daemon/api/metrics_http\.c", "libevent is for daemon/base/loop.* and daemon/api/metrics_http.c alone"),
     (r"cuda|nccl", r"daemon/gpu/(cuda|nccl)|kernels/|client/nccl/", "CUDA and NCCL are for daemon/gpu/cuda*, daemon/gpu/nccl* and kernels alone"),
     (r"uthash", r"daemon/base/table\.h", "uthash is for daemon/base/table.h alone: it ends the process without memory"),
+    (r"hwloc", r"daemon/base/placement\.", "hwloc is for daemon/base/placement.* alone"),
     (r"libconfig", r"daemon/conf/|client/commctl/", "libconfig is for daemon/conf and client/commctl alone"),
     (r"jansson", r"client/commctl/", "jansson is for client/commctl alone"),
     (r"systemd/", r"daemon/[^/]*$", "libsystemd is for the top of the daemon alone"),

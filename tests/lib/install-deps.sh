@@ -22,7 +22,7 @@ ngtcp2_suites=(forky trixie-backports sid)
 build_revision=3 # grows when the options of the private build change
 
 packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
-    libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libncurses-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
+    libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libhwloc-dev libjansson-dev libncurses-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
 test_packages=(python3-numpy python3-pytest python3-venv) # of the tests of the Python package
 bench_packages=(openmpi-bin libopenmpi-dev libgloo-dev iperf3 g++ iproute2 python3-venv)
 package_packages=(dpkg-dev debhelper dh-python lintian)

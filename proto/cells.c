@@ -210,6 +210,40 @@ uint64_t cells_elements(struct cells_shared *shared, uint32_t rank_count, uint64
     return elements;
 }
 
+/* The elements of all blocks that a rank publishes, by its table; saturated. with_own: with its own, too. */
+static uint64_t published_elements(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                                   enum op_kind kind, uint32_t rank, bool with_own)
+{
+    const volatile uint64_t *table = cells_table(shared, rank_count, rank, seq);
+    uint64_t sum = 0;
+    for (uint32_t to = 0; to < rank_count; to++) {
+        uint64_t count = table[to];
+        if (!op_kind_has_input_blocks(kind)) {
+            sum = count > sum ? count : sum; /* one block for all */
+        } else if ((with_own || to != rank) && __builtin_add_overflow(sum, count, &sum)) {
+            return UINT64_MAX;
+        }
+    }
+    return sum;
+}
+
+uint64_t cells_slices_of_blocks(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                                const struct op_terms *terms)
+{
+    size_t element_bytes = dtype_size_bytes(terms->dtype);
+    uint64_t fit = (CELLS_DATA_MAX_BYTES - cells_table_bytes(rank_count)) / element_bytes;
+    /* Each part of a block is rounded up to an element. */
+    uint64_t each = (CELLS_SLICE_MAX_BYTES - CELLS_OFFSETS_BYTES) / element_bytes - rank_count, most = 0;
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        if (published_elements(shared, rank_count, seq, terms->kind, rank, true) > fit) {
+            uint64_t elements = published_elements(shared, rank_count, seq, terms->kind, rank, false);
+            uint64_t slices = elements / each + (elements % each != 0 || elements == 0);
+            most = slices > most ? slices : most;
+        }
+    }
+    return most;
+}
+
 static enum cells_way look_at_all(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
                                   uint64_t seq)
 {
@@ -223,7 +257,8 @@ static enum cells_way look_at_all(struct cells_shared *shared, uint32_t rank_cou
         }
         all = way == CELLS_WAIT ? CELLS_WAIT : all;
     }
-    return all == CELLS_DIRECT && own.has_layouts != 0 ? compare_tables(shared, rank_count, seq) : all;
+    bool has_tables = own.has_layouts != 0 && own.count_elements == 0; /* otherwise it is a slice */
+    return all == CELLS_DIRECT && has_tables ? compare_tables(shared, rank_count, seq) : all;
 }
 
 enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)

@@ -147,7 +147,15 @@ static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t ra
  * Operations with a count for each rank: the _v forms. Their terms in the cell have no count. A rank's data
  * begin with a table: how many elements it sends to each rank, then how many it expects of each. The ranks
  * agree if each sends what the other expects. The blocks follow, without gaps.
+ *
+ * If any rank's blocks do not fit, the cells are tables alone, and all ranks' blocks follow in slices, with
+ * numbers of their own. Nobody publishes anything between them, so nobody publishes anything before all
+ * tables are there. Each slice has a part of every block. It begins with a uint32_t for each rank: how many
+ * bytes behind those numbers that rank's part begins. Its terms have the slice's number, from 1 on, as count.
  */
+#define CELLS_OFFSETS_BYTES (CELLS_RANKS_MAX * sizeof(uint32_t))
+
+_Static_assert(CELLS_OFFSETS_BYTES % CELLS_LINE_BYTES == 0, "the parts begin at a line");
 static inline size_t cells_table_bytes(uint32_t rank_count)
 {
     return 2 * (size_t)rank_count * sizeof(uint64_t);
@@ -160,9 +168,9 @@ static inline uint64_t *cells_table(struct cells_shared *shared, uint32_t rank_c
 }
 
 /* The operation may go through cells, by the terms alone: then so says every rank that has the same terms.
- * With a count for each rank, it may if the data fit, too. */
+ * With a count for each rank, it may if the data fit, too, or in slices. */
 bool cells_take(const struct op_terms *terms, uint32_t rank_count);
-/* The same of an operation in slices. */
+/* The same of an operation in slices, without a count for each rank. */
 bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count);
 
 /* How the vector, or each block, is cut. The last slice may be shorter. */
@@ -201,8 +209,17 @@ bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t 
 /* What becomes of an operation that the rank has published, and that has not ended for it. */
 enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
 
-/* Of an operation with a count for each rank, which is CELLS_DIRECT: the elements of the whole, as commd
- * counts them. */
+/* Of an operation with a count for each rank, which is CELLS_DIRECT: how many slices follow. 0: the blocks
+ * are in the cells. */
+uint64_t cells_slices_of_blocks(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                                const struct op_terms *terms);
+/* Of a block of so many elements: where its part in the slice `index`, from 0 on, of `count` begins. */
+static inline uint64_t cells_part_begin(uint64_t elements, uint64_t index, uint64_t count)
+{
+    uint64_t left = elements % count;
+    return elements / count * index + (index < left ? index : left);
+}
+/* The same: the elements of the whole, as commd counts them. */
 uint64_t cells_elements(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
                         const struct op_terms *terms);
 

@@ -141,10 +141,13 @@ static bool fits_in_cells(const struct comm_comm *comm, const struct client_call
            (call->terms.has_layouts == 0 || cells_blocks_fit(call, cells->rank_count));
 }
 
-/* Slices take several numbers. Nothing is published between them. */
+/* Slices take several numbers. Nothing is published between them. With a count for each rank, slices may
+ * follow.
+ */
 static bool is_amid_slices(struct client_cells *cells)
 {
-    return cells->count > 0 && cells_slot_at(cells, cells->count - 1)->step_count > 1;
+    const struct cells_slot *last = cells->count > 0 ? cells_slot_at(cells, cells->count - 1) : NULL;
+    return last != NULL && (last->step_count > 1 || last->call.terms.has_layouts != 0);
 }
 
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits)
@@ -181,7 +184,8 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->seq = ++cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    if (!fits_in_cells(comm, call)) {
+    slot->attended = false;
+    if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;
         cells->seq += slot->step_count - 1;
@@ -309,7 +313,9 @@ static void count_end(const struct client_cells *cells, const struct cells_slot 
 {
     const struct op_terms *terms = &slot->call.terms;
     uint64_t elements = terms->count_elements * (op_kind_has_blocks(terms->kind) ? cells->rank_count : 1);
-    if (terms->has_layouts != 0) {
+    if (slot->step_count > 0 && terms->has_layouts != 0) {
+        elements = slot->elements;
+    } else if (terms->has_layouts != 0) {
         elements = cells_elements(cells->shared, cells->rank_count, slot->seq, terms);
     }
     uint64_t size_bytes = elements * dtype_size_bytes(terms->dtype);
@@ -332,6 +338,11 @@ static bool take_result(struct comm_comm *comm, struct cells_slot *slot)
     if (cells_is_between_nodes(cells)) { /* commd counts */
         cells_nodes_read(&cells->node, comm->rank, cells->rank, slot->seq, &slot->call);
         return true;
+    }
+    bool has_tables = slot->call.terms.has_layouts != 0 && slot->step_count == 0;
+    if (has_tables && cells_begin_slices(comm, slot) == CELLS_BY_COMMD) {
+        give_back(comm, slot);
+        return false;
     }
     if (slot->step_count > 0 && !cells_take_slice(comm, slot)) {
         return false;

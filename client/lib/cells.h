@@ -35,6 +35,11 @@ struct cells_slice {
     uint32_t step, steps; /* from 0 on */
 };
 
+/* A slice of an operation with a count for each rank: which one of how many. */
+struct cells_blocks_slice {
+    uint64_t index, count;
+};
+
 /* What a client knows of the cells of all its communicators. */
 struct cells_use {
     bool offered;        /* commd makes cells */
@@ -57,12 +62,16 @@ void cells_close(struct comm_comm *comm);
 
 /* Whether the operation may be published now. waits: it waits for events or streams. */
 bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, bool waits);
-/* Whether the operation could be published in slices; of a communicator that has cells. */
-bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call);
+/* Whether the operation could be published in slices; of a communicator that has cells. waits: the program
+ * will probably wait at once. Otherwise commd works better with memory that it reads where it is. */
+bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call, bool waits);
 /* cells_may_publish of such an operation (cells_may_publish then says no). First call cells_write_first,
  * which copies its first slice without the lock, and ask again. cells_put then publishes what was copied. */
 bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *call, bool waits);
 void cells_write_first(struct comm_comm *comm, const struct client_call *call);
+/* The program does not wait for the operation, which was published: if it goes in slices, the library's
+ * thread goes on with them at once. */
+void cells_attend_to(struct comm_comm *comm, const struct client_op *op);
 /* Long operations go in slices from now on, or to commd because of the program's habit: for the log. */
 void cells_use_slices(struct comm_comm *comm, bool uses);
 /* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is
@@ -82,10 +91,11 @@ void cells_forget(struct comm_comm *comm, struct client_op *op);
 /* Ends operations of all communicators that are complete, and hands over those that go to commd. May release
  * the lock. */
 void cells_progress(struct comm_client *client);
-/* Waits until operations of the communicator may have ended; releases the lock meanwhile. Returns false at
- * once if the next end is to come from commd. */
-bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns);
-/* For the library's thread: operations in slices for which nobody waits. Releases the lock meanwhile. */
+/* Waits until operations of the communicator may have ended; releases the lock meanwhile. spins: before it
+ * sleeps. Returns false at once if the next end is to come from commd. */
+bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins);
+/* For the library's thread: goes on with operations in slices for which nobody waits. Releases the lock
+ * meanwhile. */
 void cells_attend(struct comm_client *client);
 /* Whether the feeder must look. */
 bool cells_are_busy(struct comm_client *client);
@@ -99,6 +109,11 @@ void cells_blocks_write(struct cells_shared *shared, uint32_t rank_count, uint32
                         const struct client_call *call);
 void cells_blocks_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                        const struct client_call *call);
+/* The same of one slice, if the blocks go in slices. cells_blocks_write then writes the table alone. */
+void cells_blocks_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint32_t place,
+                              const struct client_call *call, const struct cells_blocks_slice *slice);
+void cells_blocks_read_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                             const struct client_call *call, const struct cells_blocks_slice *slice);
 
 /* cells_nodes.c: the same of a communicator of several nodes. */
 void cells_nodes_write(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
@@ -116,6 +131,8 @@ void cells_write_slice(struct cells_shared *shared, uint32_t rank_count, uint32_
                        uint32_t place, const struct client_call *call, const struct cells_slice *slice);
 void cells_write_header(struct cells_shared *shared, uint32_t rank, uint64_t seq, uint32_t place,
                         const struct client_call *call);
+/* Copies data that another rank reads soon, or has just written. */
+void cells_copy(unsigned char *to, const unsigned char *from, size_t size_bytes);
 /* slice: null of an operation without slices. */
 void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                 const struct client_call *call, const struct cells_slice *slice);

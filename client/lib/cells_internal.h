@@ -9,8 +9,10 @@
 struct cells_slot {
     struct client_op *op; /* null: it was dropped */
     uint64_t seq;         /* of the step that is published now, if it has slices */
-    uint64_t step_count;  /* of all slices; 0: it has none */
+    uint64_t step_count;  /* of all slices; 0: it has none, or the ranks' tables are not known yet */
     uint64_t step;        /* that is published now */
+    bool attended;        /* the library's thread goes on with the slices at once */
+    uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
 };
@@ -53,6 +55,10 @@ void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot);
 /* All ranks have published the slice: takes its result, and publishes the next one. Returns whether it was
  * the last. Otherwise the operation may have ended. Releases the lock meanwhile. */
 bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot);
+/* Of an operation with a count for each rank: all ranks have published their tables. CELLS_WAIT: slices
+ * follow. CELLS_BY_COMMD: so they would, but the operation could not begin again, and this rank has told the
+ * others that commd has it. CELLS_DIRECT: the result can be taken. */
+enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slot);
 /* The operation goes to commd, with what is left of it. All ranks see that at the same slice. Its number is
  * the operation's, and the numbers of the slices behind it are free again. */
 void cells_return_slices(struct client_cells *cells, struct cells_slot *slot);

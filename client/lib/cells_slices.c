@@ -2,8 +2,8 @@
 
 /*
  * Operations of one node that are too long for a cell, slice by slice (proto/cells.h). The ranks do all the
- * work, while the data are in their caches. So each of them must look: while its program waits, or in the
- * library's thread if the program turns out not to wait.
+ * work, while the data are in their caches. So each of them must look: while its program waits, or else in
+ * the library's thread.
  */
 
 #define SLICES_ABANDONED_NS 4000000u /* how long nobody waits, before the library's thread goes on */
@@ -23,21 +23,33 @@ static bool is_registered(const struct comm_client *client, const struct client_
     return buffer->at == NULL || memory_find(client, buffer->at, call_buffer_bytes(call, buffer)) != NULL;
 }
 
-bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call)
+/* By the terms and layouts alone. Sets the bytes that go through cells. */
+static bool is_cut(const struct client_cells *cells, const struct client_call *call, uint64_t *size_bytes)
+{
+    if (call->terms.has_layouts == 0) {
+        *size_bytes = cells_most_published_bytes(&call->terms, cells->rank_count);
+        return cells_take_slices(&call->terms, cells->rank_count);
+    }
+    *size_bytes = call_buffer_bytes(call, &call->input);
+    return cells_take(&call->terms, cells->rank_count) && !cells_blocks_fit(call, cells->rank_count);
+}
+
+bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call, bool waits)
 {
     const struct client_cells *cells = comm->cells;
-    if (cells_is_between_nodes(cells) || !cells_take_slices(&call->terms, cells->rank_count)) {
+    uint64_t size_bytes;
+    if (cells_is_between_nodes(cells) || !is_cut(cells, call, &size_bytes)) {
         return false;
     }
-    uint64_t size_bytes = cells_most_published_bytes(&call->terms, cells->rank_count);
-    return size_bytes <= CELLS_REGISTERED_MAX_BYTES || !is_registered(comm->client, call, &call->input) ||
+    return (waits && size_bytes <= CELLS_REGISTERED_MAX_BYTES) ||
+           !is_registered(comm->client, call, &call->input) ||
            !is_registered(comm->client, call, &call->output);
 }
 
 bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *call, bool waits)
 {
     struct client_cells *cells = comm->cells;
-    if (cells == NULL || cells->writing || !cells_has_slices(comm, call) ||
+    if (cells == NULL || cells->writing || !cells_has_slices(comm, call, true) ||
         !cells_have_room(comm, call, waits)) {
         return false;
     }
@@ -46,7 +58,8 @@ bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *
             return false;
         }
     }
-    return cells_cut(&call->terms, cells->rank_count).slice_count == 1 || may_begin_again(call);
+    bool is_one = call->terms.has_layouts == 0 && cells_cut(&call->terms, cells->rank_count).slice_count == 1;
+    return is_one || may_begin_again(call);
 }
 
 void cells_use_slices(struct comm_comm *comm, bool uses)
@@ -59,7 +72,9 @@ void cells_use_slices(struct comm_comm *comm, bool uses)
     if (uses) {
         DEBUG("\"%s\": long operations go through cells in slices", comm->name);
     } else {
-        DEBUG("\"%s\": the program does not wait at once: long operations go to commd", comm->name);
+        DEBUG("\"%s\": the program does not wait at once: long operations on memory of comm_mem_alloc go to "
+              "commd",
+              comm->name);
     }
 }
 
@@ -75,6 +90,12 @@ static struct cells_slice slice_of(const struct client_cells *cells, const struc
                                 .steps = cut.steps};
 }
 
+/* With a count for each rank, the step 0 is the table. */
+static struct cells_blocks_slice blocks_slice_of(const struct cells_slot *slot, uint64_t step)
+{
+    return (struct cells_blocks_slice){.index = step - 1, .count = slot->step_count - 1};
+}
+
 static void write_slice(const struct client_cells *cells, uint64_t seq, const struct client_call *call,
                         uint64_t step)
 {
@@ -82,9 +103,35 @@ static void write_slice(const struct client_cells *cells, uint64_t seq, const st
     cells_write_slice(cells->shared, cells->rank_count, cells->rank, seq, cells->place, call, &slice);
 }
 
+static void write_next(const struct client_cells *cells, const struct cells_slot *slot)
+{
+    if (slot->call.terms.has_layouts != 0) {
+        struct cells_blocks_slice slice = blocks_slice_of(slot, slot->step + 1);
+        cells_blocks_write_slice(cells->shared, cells->rank_count, cells->rank, cells->place, &slot->call,
+                                 &slice);
+    } else {
+        write_slice(cells, slot->seq + 1, &slot->call, slot->step + 1);
+    }
+}
+
+static void read_this(const struct client_cells *cells, const struct cells_slot *slot)
+{
+    if (slot->call.terms.has_layouts == 0) {
+        struct cells_slice slice = slice_of(cells, &slot->call, slot->step);
+        cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, &slice);
+    } else if (slot->step > 0) {
+        struct cells_blocks_slice slice = blocks_slice_of(slot, slot->step);
+        cells_blocks_read_slice(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call,
+                                &slice);
+    }
+}
+
 void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
+    if (call->terms.has_layouts != 0) {
+        return; /* cells_put writes the table */
+    }
     cells->writing = true;
     comm->copying++;
     client_leave(comm->client);
@@ -98,6 +145,9 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
 {
     cells_write_header(cells->shared, cells->rank, slot->seq, cells->place, &slot->call);
+    if (slot->call.terms.has_layouts != 0) {
+        cells_header(cells->shared, cells->rank, slot->seq)->said.terms.count_elements = slot->step;
+    }
     cells->place = (cells->place + 1) % CELLS_PLACES;
     cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq);
 }
@@ -106,14 +156,13 @@ bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
 {
     struct client_cells *cells = comm->cells;
     struct client_op *op = slot->op;
-    struct cells_slice slice = slice_of(cells, &slot->call, slot->step);
     bool more = slot->step + 1 < slot->step_count;
     op->staging = true; /* it must not end meanwhile */
     comm->copying++;
     client_leave(comm->client);
-    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, &slice);
+    read_this(cells, slot);
     if (more) {
-        write_slice(cells, slot->seq + 1, &slot->call, slot->step + 1);
+        write_next(cells, slot);
     }
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
@@ -132,6 +181,26 @@ bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     op->number = ++slot->seq;
     cells_put_slice(cells, slot);
     return false;
+}
+
+enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slot)
+{
+    struct client_cells *cells = comm->cells;
+    const struct op_terms *terms = &slot->call.terms;
+    uint64_t slices = cells_slices_of_blocks(cells->shared, cells->rank_count, slot->seq, terms);
+    if (slices == 0) {
+        return CELLS_DIRECT;
+    }
+    if (!may_begin_again(&slot->call)) {
+        slot->op->number = cells->seq = ++slot->seq; /* of the first slice */
+        cells_hand_over(cells->shared, cells->rank_count, cells->rank, slot->seq);
+        return CELLS_BY_COMMD;
+    }
+    slot->elements = cells_elements(cells->shared, cells->rank_count, slot->seq, terms);
+    slot->step_count = slices + 1;
+    cells->seq = slot->seq + slices;
+    cells_use_slices(comm, true);
+    return CELLS_WAIT;
 }
 
 /* The slices of blocks are no operation for commd: it carries out all of it again. */
@@ -153,33 +222,56 @@ void cells_return_slices(struct client_cells *cells, struct cells_slot *slot)
     if (slot->step_count > 1) {
         cells->seq = slot->seq; /* ranks that had no slices have taken no number for them */
     }
-    if (!op_kind_has_blocks(slot->call.terms.kind)) {
+    if (slot->call.terms.has_layouts == 0 && !op_kind_has_blocks(slot->call.terms.kind)) {
         keep_rest(&slot->call, slice_of(cells, &slot->call, slot->step).begin);
     }
 }
 
-static struct comm_comm *find_abandoned(const struct comm_client *client)
+void cells_attend_to(struct comm_comm *comm, const struct client_op *op)
 {
-    struct comm_comm *comm = client->comms;
-    for (; comm != NULL; comm = comm->next) {
-        struct client_cells *cells = comm->cells;
-        const struct cells_slot *slot = cells != NULL && cells->count > 0 ? cells_slot_at(cells, 0) : NULL;
-        if (!comm->leaving && slot != NULL && slot->step_count > 1 && slot->op != NULL &&
-            !slot->op->staging && clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS) {
+    if (op->cell != NULL && (op->cell->step_count > 0 || op->cell->call.terms.has_layouts != 0)) {
+        op->cell->attended = true;
+        held_wake(comm->client);
+    }
+}
+
+/* Whether nobody waits for the oldest published operation, which goes in slices. */
+static bool is_unattended(const struct comm_comm *comm)
+{
+    struct client_cells *cells = comm->cells;
+    const struct cells_slot *slot = cells != NULL && cells->count > 0 ? cells_slot_at(cells, 0) : NULL;
+    return !comm->leaving && comm->waiters == 0 && slot != NULL && (slot->step_count > 0 || slot->attended) &&
+           slot->op != NULL && !slot->op->staging &&
+           (slot->attended || clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS);
+}
+
+/* Returns null if there is none. One whose next slice is complete goes first. */
+static struct comm_comm *find_unattended(const struct comm_client *client)
+{
+    struct comm_comm *found = NULL;
+    for (struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
+        if (!is_unattended(comm)) {
+            continue;
+        }
+        const struct client_cells *cells = comm->cells;
+        if (cells_have_news(cells->shared, cells->rank_count, cells->rank,
+                            cells_slot_at(comm->cells, 0)->seq)) {
             return comm;
         }
+        found = found == NULL ? comm : found;
     }
-    return NULL;
+    return found;
 }
 
 void cells_attend(struct comm_client *client)
 {
     struct comm_comm *comm;
-    while (client->waiters == 0 && client->lost == COMM_OK && !client->feeder.closing &&
-           (comm = find_abandoned(client)) != NULL) {
-        comm->habit.waits = HABIT_WAITS_AFTER_MISS;
+    while (client->lost == COMM_OK && !client->feeder.closing && (comm = find_unattended(client)) != NULL) {
+        if (!cells_slot_at(comm->cells, 0)->attended) {
+            comm->habit.waits = HABIT_WAITS_AFTER_MISS;
+        }
         comm->copying++; /* it must not be left meanwhile */
-        bool waited = cells_wait(comm, clock_ns() + ATTEND_NS);
+        bool waited = cells_wait(comm, clock_ns() + ATTEND_NS, false);
         comm->copying--;
         pthread_cond_broadcast(&client->changed);
         if (!waited) {

@@ -22,7 +22,7 @@ struct taking {
 };
 
 /* In pieces, because memcpy writes large blocks past the caches, and another rank reads them soon. */
-static void copy(unsigned char *to, const unsigned char *from, size_t size_bytes)
+void cells_copy(unsigned char *to, const unsigned char *from, size_t size_bytes)
 {
     for (size_t at = 0; to != from && at < size_bytes; at += COPY_BYTES) {
         memcpy(to + at, from + at, size_bytes - at < COPY_BYTES ? size_bytes - at : COPY_BYTES);
@@ -74,8 +74,8 @@ static void write_data(const struct taking *taking, unsigned char *to)
     for (uint32_t block = 0; block < (has_blocks ? taking->rank_count : 1); block++) {
         if (!has_blocks || block != taking->rank) {
             const unsigned char *from = taking->call->input.at;
-            copy(to + block * taking->part_bytes, from + block * taking->block_bytes + taking->begin_bytes,
-                 taking->part_bytes);
+            cells_copy(to + block * taking->part_bytes,
+                       from + block * taking->block_bytes + taking->begin_bytes, taking->part_bytes);
         }
     }
 }
@@ -177,8 +177,8 @@ static void write_first_step(const struct taking *taking, unsigned char *to)
     size_t own_begin = part_begin(taking, taking->rank) * element_bytes;
     size_t own_end = part_begin(taking, taking->rank + 1) * element_bytes;
     const unsigned char *from = data_of(taking, taking->rank, 0);
-    copy(to, from, own_begin);
-    copy(to + own_end, from + own_end, taking->part_bytes - own_end);
+    cells_copy(to, from, own_begin);
+    cells_copy(to + own_end, from + own_end, taking->part_bytes - own_end);
 }
 
 static void write_second_step(const struct taking *taking, unsigned char *to)
@@ -200,7 +200,8 @@ static void read_second_step(const struct taking *taking)
     for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
         size_t begin = part_begin(taking, rank) * element_bytes,
                end = part_begin(taking, rank + 1) * element_bytes;
-        copy(to + begin, cells_slice_at(taking->shared, taking->rank_count, rank, taking->seq), end - begin);
+        cells_copy(to + begin, cells_slice_at(taking->shared, taking->rank_count, rank, taking->seq),
+                   end - begin);
     }
 }
 
@@ -226,14 +227,14 @@ static void gather(const struct taking *taking, uint32_t block)
 {
     unsigned char *to = (unsigned char *)taking->call->output.at + taking->begin_bytes;
     for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        copy(to + rank * taking->block_bytes, data_of(taking, rank, block), taking->part_bytes);
+        cells_copy(to + rank * taking->block_bytes, data_of(taking, rank, block), taking->part_bytes);
     }
 }
 
 static void take_from_root(const struct taking *taking, uint32_t block)
 {
-    copy((unsigned char *)taking->call->output.at + taking->begin_bytes,
-         data_of(taking, taking->call->terms.root_rank, block), taking->part_bytes);
+    cells_copy((unsigned char *)taking->call->output.at + taking->begin_bytes,
+               data_of(taking, taking->call->terms.root_rank, block), taking->part_bytes);
 }
 
 void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,

@@ -127,13 +127,13 @@ static bool commd_has_any(const struct comm_client *client)
 }
 
 /* Waits without the lock, as the thread that reads unless there is one. */
-static void await_news(struct comm_client *client, struct watch *watch)
+static void await_news(struct comm_client *client, struct watch *watch, bool spins)
 {
     uint64_t most_ns = commd_has_any(client) ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
     watch->rings = client->reading ? NULL : client->rings;
     client->reading = client->reading || watch->rings != NULL;
     pthread_mutex_unlock(&client->lock);
-    bool news = spin(watch);
+    bool news = spins ? spin(watch) : has_news(watch);
     pthread_mutex_lock(&client->lock);
     if (watch->rings != NULL) {
         bool has_packet = ring_has_packet(&watch->rings->in);
@@ -155,7 +155,7 @@ static void await_news(struct comm_client *client, struct watch *watch)
     }
 }
 
-bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns)
+bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
 {
     struct comm_client *client = comm->client;
     struct client_cells *cells = comm->cells;
@@ -178,7 +178,7 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns)
     if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }
-    await_news(client, &watch);
+    await_news(client, &watch, spins);
     held_feed(client);
     return true;
 }

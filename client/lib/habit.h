@@ -5,10 +5,10 @@
 #include <stdint.h>
 
 /*
- * Whether a program waits at once for its long operations on a communicator. Then its threads can do the work
- * of cells in slices (cells_slices.c). Otherwise commd works better while the program computes. The library
- * cannot know what the program will do, so it goes by what the program did. All functions need the client's
- * lock.
+ * Whether a program waits at once for its long operations on a communicator. Then its threads do the work of
+ * cells in slices (cells_slices.c). Otherwise the library's thread does, or commd if it can read the memory
+ * where it is. The library cannot know what the program will do, so it goes by what the program did. All
+ * functions need the client's lock.
  */
 struct comm_comm;
 

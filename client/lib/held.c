@@ -139,6 +139,12 @@ void held_watch(struct comm_client *client)
     start_feeder(client);
 }
 
+void held_wake(struct comm_client *client)
+{
+    start_feeder(client);
+    pthread_cond_signal(&client->feeder.wake);
+}
+
 comm_result_t held_push_record(struct comm_comm *comm, const struct fence_mark *mark)
 {
     uint64_t ticket = comm->last_ticket;
@@ -236,17 +242,31 @@ static void put_back(struct comm_comm *comm, struct client_held *held, uint32_t 
     }
 }
 
-/* Publishes the operation in the ranks' cells, if it may go there. */
+/* Copies the first slice of a long operation, if it may go in slices. Releases the lock meanwhile. */
+static bool write_first_slice(struct comm_comm *comm, const struct client_held *held)
+{
+    if (!held->in_slices || !cells_may_publish_slices(comm, held->call, false)) {
+        return false;
+    }
+    held->op->staging = true;
+    cells_write_first(comm, held->call);
+    held->op->staging = false;
+    return !held->op->dropped && cells_may_publish_slices(comm, held->call, false);
+}
+
+/* Publishes the operation in the ranks' cells, if it may go there. May release the lock. */
 static bool feed_cell(struct comm_comm *comm, struct client_held *held, uint32_t timeout_ms)
 {
     struct client_op *op = held->op;
-    if (held->returned || held->wait_count > 0 || !cells_may_publish(comm, held->call, false)) {
+    if (held->returned || held->wait_count > 0 ||
+        !(cells_may_publish(comm, held->call, false) || write_first_slice(comm, held))) {
         return false;
     }
     op->held = NULL;
     op->deadline_ns = clock_after_ms(timeout_ms);
     cells_reserve(comm, held->call, op);
     cells_put(comm, op);
+    cells_attend_to(comm, op);
     held_free(comm, held);
     return true;
 }

@@ -36,6 +36,7 @@ struct client_held {
     struct fence_mark mark;   /* of a record: the word to be set */
     uint64_t ticket;          /* of a record: the last operation before it */
     bool returned;            /* it was published in a cell, which has its number (cells.h) */
+    bool in_slices;           /* it may be published in slices */
     uint32_t wait_count;
     struct fence_mark waits[]; /* as they were at the call */
 };
@@ -60,8 +61,9 @@ bool held_record_must_wait(struct comm_comm *comm);
 bool held_is_fed(const struct comm_comm *comm);
 /* Holds an operation that was published, before all operations after it. Returns false if memory is short. */
 bool held_return(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
-/* The feeder looks at operations that are published from now on. */
+/* The feeder looks at operations that are published from now on; held_wake: at once. */
 void held_watch(struct comm_client *client);
+void held_wake(struct comm_client *client);
 /* Makes op->held, with a copy of the call. May release the lock. Failures are reported. */
 comm_result_t held_new(struct comm_comm *comm, const struct client_call *call, size_t staged_bytes,
                        const struct stream_order *order, struct client_op *op);

@@ -159,6 +159,7 @@ struct comm_comm {
     uint32_t held_count;
     struct wait_habit habit;
     uint32_t copying;       /* threads that copy a slice of an operation */
+    uint32_t waiters;       /* threads of the program that wait for the end of operations */
     uint64_t held_retry_ns; /* staging of held collectives is not retried before */
     bool leaving;           /* held operations are not sent any more */
     uint64_t last_ticket;
@@ -256,7 +257,6 @@ struct comm_client {
     struct staging_pool staging;
     struct client_feeder feeder;
     struct cells_use cells;
-    uint32_t waiters;       /* threads of the program that wait for the end of operations */
     uint32_t stores;        /* that are open */
     bool aborts;            /* commd takes comm_abort */
     bool shrinks;           /* commd takes comm_shrink */
@@ -528,9 +528,10 @@ struct client_entry {
     /* Made before the submission if the operation is to end into a queue; null otherwise. It becomes null
      * when the operation is submitted. */
     struct client_op *op;
-    bool alone;                 /* it is neither in a group nor persistent */
-    bool large;                 /* by submit: it could be published in slices */
-    bool returns;               /* its call may still fail after the submission, because of its stream */
+    bool alone;    /* it is neither in a group nor persistent */
+    bool large;    /* by submit: it could be published in slices, */
+    bool attended; /* and the library's thread goes on with them, for the program does not wait */
+    bool returns;  /* its call may still fail after the submission, because of its stream */
     struct client_op *withheld; /* by submit: its queue does not show it before submit_end */
 };
 /* Makes the operation of a call, which is not submitted yet. Returns null if memory is short. */

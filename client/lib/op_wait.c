@@ -58,11 +58,11 @@ static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
     habit_awaited(comm);
-    client->waiters++;
-    if (!cells_wait(comm, deadline_ns)) {
+    comm->waiters++;
+    if (!cells_wait(comm, deadline_ns, true)) {
         client_progress(client, deadline_ns);
     }
-    client->waiters--;
+    comm->waiters--;
 }
 
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)

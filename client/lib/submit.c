@@ -83,6 +83,9 @@ static comm_result_t place(struct client_entry *entry, struct submit_packet *pac
     if (waits && result == COMM_OK) {
         packet_send(comm->client, packet); /* earlier operations are sent first */
         result = held_new(comm, call, staged_bytes, order, op);
+        if (result == COMM_OK && entry->alone && comm->cells != NULL) {
+            op->held->in_slices = cells_has_slices(comm, call, false);
+        }
     }
     return result == COMM_OK ? member_check(comm) : result;
 }
@@ -130,19 +133,23 @@ static void connect_op(struct client_entry *entry, struct client_op *op)
 }
 
 /*
- * Copies long data to where the other ranks will read them. The ranks then do all the work. So this pays if
- * the program waits at once, and commd does not work while the program computes. Returns whether the
- * operation may be published. May release the lock.
+ * Copies long data to where the other ranks will read them. The ranks then do all the work, in the library's
+ * thread unless the program waits at once. commd does it better only if it can read the memory where it is.
+ * Returns whether the operation may be published. May release the lock.
  */
 static bool write_first_slice(struct client_entry *entry, bool waits)
 {
     struct comm_comm *comm = entry->comm;
-    entry->large = entry->alone && cells_has_slices(comm, entry->call);
-    if (entry->large && !habit_waits(comm)) {
+    entry->large = entry->alone && cells_has_slices(comm, entry->call, true);
+    if (!entry->large) {
+        return false;
+    }
+    entry->attended = !habit_waits(comm);
+    if (!cells_has_slices(comm, entry->call, !entry->attended)) {
         cells_use_slices(comm, false);
         return false;
     }
-    if (!entry->large || !cells_may_publish_slices(comm, entry->call, waits)) {
+    if (!cells_may_publish_slices(comm, entry->call, waits)) {
         return false;
     }
     cells_write_first(comm, entry->call);
@@ -171,6 +178,9 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
     cells_reserve(comm, entry->call, op);
     ops_append(comm, op, timeout_ms);
     cells_put(comm, op);
+    if (entry->attended) {
+        cells_attend_to(comm, op);
+    }
     return true;
 }
 

@@ -173,11 +173,79 @@ static void publish_slices(struct world *world, struct client_call *call, struct
     free(call->output.at);
 }
 
+/* What the rank sends to each, and gets from each. For a kind without blocks on one side, only the first of
+ * them counts. */
+static void lay_out(const struct world *world, struct client_call *call, struct fuzz_input *input,
+                    size_t (*counts)[RANKS_MAX])
+{
+    static const size_t choices[] = {0, 1, 3, 700, 9000, 40000};
+    struct call_buffer *buffers[] = {&call->input, &call->output};
+    bool has_blocks[] = {op_kind_has_input_blocks(call->terms.kind),
+                         op_kind_has_output_blocks(call->terms.kind)};
+    for (size_t side = 0; side < 2; side++) {
+        for (uint32_t rank = 0; rank < world->ranks; rank++) {
+            counts[side][rank] = choices[fuzz_below(input, sizeof choices / sizeof *choices)];
+            buffers[side]->elements += rank == 0 || has_blocks[side] ? counts[side][rank] : 0;
+        }
+        buffers[side]->counts = has_blocks[side] ? counts[side] : NULL;
+        size_t size_bytes = buffers[side]->elements * dtype_size_bytes(call->terms.dtype);
+        buffers[side]->at = size_bytes > 0 ? malloc(size_bytes) : NULL;
+        fuzz_require(buffers[side]->at != NULL || size_bytes == 0);
+        if (size_bytes > 0) {
+            memset(buffers[side]->at, side == 0 ? fuzz_u8(input) : 0, size_bytes);
+        }
+    }
+}
+
+/* Other ranks may have written any tables, and places, also this rank's. */
+static void scribble_places(struct world *world, struct fuzz_input *input)
+{
+    uint64_t *table = cells_table(world->shared, world->ranks, fuzz_below(input, world->ranks), world->seq);
+    table[fuzz_below(input, 2 * world->ranks)] = fuzz_number(input);
+    uint32_t *offsets = (uint32_t *)(void *)cells_place(
+        world->shared, world->ranks, fuzz_below(input, world->ranks), fuzz_below(input, CELLS_PLACES));
+    offsets[fuzz_below(input, world->ranks)] = (uint32_t)fuzz_number(input);
+}
+
+/* Publishes an operation with a count for each rank, and its slices, until one has no result. */
+static void publish_blocks(struct world *world, struct client_call *call, struct fuzz_input *input)
+{
+    size_t counts[2][RANKS_MAX];
+    call->terms.count_elements = 0;
+    if (!op_kind_has_blocks(call->terms.kind) ||
+        (op_kind_reduces(call->terms.kind) && !reduce_is_defined(call->terms.dtype, call->terms.reduce))) {
+        return;
+    }
+    call->terms.has_layouts = 1;
+    lay_out(world, call, input, counts);
+    world->seq++;
+    cells_blocks_write(world->shared, world->ranks, world->rank, world->seq, call);
+    (void)let_others(world, input);
+    scribble_places(world, input);
+    uint64_t slices = cells_slices_of_blocks(world->shared, world->ranks, world->seq, &call->terms);
+    cells_blocks_read(world->shared, world->ranks, world->rank, world->seq, call);
+    for (uint64_t i = 0; i < slices && i < SLICES_MAX; i++) {
+        struct cells_blocks_slice slice = {.index = fuzz_below(input, 2) ? i : slices - 1 - i,
+                                           .count = slices};
+        world->seq++;
+        cells_blocks_write_slice(world->shared, world->ranks, world->rank, world->place, call, &slice);
+        cells_write_header(world->shared, world->rank, world->seq, world->place, call);
+        world->place = (world->place + 1) % CELLS_PLACES;
+        (void)let_others(world, input);
+        scribble_places(world, input);
+        cells_blocks_read_slice(world->shared, world->ranks, world->rank, world->seq, call, &slice);
+    }
+    free(call->input.at);
+    free(call->output.at);
+}
+
 static void step(struct world *world, struct fuzz_input *input)
 {
     bool is_long;
     struct client_call call = take_call(world, input, &is_long);
-    if (is_long) {
+    if (is_long && fuzz_below(input, 2) == 0) {
+        publish_blocks(world, &call, input);
+    } else if (is_long) {
         publish_slices(world, &call, input);
     } else {
         publish_whole(world, &call, input);

@@ -57,7 +57,6 @@ static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
 static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
-    habit_awaited(comm);
     comm->waiters++;
     if (!cells_wait(comm, deadline_ns, true)) {
         client_progress(client, deadline_ns);
@@ -68,6 +67,7 @@ static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)
 {
     uint64_t began_ns = 0;
+    habit_awaited(comm); /* also if the library's thread has ended the operation already */
     while (is_pending(comm, ticket)) {
         uint64_t late_ns = frozen_ns(comm, comm->ops, &began_ns);
         await_end(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
@@ -114,6 +114,7 @@ void ops_progress(const struct comm_request *request, uint64_t *began_ns, uint64
     struct comm_comm *comm = request->comm;
     struct client_op *op = request->op;
     uint64_t ticket = op->ticket;
+    habit_awaited(comm);
     if (op->dropped) {
         held_await(comm);
         return;
@@ -135,6 +136,7 @@ bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns)
 {
     uint64_t began_ns = 0;
     bool passed = false;
+    habit_awaited(request->comm); /* see ops_finish */
     while (request->op != NULL && !passed) {
         ops_progress(request, &began_ns, deadline_ns);
         passed = deadline_ns != UINT64_MAX && clock_ns() >= deadline_ns;

@@ -8,9 +8,9 @@
 
 struct comm_request *request_new(struct comm_comm *comm)
 {
-    struct comm_request *request = calloc(1, sizeof *request);
+    struct comm_request *request = malloc(sizeof *request); /* see op_new */
     if (request != NULL) {
-        request->comm = comm;
+        *request = (struct comm_request){.comm = comm};
     }
     return request;
 }

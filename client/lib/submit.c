@@ -49,10 +49,10 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
 struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call)
 {
     size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
-    struct client_op *op = calloc(1, sizeof *op + copies * sizeof op->copies[0]);
+    /* Not calloc: glibc's has no cache for the thread, and took a tenth of a small operation's time. */
+    struct client_op *op = malloc(sizeof *op + copies * sizeof op->copies[0]);
     if (op != NULL) {
-        op->kind = call->terms.kind;
-        op->dtype = call->terms.dtype;
+        *op = (struct client_op){.kind = call->terms.kind, .dtype = call->terms.dtype};
     }
     return op;
 }

@@ -107,6 +107,17 @@ class Documents(unittest.TestCase):
         for file in files:
             self.assertTrue((TOP / file).exists(), file)
 
+    def test_tests_that_are_named_exist(self):
+        """All tests that the page about tests names are in the files that it names, and run."""
+        text = (TOP / "tests/README.md").read_text()
+        rows = re.findall(r"`(tests/[a-z_0-9/]+\.(?:c|py))`: (`test_\w+`(?:, `test_\w+`)*)", text)
+        self.assertGreater(len(rows), 15)
+        for file, names in rows:
+            source = (TOP / file).read_text()
+            for name in re.findall(r"\w+", names):
+                runs = rf"cmocka_unit_test(_setup_teardown)?\(\s*{name}\b" if file.endswith(".c") else rf"    def {name}\(self"
+                self.assertRegex(source, runs, f"{file}: {name}")
+
 
 if __name__ == "__main__":
     unittest.main()

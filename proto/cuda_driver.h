@@ -159,8 +159,7 @@ struct cuda_memop { /* CUstreamBatchMemOpParams: the longest of its members */
 #define CUDA_HOST_PORTABLE 1u   /* for all contexts; also a flag of registration */
 #define CUDA_HOST_DEVICE_MAP 2u /* with an address that kernels and streams can use */
 
-/* Handles for a stream of the current context, as 0 is. */
-#define CUDA_STREAM_LEGACY 1u
+/* A handle for a stream of the current context, as 0 is. */
 #define CUDA_STREAM_PER_THREAD 2u
 #define CUDA_STREAM_NON_BLOCKING 1u /* does not wait for the legacy default stream */
 #define CUDA_EVENT_DISABLE_TIMING 2u

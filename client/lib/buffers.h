@@ -8,6 +8,7 @@
 #include "client/lib/internal.h"
 
 /* Where commd finds an operation's buffers. All functions need the client's lock. Failures are reported. */
+
 /* Finds the buffers that commd has mapped already; the operation uses them. *staged_bytes: what the others
  * need. */
 comm_result_t buffers_find(struct comm_comm *comm, const struct client_call *call, struct client_op *op,

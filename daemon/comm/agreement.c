@@ -139,11 +139,6 @@ void agreement_free(struct agreement *agreement)
     free(agreement);
 }
 
-bool agreement_has_begun(const struct agreement *agreement)
-{
-    return agreement->begun;
-}
-
 const struct agreement_value *agreement_decision(const struct agreement *agreement)
 {
     return agreement->decided ? &agreement->accepted : NULL;

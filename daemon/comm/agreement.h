@@ -97,7 +97,6 @@ void agreement_free(struct agreement *agreement);
 /* This node takes part from now on; the part is copied. A second call does nothing. NO_MEMORY. */
 enum status agreement_begin(struct agreement *agreement, const struct agreement_value *part,
                             uint64_t now_ns) COMM_MUST_USE;
-bool agreement_has_begun(const struct agreement *agreement);
 /* The node is lost for this agreement, even if it comes back. */
 void agreement_node_down(struct agreement *agreement, uint32_t node, uint64_t now_ns);
 /* The value's bitmaps have the sizes of this agreement. */

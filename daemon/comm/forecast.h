@@ -18,7 +18,6 @@ struct comms_plan {
     double
         nodes_per_processor; /* at least 1: how many daemons share a processor, as in tests on one machine */
 };
-#define COMMS_PLAN_DIAL_S 2.5e-3 /* tests/bench/run_scale.py: 2 to 3 ms */
 
 struct comms_forecast {
     bool by_tree;      /* connections are dialled when operations first need them */

@@ -120,12 +120,12 @@ bool comms_loss_from_wire(const Commd__Mesh__Agree *said, const struct communica
  * that is lost meanwhile ends that generation by the same agreement, and the ranks that wait pass on to the
  * one after it.
  */
-/* Makes it, or returns it. Null: there is none, or no memory. The communicator has a verdict. */
 /* comms.c: a member that is charged to its user, and of no communicator yet. LIMIT, NO_MEMORY. */
 enum status communicator_member_new(const struct comms_client *client, const struct comms_terms *terms,
                                     const struct comms_member_handler *handler, uint64_t now_ns,
                                     struct comms_member **out, struct error *error) COMM_MUST_USE;
 void communicator_add_member(struct communicator *comm, struct comms_member *member);
+/* Makes it, or returns it. Null: there is none, or no memory. The communicator has a verdict. */
 struct communicator *comms_next_of(struct communicator *comm, uint64_t now_ns);
 /* Moves waiting ranks on, says ready, forms. */
 void comms_next_step(struct communicator *comm, uint64_t now_ns);

@@ -137,7 +137,6 @@ struct exec_loan {
     bool is_done; /* it came back, and the lane has not noticed yet */
 };
 
-/* The rounds of one slice. */
 /* How a lane's data for one node travel. All messages of a slice go the same way, so that they stay in order.
  */
 enum lane_route {
@@ -155,6 +154,7 @@ struct lane_measure {
     uint64_t bytes;
 };
 
+/* The rounds of one slice. */
 struct exec_lane {
     struct exec_comm *comm;
     uint32_t index;
@@ -474,9 +474,9 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
                                       const struct coll_stage_piece *piece, struct stage_buffers *buffers);
 
 /* lane_send.c */
-/* Sends the next message of the round's first unfinished send. The cost is subtracted from the turn. */
 /* Whether there is a connection for the next send. If not, exec_link_up wakes the lane. */
 bool lane_may_send(const struct exec_lane *lane);
+/* Sends the next message of the round's first unfinished send. The cost is subtracted from the turn. */
 enum status lane_send(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* The most elements in one message. A larger transfer takes several; each is copied, if at all, within one
  * turn. */

@@ -8,13 +8,13 @@
 struct gpu_nccl;
 
 bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op);
-/* LIMIT, NO_MEMORY, UNSUPPORTED: then others must carry the operation out. */
 /* Holds the group of these GPUs, ascending, for the communicator, which releases the one it held before. As
  * gpu_group_hold. */
 enum status gpu_nccl_hold(struct exec_comm *comm, const uint32_t *gpus, uint32_t count, uint64_t now_ns,
                           struct error *error) COMM_MUST_USE;
 #define NCCL_PATIENCE_NS (5 * TIME_S) /* of a group's forming; then others carry operations out meanwhile */
 
+/* LIMIT, NO_MEMORY, UNSUPPORTED: then others must carry the operation out. */
 enum status gpu_nccl_new(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns, struct gpu_nccl **out,
                          struct error *error) COMM_MUST_USE;
 /* The operation is over. Accepts null. */

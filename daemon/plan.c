@@ -8,7 +8,7 @@
 
 #include "daemon/coll/forecast.h"
 #include "daemon/coll/overrides.h"
-#include "daemon/comm/forecast.h"
+#include "daemon/comm/comms_forecast.h"
 
 enum {
     PLAN_OPERATION,

@@ -6,9 +6,9 @@ UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
 # Unit tests that start threads themselves, or through commd, the library or the CUDA double. A simulation runs on one
 # thread.
 STARTS_THREADS := pthread_create|log_writer_start|unmapper_new|comm_client_open|client_pair|gpu_pair|staging_nodes|cuda_double|CUDA_DOUBLE
-# test_staging_end is left out. It forks for each of its many cases, and takes over six minutes under ThreadSanitizer on
-# a busy machine. test_staging starts the same threads.
-THREADED_TESTS := $(call programs_of,$(filter-out %/test_staging_end.c,$(shell grep -lE '$(STARTS_THREADS)' tests/unit/*/test_*.c)))
+# test_message_staging_end is left out. It forks for each of its many cases, and takes over six minutes under ThreadSanitizer on
+# a busy machine. test_message_staging starts the same threads.
+THREADED_TESTS := $(call programs_of,$(filter-out %/test_message_staging_end.c,$(shell grep -lE '$(STARTS_THREADS)' tests/unit/*/test_*.c)))
 SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
 FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
 # What several fuzz targets share.
@@ -65,7 +65,7 @@ $(DATAGRAM_TESTS): %: %.o $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(BUILD)/tests/system/surface: $(SURFACE_PARTS)
 $(BUILD)/tests/system/graphs: $(GRAPHS_PARTS)
-$(BUILD)/tests/unit/client/test_nccl_config: $(addprefix $(BUILD)/client/nccl/,config.o version.o failure.o)
+$(BUILD)/tests/unit/client/test_nccl_config: $(addprefix $(BUILD)/client/nccl/,config.o nccl_version.o failure.o)
 # A program that is written for NCCL: it is linked with that library, and with nothing of libcommclient.
 $(NCCL_CASES): $(NCCL_CASES_PARTS) $(BUILD)/tests/lib/elements.o $(BUILD)/proto/types.o
 $(NCCL_CASES).o $(NCCL_CASES_PARTS): CPPFLAGS_ALL += $(if $(CUDA_INCLUDE),-isystem $(CUDA_INCLUDE))

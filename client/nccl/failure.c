@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "client/nccl/version.h"
+#include "client/nccl/nccl_version.h"
 
 static _Thread_local char last_text[FAILURE_TEXT_BYTES];
 

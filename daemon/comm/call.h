@@ -2,7 +2,7 @@
 #define DAEMON_COMM_CALL_H
 
 #include "daemon/comm/comms.h"
-#include "daemon/comm/fence.h"
+#include "daemon/comm/comms_fence.h"
 
 /* One rank's call of an operation: its checked terms, and its own buffers. Private to daemon/comm. */
 

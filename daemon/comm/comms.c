@@ -7,10 +7,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/placement.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
-#include "daemon/comm/tree.h"
 
 enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
 {

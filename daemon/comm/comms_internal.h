@@ -253,10 +253,10 @@ struct communicator {
     uint32_t roster_from;      /* the mesh's index, or COMMS_NODE_OWN */
     bool roster_has_own;       /* this node's entry is right */
     bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
-    bool sparse;               /* its nodes form a tree, and connect to others only when needed: tree.h */
-    bool is_broken;            /* sparse: the promise cannot be kept */
-    uint64_t link_ns;          /* when to look for missing connections again; TIME_NEVER: none is missing */
-    uint64_t refusal_ns;       /* when waiting refusals take effect; TIME_NEVER without any */
+    bool sparse;         /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
+    bool is_broken;      /* sparse: the promise cannot be kept */
+    uint64_t link_ns;    /* when to look for missing connections again; TIME_NEVER: none is missing */
+    uint64_t refusal_ns; /* when waiting refusals take effect; TIME_NEVER without any */
     char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks were dropped */
 
     /* Set by the promise. */
@@ -350,7 +350,7 @@ struct comms {
     struct comms_meetings *meetings;  /* of which this node is the place; null before the first */
     struct comms_farewell *farewells; /* of guests of this node: meeting.h */
     uint32_t farewell_count;
-    struct comms_post *posts; /* messages that wait for connections: tree.h */
+    struct comms_post *posts; /* messages that wait for connections: comms_tree.h */
     size_t posts_bytes;
     struct communicator *relaying; /* the one whose message along the tree is being handled; null: none */
     struct comms_past *past; /* loss.c: decisions of communicators that are gone; null before the first */

@@ -8,10 +8,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/placement.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
-#include "daemon/comm/tree.h"
 
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
 {

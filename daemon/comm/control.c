@@ -5,11 +5,11 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/roster.h"
-#include "daemon/comm/tree.h"
 
 void comms_violation(struct comms *comms, uint32_t node, const char *what, uint64_t now_ns)
 {

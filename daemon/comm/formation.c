@@ -5,11 +5,11 @@
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/roster.h"
-#include "daemon/comm/tree.h"
 
 /*
  * A node announces its ranks to all nodes that may have ranks of the user (users.c), as far as it is

@@ -1,7 +1,7 @@
 #include "daemon/comm/loss.h"
 #include "daemon/comm/formation.h"
 
-#include "daemon/comm/tree.h"
+#include "daemon/comm/comms_tree.h"
 
 #include <stdlib.h>
 #include <string.h>

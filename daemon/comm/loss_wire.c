@@ -1,5 +1,5 @@
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/loss.h"
-#include "daemon/comm/tree.h"
 
 /* Agreements between nodes: enum agreement_step has the numbers of the protocol's steps. */
 _Static_assert((int)AGREEMENT_GONE == (int)COMMD__MESH__AGREE__STEP__GONE &&

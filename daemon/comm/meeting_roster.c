@@ -3,10 +3,10 @@
 
 #include <utlist.h>
 
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/meeting_internal.h"
 #include "daemon/comm/roster.h"
-#include "daemon/comm/tree.h"
 
 /* A place's reports, and the rosters that it makes of them: see roster.h. */
 

@@ -4,9 +4,9 @@
 #include <utlist.h>
 
 #include "daemon/base/hash.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
-#include "daemon/comm/tree.h"
 
 /* Generations that follow a verdict: loss.h. */
 

@@ -3,7 +3,7 @@
 
 #include <utlist.h>
 
-#include "daemon/comm/tree.h"
+#include "daemon/comm/comms_tree.h"
 #include "proto/frame.h"
 
 /* Messages that wait for the connection to their node. */

@@ -5,9 +5,9 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
-#include "daemon/comm/tree.h"
 
 static void promise_drop(struct communicator *comm)
 {

@@ -6,8 +6,8 @@
 
 #include <utlist.h>
 
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/meeting.h"
-#include "daemon/comm/tree.h"
 
 /* --- Writing --- */
 

@@ -8,9 +8,9 @@
  *
  * Each node with ranks reports them to a place (meeting.h), to one at first. A place that has heard of every
  * rank sends the list of all nodes, the roster, to the node of rank 0, and has done its part. From there the
- * roster goes down the tree that the nodes form (tree.h), over connections that each parent dials. A node
- * that has it makes the promise (promise.c), and says so to its parent once all nodes below it have. When the
- * root knows that all have promised, the communicator is formed; that goes down the tree.
+ * roster goes down the tree that the nodes form (comms_tree.h), over connections that each parent dials. A
+ * node that has it makes the promise (promise.c), and says so to its parent once all nodes below it have.
+ * When the root knows that all have promised, the communicator is formed; that goes down the tree.
  *
  * So each node has connections to a place, its parent and its children, and sends and gets a few messages of
  * each. While ranks are missing, places tell everybody about once a second which there are: for texts, and so

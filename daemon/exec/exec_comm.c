@@ -136,7 +136,7 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
         return error_set(error, STATUS_LIMIT, "\"%s\": %d operations are queued", comm->options.name,
                          EXEC_OPS_MAX);
     }
-    enum status status = op_new(comm, call, &op, error);
+    enum status status = exec_op_new(comm, call, &op, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -170,7 +170,7 @@ static void comm_finish(struct exec_comm *comm, struct exec_op **link, const str
     comm->exec->between_nodes -= op->begun && comm->options.node_count > 1 ? 1 : 0;
     device_release(comm, op);
     spread_release(op);
-    op_free(op);
+    exec_op_free(op);
     call.done(call.context, result, now_ns);
 }
 
@@ -339,7 +339,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct error error;
-    bool measured = op_measure(comm, op, &error) == STATUS_OK;
+    bool measured = exec_op_measure(comm, op, &error) == STATUS_OK;
     enum spread_state spread = measured ? spread_begin(comm, op, &error) : SPREAD_FAILED;
     if (spread == SPREAD_WAITS) {
         return false;
@@ -349,7 +349,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
-    op_begin(comm, op);
+    exec_op_begin(comm, op);
     trace_op_started(comm->comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
                      op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
@@ -384,7 +384,7 @@ static bool comm_memories_are_whole(struct exec_comm *comm, uint64_t now_ns)
     struct exec_op *op = comm->first_op;
     /* If threads share the slices, only the main thread checks: for the others the buffers may be gone. */
     bool is_shared_part = comm->share_index > 0 && op->claims != NULL;
-    if (is_shared_part || op_check_memories(comm, op, &error) == STATUS_OK) {
+    if (is_shared_part || exec_op_check_memories(comm, op, &error) == STATUS_OK) {
         return true;
     }
     exec_comm_fail(comm, &error, now_ns);

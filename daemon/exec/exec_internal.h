@@ -381,17 +381,18 @@ bool loans_are_back(const struct exec_comm *comm);
 /* On the borrower's thread: gives one loan a turn. Returns whether there are more. */
 bool loans_run(struct exec *exec);
 
-/* op.c: an operation's properties, computed when it begins. */
-enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
-                   struct error *error) COMM_MUST_USE;
-void op_free(struct exec_op *op);
+/* exec_op.c: an operation's properties, computed when it begins. */
+enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
+                        struct error *error) COMM_MUST_USE;
+void exec_op_free(struct exec_op *op);
 /* Computes what depends on the call alone: root, size, slices. */
-enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+enum status exec_op_measure(const struct exec_comm *comm, struct exec_op *op,
+                            struct error *error) COMM_MUST_USE;
 /* Chooses algorithm and slices. The operation must be measured. */
-void op_begin(const struct exec_comm *comm, struct exec_op *op);
+void exec_op_begin(const struct exec_comm *comm, struct exec_op *op);
 /* INVALID_ARGUMENT: a client's memory that the operation uses has broken (memory_check). */
-enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op,
-                              struct error *error) COMM_MUST_USE;
+enum status exec_op_check_memories(const struct exec_comm *comm, struct exec_op *op,
+                                   struct error *error) COMM_MUST_USE;
 
 /* lane_memory.c: memory for the parts of slices that are in no rank's buffer. */
 unsigned char *lane_memory(const struct exec_lane *lane);

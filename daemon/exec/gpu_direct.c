@@ -161,7 +161,7 @@ static bool put_piece(void *context, const struct coll_stage_piece *piece)
 
 enum status device_measure_alone(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
-    enum status status = op_measure(comm, op, error);
+    enum status status = exec_op_measure(comm, op, error);
     op->stage.has_memory = false;
     op->stage.slice_count = 1;
     op->stage.local_slice_elements = UINT64_MAX;

@@ -66,7 +66,7 @@ static enum status lane_go_on_sending(struct exec_lane *lane, struct error *erro
 /* Begins a round. It first checks that no client memory broke, as the round sends from it. */
 static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
 {
-    enum status memories = op_check_memories(lane->comm, lane_op(lane), error);
+    enum status memories = exec_op_check_memories(lane->comm, lane_op(lane), error);
     if (memories != STATUS_OK) {
         return memories;
     }
@@ -256,7 +256,7 @@ static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
 /* All pieces of IN are done, or queued on GPUs. */
 static enum status lane_staged_in(struct exec_lane *lane, struct error *error)
 {
-    enum status status = op_check_memories(lane->comm, lane_op(lane), error);
+    enum status status = exec_op_check_memories(lane->comm, lane_op(lane), error);
     if (status != STATUS_OK || !lane->staged) {
         return status == STATUS_OK ? lane_begin(lane, error) : status;
     }

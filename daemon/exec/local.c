@@ -19,7 +19,7 @@ static enum status local_ran(struct exec_comm *comm, bool over, struct error *er
         trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
                          (uint32_t)op->slice, 0);
     }
-    return op_check_memories(comm, op, error);
+    return exec_op_check_memories(comm, op, error);
 }
 
 static void local_begin(struct exec_comm *comm, uint64_t slice)

@@ -295,7 +295,7 @@ void match_remove_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival);
 struct p2p_arrival *match_take_arrival(struct p2p_comm *comm, const struct p2p_message *receive);
 void match_release(struct p2p_comm *comm);
 
-/* link.c: sending to another node. */
+/* p2p_link.c: sending to another node. */
 struct p2p_link *link_new(struct p2p_comm *comm, uint32_t node);
 void link_release(struct p2p_link *link);
 /* give_up: data that is queued is not sent. */
@@ -330,7 +330,7 @@ void incoming_end_cut(struct p2p *p2p, uint64_t now_ns);
 /* Drops the rest of the payload on that stream. */
 void incoming_drop(struct stream_reader *reader);
 
-/* staging.c: messages whose buffers are on GPUs. A failure ends the message. */
+/* message_staging.c: messages whose buffers are on GPUs. A failure ends the message. */
 void staging_release(struct p2p_comm *comm);
 /* Whether a send's payload must be on the host before its envelope is sent. */
 bool staging_is_small(const struct p2p_message *send);

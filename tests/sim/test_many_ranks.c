@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/comm/forecast.h"
+#include "daemon/comm/comms_forecast.h"
 #include "tests/sim/large_cluster.h"
 
 /*

@@ -12,7 +12,7 @@
 
 /*
  * Communicators of many ranks in clusters in which not every node is connected to every other: they form by a
- * tree, and their nodes connect to others only when they need to (daemon/comm/roster.h, tree.h).
+ * tree, and their nodes connect to others only when they need to (daemon/comm/roster.h, comms_tree.h).
  */
 
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "client/nccl/config.h"
-#include "client/nccl/version.h"
+#include "client/nccl/nccl_version.h"
 
 #define NCCL_CONFIG_BYTES 120
 #define BLOCKING 16

@@ -4,7 +4,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/comm/forecast.h"
+#include "daemon/comm/comms_forecast.h"
 
 /* What `commctl plan` says of forming communicators, against figures worked out by hand. */
 

@@ -33,8 +33,8 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
                                .strip_bytes = COLL_STAGE_STRIP_BYTES};
 }
 
-enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
-                   struct error *error)
+enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
+                        struct error *error)
 {
     size_t rank_count = (size_t)call->rank_count * call->terms.bucket_ops;
     struct exec_op *op = calloc(1, sizeof *op + rank_count * sizeof op->stage_ranks[0]);
@@ -63,21 +63,21 @@ enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct 
     op->result.status = STATUS_OK;
     op_describe(comm, op);
     if (device_is_needed(&op->call) && device_new(comm, op, error) != STATUS_OK) {
-        op_free(op);
+        exec_op_free(op);
         return STATUS_NO_MEMORY;
     }
     *out = op;
     return STATUS_OK;
 }
 
-void op_free(struct exec_op *op)
+void exec_op_free(struct exec_op *op)
 {
     free(op->part_counts);
     free(op->ranks);
     free(op);
 }
 
-enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op, struct error *error)
+enum status exec_op_check_memories(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     uint64_t holes = guard_hole_count();
     if (holes == op->holes_seen) {
@@ -166,7 +166,7 @@ static void op_stage(const struct exec_comm *comm, struct exec_op *op)
     op->stage.vector_ranks = gpu_coding_vector_ranks(comm, op);
 }
 
-enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error)
+enum status exec_op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     const struct exec_comm_options *options = &comm->options;
     struct coll_stage_op *stage = &op->stage;
@@ -225,7 +225,7 @@ static bool reducing_one_copies(const struct exec_op *op)
            op->call.terms.reduce != REDUCE_LOR && op->call.terms.dtype != DTYPE_BOOL;
 }
 
-void op_begin(const struct exec_comm *comm, struct exec_op *op)
+void exec_op_begin(const struct exec_comm *comm, struct exec_op *op)
 {
     bool one_node = comm->options.node_count == 1;
     if (one_node) { /* any thread takes slices */

@@ -1,4 +1,4 @@
-#include "daemon/comm/tree.h"
+#include "daemon/comm/comms_tree.h"
 
 #include <stdlib.h>
 #include <string.h>

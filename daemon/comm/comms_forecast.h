@@ -1,5 +1,5 @@
-#ifndef DAEMON_COMM_FORECAST_H
-#define DAEMON_COMM_FORECAST_H
+#ifndef DAEMON_COMM_COMMS_FORECAST_H
+#define DAEMON_COMM_COMMS_FORECAST_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -8,8 +8,8 @@
 
 /*
  * What a communicator costs in a cluster of its own nodes, with one rank on each: for `commctl plan`. This is
- * a model of formation.c, meeting.h and tree.h. It counts connections and messages, and the processor time of
- * the busiest node, or of all nodes where they share processors. Pure and thread-safe.
+ * a model of formation.c, meeting.h and comms_tree.h. It counts connections and messages, and the processor
+ * time of the busiest node, or of all nodes where they share processors. Pure and thread-safe.
  */
 struct comms_plan {
     uint32_t node_count; /* 1 to COLL_NODES_MAX */

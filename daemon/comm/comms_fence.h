@@ -1,5 +1,5 @@
-#ifndef DAEMON_COMM_FENCE_H
-#define DAEMON_COMM_FENCE_H
+#ifndef DAEMON_COMM_COMMS_FENCE_H
+#define DAEMON_COMM_COMMS_FENCE_H
 
 #include "daemon/comm/comms.h"
 

@@ -1,4 +1,4 @@
-#include "client/nccl/version.h"
+#include "client/nccl/nccl_version.h"
 
 #include <pthread.h>
 #include <stdbool.h>

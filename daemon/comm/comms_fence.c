@@ -1,4 +1,4 @@
-#include "daemon/comm/fence.h"
+#include "daemon/comm/comms_fence.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

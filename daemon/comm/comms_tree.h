@@ -1,5 +1,5 @@
-#ifndef DAEMON_COMM_TREE_H
-#define DAEMON_COMM_TREE_H
+#ifndef DAEMON_COMM_COMMS_TREE_H
+#define DAEMON_COMM_COMMS_TREE_H
 
 #include "daemon/comm/comms_internal.h"
 

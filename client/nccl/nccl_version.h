@@ -1,5 +1,5 @@
-#ifndef CLIENT_NCCL_VERSION_H
-#define CLIENT_NCCL_VERSION_H
+#ifndef CLIENT_NCCL_NCCL_VERSION_H
+#define CLIENT_NCCL_NCCL_VERSION_H
 
 /* The version of NCCL that the library says it is: five digits, such as 22809 for 2.28.9. */
 

@@ -1,8 +1,8 @@
-#include "daemon/comm/forecast.h"
+#include "daemon/comm/comms_forecast.h"
 
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/meeting.h"
-#include "daemon/comm/tree.h"
 #include "daemon/mesh/member_rings.h"
 
 #define HANDSHAKE_LATENCIES 4     /* QUIC's two round trips, with Hello */

@@ -173,8 +173,8 @@ static uint32_t trace_row(const struct exec_op *op)
 static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct op_terms *terms = &op->call.terms;
-    trace_op_started(comm->comm_id, op->call.seq, terms->kind, 0, 0, 1);
-    trace_slice_started(comm->comm_id, op->call.seq, terms->kind, trace_row(op), 0,
+    trace_op_started(comm->options.comm_id, op->call.seq, terms->kind, 0, 0, 1);
+    trace_slice_started(comm->options.comm_id, op->call.seq, terms->kind, trace_row(op), 0,
                         terms->count_elements * dtype_size_bytes(terms->dtype));
 }
 
@@ -353,7 +353,7 @@ static enum device_step device_local(struct exec_comm *comm, struct exec_op *op,
     }
     enum device_step step = device_finish(comm, device, now_ns, error);
     if (step == DEVICE_STEP_GO) {
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
+        trace_slice_done(comm->options.comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
         return DEVICE_STEP_ENDED;
     }
     return step;

@@ -76,15 +76,13 @@ enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct 
     comm->shared_map = exec_map_ref(map);
     comm->map = map->ranks;
     comm->options = *options;
-    comm->peers = options->peers;
-    comm->comm_id = options->comm_id;
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
     comm_use_rails(comm, rails_of(comm->share_count), !options->rails_wait);
     bool complete = comm_allocate(comm);
     if (complete) {
-        HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
+        HASH_ADD(hh, exec->comms, options.comm_id, sizeof options->comm_id, comm);
         complete = table_has(comm, hh);
     }
     if (!complete) {
@@ -97,8 +95,8 @@ enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct 
         comm_release(comm);
         return status;
     }
-    comm->streams = (struct stream_group){.comm_id = comm->comm_id,
-                                          .peers = comm->peers,
+    comm->streams = (struct stream_group){.comm_id = options->comm_id,
+                                          .peers = options->peers,
                                           .node_count = options->node_count,
                                           .node_index = options->node_index,
                                           .account = comm->options.account};
@@ -170,7 +168,7 @@ static void comm_finish(struct exec_comm *comm, struct exec_op **link, const str
     comm->exec->between_nodes -= op->begun && comm->options.node_count > 1 ? 1 : 0;
     device_release(comm, op);
     spread_release(op);
-    exec_op_free(op);
+    free(op);
     call.done(call.context, result, now_ns);
 }
 
@@ -350,7 +348,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     exec_op_begin(comm, op);
-    trace_op_started(comm->comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
+    trace_op_started(comm->options.comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
                      op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
         comm_agree(comm, now_ns);

@@ -69,8 +69,7 @@ struct exec_claims {
 struct exec_op {
     struct exec_op *next;
     struct exec_call call;
-    struct exec_rank *ranks;
-    uint64_t *part_counts;
+    struct exec_rank *ranks; /* those of the call, behind stage_ranks */
     bool begun;
     bool is_staged; /* its slices come from GPUs and go back to GPUs */
     bool cancelled;
@@ -206,12 +205,10 @@ struct exec_comm {
     uint32_t rails; /* bits of the rails in use, out of share_count */
     bool rails_agreed;
     struct rounds_entry turn;
-    uint64_t comm_id;
     struct exec_map *shared_map;      /* owns the constant data that members below refer to */
     struct exec_comm_options options; /* the map's, except a rail's callbacks */
-    const uint32_t *peers;
-    struct coll_map map;      /* its arrays lie in shared_map */
-    struct exec_op *first_op; /* the first one runs */
+    struct coll_map map;              /* its arrays lie in shared_map */
+    struct exec_op *first_op;         /* the first one runs */
     struct exec_op **last_op;
     uint32_t op_count;
     struct exec_lane lanes[EXEC_LANES_MAX + 1];
@@ -382,9 +379,9 @@ bool loans_are_back(const struct exec_comm *comm);
 bool loans_run(struct exec *exec);
 
 /* exec_op.c: an operation's properties, computed when it begins. */
+/* One block of memory, for free(). */
 enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                         struct error *error) COMM_MUST_USE;
-void exec_op_free(struct exec_op *op);
 /* Computes what depends on the call alone: root, size, slices. */
 enum status exec_op_measure(const struct exec_comm *comm, struct exec_op *op,
                             struct error *error) COMM_MUST_USE;

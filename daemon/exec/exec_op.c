@@ -26,7 +26,7 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
                                .mode = comm->options.node_count == 1 ? COLL_STAGE_ALONE : COLL_STAGE_UNSTAGED,
                                .has_memory = true,
                                .divides = op->divisor > 1,
-                               .part_counts = op->part_counts,
+                               .part_counts = op->call.part_counts,
                                .ranks = op->stage_ranks,
                                .element_bytes = op->element_bytes,
                                .many_blocks = COLL_STAGE_MANY_BLOCKS,
@@ -37,15 +37,14 @@ enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, st
                         struct error *error)
 {
     size_t rank_count = (size_t)call->rank_count * call->terms.bucket_ops;
-    struct exec_op *op = calloc(1, sizeof *op + rank_count * sizeof op->stage_ranks[0]);
-    struct exec_rank *ranks = calloc(rank_count, sizeof *ranks);
-    uint64_t *part_counts = calloc(call->terms.bucket_ops, sizeof *part_counts);
-    if (op == NULL || ranks == NULL || part_counts == NULL) {
-        free(op);
-        free(ranks);
-        free(part_counts);
+    size_t rank_bytes = sizeof(struct coll_stage_rank) + sizeof(struct exec_rank);
+    struct exec_op *op =
+        calloc(1, sizeof *op + rank_count * rank_bytes + call->terms.bucket_ops * sizeof(uint64_t));
+    if (op == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
     }
+    struct exec_rank *ranks = (struct exec_rank *)(op->stage_ranks + rank_count);
+    uint64_t *part_counts = (uint64_t *)(ranks + rank_count);
     memcpy(ranks, call->ranks, rank_count * sizeof *ranks);
     if (call->part_counts != NULL) {
         memcpy(part_counts, call->part_counts, call->terms.bucket_ops * sizeof *part_counts);
@@ -54,7 +53,6 @@ enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, st
     }
     op->call = *call;
     op->ranks = ranks;
-    op->part_counts = part_counts;
     op->call.ranks = ranks;
     op->call.part_counts = part_counts;
     op->element_bytes = dtype_size_bytes(call->terms.dtype);
@@ -63,18 +61,11 @@ enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, st
     op->result.status = STATUS_OK;
     op_describe(comm, op);
     if (device_is_needed(&op->call) && device_new(comm, op, error) != STATUS_OK) {
-        exec_op_free(op);
+        free(op);
         return STATUS_NO_MEMORY;
     }
     *out = op;
     return STATUS_OK;
-}
-
-void exec_op_free(struct exec_op *op)
-{
-    free(op->part_counts);
-    free(op->ranks);
-    free(op);
 }
 
 enum status exec_op_check_memories(const struct exec_comm *comm, struct exec_op *op, struct error *error)

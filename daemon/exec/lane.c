@@ -58,9 +58,19 @@ static enum status lane_go_on_sending(struct exec_lane *lane, struct error *erro
             return status;
         }
     }
-    trace_round_sent(comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind, lane_row(lane),
-                     (uint32_t)lane->slice, lane->round);
+    trace_round_sent(comm->options.comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+                     lane_row(lane), (uint32_t)lane->slice, lane->round);
     return STATUS_OK;
+}
+
+static void lane_clear_round(struct exec_lane *lane)
+{
+    lane->transfers.send_count = 0;
+    lane->transfers.receive_count = 0;
+    lane->sends_done = 0;
+    lane->sent_elements = 0;
+    lane->receives_done = 0;
+    lane->received_elements = 0;
 }
 
 /* Begins a round. It first checks that no client memory broke, as the round sends from it. */
@@ -70,12 +80,7 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
     if (memories != STATUS_OK) {
         return memories;
     }
-    lane->transfers.send_count = 0;
-    lane->transfers.receive_count = 0;
-    lane->sends_done = 0;
-    lane->sent_elements = 0;
-    lane->receives_done = 0;
-    lane->received_elements = 0;
+    lane_clear_round(lane);
     lane->algorithm->round(&lane->call, lane->round, &lane->transfers);
     if (compressed_applies(lane, lane_op(lane))) {
         enum status status = compressed_begin_round(lane, error);
@@ -114,17 +119,13 @@ static enum status lane_make_room(struct exec_lane *lane, struct error *error)
 
 static enum status lane_begin(struct exec_lane *lane, struct error *error)
 {
-    trace_stage_in_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+    trace_stage_in_done(lane->comm->options.comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                         lane_row(lane), (uint32_t)lane->slice, 0);
     lane->state = LANE_ROUNDS;
     lane->round = 0;
-    lane->receives_done = 0;
-    lane->received_elements = 0;
     lane->prefix_begun = false;
-    lane->sends_done = 0;
-    lane->transfers.send_count = 0;
-    lane->transfers.receive_count = 0;
     lane->round_count = 0;
+    lane_clear_round(lane);
     if (lane->comm->options.node_count == 1) {
         return STATUS_OK;
     }
@@ -147,7 +148,7 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
 {
     lane->slice = slice;
     lane->loan.is_done = false; /* left by a cancelled operation */
-    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
+    trace_slice_started(lane->comm->options.comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         (uint32_t)slice, op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
     lane->staged = op->is_staged;
@@ -159,7 +160,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 {
     const struct exec_comm_options *options = &lane->comm->options;
     lane->slice = EXEC_AGREEMENT_SLICE;
-    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
+    trace_slice_started(lane->comm->options.comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         EXEC_AGREEMENT_SLICE, 0);
     lane->staged = false;
     lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
@@ -179,7 +180,7 @@ static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *
 
 static void lane_trace_done(const struct exec_lane *lane)
 {
-    trace_slice_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+    trace_slice_done(lane->comm->options.comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                      lane_row(lane), (uint32_t)lane->slice, 0);
 }
 
@@ -290,8 +291,9 @@ static enum status lane_next_round(struct exec_lane *lane, bool *moved, struct e
         return status;
     }
     if (lane->round_count > 0) {
-        trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
-                             lane_row(lane), (uint32_t)lane->slice, lane->round);
+        trace_round_received(lane->comm->options.comm_id, lane_op(lane)->call.seq,
+                             lane_op(lane)->call.terms.kind, lane_row(lane), (uint32_t)lane->slice,
+                             lane->round);
     }
     if (lane->round_count > 0 && ++lane->round < lane->round_count) {
         return lane_begin_round(lane, error);

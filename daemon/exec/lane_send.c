@@ -27,11 +27,12 @@ static void measure_more(struct exec_lane *lane, uint32_t node, uint64_t bytes)
         return;
     }
     if (!measure->is_on && lane->unacknowledged == 0) {
-        *measure = (struct lane_measure){
-            .is_on = true, .on_bulk = lane->routes[node] == LANE_ROUTE_BULK, .peer = lane->comm->peers[node]};
+        *measure = (struct lane_measure){.is_on = true,
+                                         .on_bulk = lane->routes[node] == LANE_ROUTE_BULK,
+                                         .peer = lane->comm->options.peers[node]};
         net_bulk_began(exec->net, measure->peer, measure->on_bulk, exec->now_ns);
     }
-    if (measure->is_on && measure->peer == lane->comm->peers[node]) {
+    if (measure->is_on && measure->peer == lane->comm->options.peers[node]) {
         measure->bytes += bytes;
     }
 }
@@ -114,8 +115,8 @@ static enum lane_route route_of(const struct exec_lane *lane, uint32_t node, uin
     if (transfer_bytes < EXEC_BULK_LEAST_BYTES) {
         return LANE_ROUTE_SMALL;
     }
-    return net_bulk_choose(exec->net, lane->comm->peers[node], exec->now_ns) ? LANE_ROUTE_BULK
-                                                                             : LANE_ROUTE_NET;
+    return net_bulk_choose(exec->net, lane->comm->options.peers[node], exec->now_ns) ? LANE_ROUTE_BULK
+                                                                                     : LANE_ROUTE_NET;
 }
 
 /* Opens a stream on the bulk link, if the slice goes there. Returns null if it cannot. */
@@ -124,8 +125,8 @@ static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
     struct exec_comm *comm = lane->comm;
     struct net_stream **stream = &lane->streams[node + comm->options.node_count];
     if (*stream == NULL &&
-        net_stream_open_bulk(comm->exec->net, comm->peers[node], NET_STREAM_DATA, comm->options.owner_uid,
-                             comm->options.account, stream, NULL) != STATUS_OK) {
+        net_stream_open_bulk(comm->exec->net, comm->options.peers[node], NET_STREAM_DATA,
+                             comm->options.owner_uid, comm->options.account, stream, NULL) != STATUS_OK) {
         lane->routes[node] = LANE_ROUTE_NET;
         *stream = NULL;
     }
@@ -149,8 +150,8 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
     if (lane->streams[node] == NULL) {
         struct error why;
         enum status status =
-            net_stream_open_for(comm->exec->net, comm->peers[node], NET_STREAM_DATA, comm->options.owner_uid,
-                                comm->options.account, &lane->streams[node], &why);
+            net_stream_open_for(comm->exec->net, comm->options.peers[node], NET_STREAM_DATA,
+                                comm->options.owner_uid, comm->options.account, &lane->streams[node], &why);
         if (status == STATUS_LIMIT) {
             return error_set(error, status, "\"%s\": node %s: %s", comm->options.name,
                              comm->options.node_names[node], why.text);
@@ -168,7 +169,7 @@ static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, ui
     const struct exec_comm *comm = lane->comm;
     const struct exec_op *op = lane_op(lane);
     bool agreement = lane->index == EXEC_AGREEMENT_LANE;
-    struct data_header header = {.comm_id = comm->comm_id,
+    struct data_header header = {.comm_id = comm->options.comm_id,
                                  .seq = op->call.seq,
                                  .generation = comm->options.generation,
                                  .slice = agreement ? EXEC_AGREEMENT_SLICE : (uint32_t)lane->slice,

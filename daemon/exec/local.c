@@ -16,7 +16,7 @@ static enum status local_ran(struct exec_comm *comm, bool over, struct error *er
     struct exec_op *op = comm->first_op;
     op->is_within_slice = !over;
     if (over) {
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
+        trace_slice_done(comm->options.comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
                          (uint32_t)op->slice, 0);
     }
     return exec_op_check_memories(comm, op, error);
@@ -28,8 +28,8 @@ static void local_begin(struct exec_comm *comm, uint64_t slice)
     op->is_within_slice = true;
     op->slice = slice;
     op->cursor = (struct coll_stage_cursor){0};
-    trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm), (uint32_t)slice,
-                        op->stage.slice_bytes);
+    trace_slice_started(comm->options.comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
+                        (uint32_t)slice, op->stage.slice_bytes);
 }
 
 /* Takes the next slice. Returns false if other threads have taken the remaining ones, or must take them. */

@@ -23,7 +23,7 @@ static uint32_t node_of_peer(const struct exec_comm *comm, uint32_t peer)
 {
     uint32_t node = 0;
     while (node < comm->options.node_count &&
-           (node == comm->options.node_index || comm->peers[node] != peer)) {
+           (node == comm->options.node_index || comm->options.peers[node] != peer)) {
         node++;
     }
     return node;

@@ -90,7 +90,7 @@ static void want_rails(struct exec_comm *comm)
     comm->shared->wants_rails = true;
     for (uint32_t node = 0; node < comm->options.node_count; node++) {
         if (node != comm->options.node_index) {
-            links->need(links->context, comm->peers[node], comm->shared->rail_count);
+            links->need(links->context, comm->options.peers[node], comm->shared->rail_count);
         }
     }
 }
@@ -216,7 +216,7 @@ void shared_leave(struct exec_comm *comm)
     const struct exec_links *links = &comm->exec->links;
     for (uint32_t node = 0; shared->wants_rails && node < comm->options.node_count; node++) {
         if (node != comm->options.node_index) {
-            links->unneed(links->context, comm->peers[node], shared->rail_count);
+            links->unneed(links->context, comm->options.peers[node], shared->rail_count);
         }
     }
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
@@ -325,7 +325,7 @@ static uint32_t unreached_node(const struct exec_comm *comm, uint32_t rail)
     uint32_t node = 0;
     while (node < comm->options.node_count &&
            (node == comm->options.node_index ||
-            links->missing(links->context, comm->peers[node], rail) == NULL)) {
+            links->missing(links->context, comm->options.peers[node], rail) == NULL)) {
         node++;
     }
     return node;

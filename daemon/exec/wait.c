@@ -78,7 +78,7 @@ static void spread_describe_start(const struct exec_comm *comm, const struct exe
         (void)snprintf(text, size, "waiting until all nodes have said which rails they reach");
     } else if (rail > 0) {
         const struct exec_links *links = &comm->exec->links;
-        const char *why = links->missing(links->context, comm->peers[node], rail);
+        const char *why = links->missing(links->context, comm->options.peers[node], rail);
         (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)%s%s",
                        rail, comm->options.node_names[node], rail, why[0] == '\0' ? "" : ": ", why);
     }

@@ -220,7 +220,6 @@ enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options
     comm->p2p = p2p;
     comm->options = *options;
     comm->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
-    comm->comm_id = options->comm_id;
     uint32_t others = options->size > 1 ? options->size - 1 : 1;
     comm->credit_bytes = P2P_CREDITS_MAX_BYTES / others < P2P_CREDIT_MAX_BYTES
                              ? P2P_CREDITS_MAX_BYTES / others
@@ -231,13 +230,13 @@ enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options
     }
     bool filled = comm_fill(comm);
     if (filled) {
-        HASH_ADD(hh, p2p->comms, comm_id, sizeof comm->comm_id, comm);
+        HASH_ADD(hh, p2p->comms, options.comm_id, sizeof options->comm_id, comm);
     }
     if (!filled || !table_has(comm, hh)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
-    comm->streams = (struct stream_group){.comm_id = comm->comm_id,
+    comm->streams = (struct stream_group){.comm_id = options->comm_id,
                                           .peers = comm->peers,
                                           .node_count = options->node_count,
                                           .node_index = options->node_index,

@@ -168,7 +168,6 @@ struct p2p_comm {
     struct p2p_result *last_result; /* of the last message; may be null */
     struct p2p_comm_options options;
     struct rounds_entry turn;
-    uint64_t comm_id;
     uint64_t charged_bytes; /* charged to its account, without messages */
     uint32_t *peers;
     uint32_t *node_of_rank;

@@ -221,7 +221,7 @@ void link_answer(const struct p2p_arrival *arrival, enum message_kind kind, enum
     struct message_header header = {.kind = kind,
                                     .dtype = dtype,
                                     .status = status,
-                                    .comm_id = arrival->comm->comm_id,
+                                    .comm_id = arrival->comm->options.comm_id,
                                     .id = arrival->by_id.id,
                                     .source_rank = arrival->source_rank,
                                     .to_rank = arrival->to_rank,
@@ -237,7 +237,7 @@ static struct message_header header_of(const struct p2p_message *send, enum mess
 {
     return (struct message_header){.kind = kind,
                                    .dtype = (enum dtype)send->dtype,
-                                   .comm_id = send->comm->comm_id,
+                                   .comm_id = send->comm->options.comm_id,
                                    .id = id,
                                    .source_rank = send->rank,
                                    .to_rank = send->peer_rank,

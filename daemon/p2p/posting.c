@@ -32,7 +32,7 @@ static void return_credit(const struct p2p_arrival *arrival)
     if (pair->taken_bytes >= comm->credit_bytes / 2) {
         struct message_header header = {.kind = MESSAGE_CREDIT,
                                         .dtype = DTYPE_U8,
-                                        .comm_id = comm->comm_id,
+                                        .comm_id = comm->options.comm_id,
                                         .source_rank = arrival->source_rank,
                                         .to_rank = arrival->to_rank,
                                         .count_elements = pair->taken_bytes};
@@ -187,7 +187,7 @@ static void take(struct p2p_message *receive, struct p2p_arrival *arrival)
     struct p2p_comm *comm = receive->comm;
     receive->state = MESSAGE_MATCHED;
     receive->source_rank = arrival->source_rank;
-    trace_message_matched(comm->comm_id, 0, OP_KIND_RECEIVE, receive->rank, receive->tag,
+    trace_message_matched(comm->options.comm_id, 0, OP_KIND_RECEIVE, receive->rank, receive->tag,
                           arrival->source_rank);
     receive->arrival = arrival;
     arrival->receive = receive;

@@ -272,6 +272,38 @@ static void test_a_process_that_ends_after_its_last_operation(void **state)
     assert_true(behind >= 5);
 }
 
+/* The same, while what node b needs is still on its way from node c, and the news of the end comes first. */
+static void test_a_process_that_ends_before_data_of_others_arrive(void **state)
+{
+    static const struct network_conditions near = {.delay_ns = 100 * TIME_US};
+    static const struct network_conditions far = {.delay_ns = 5 * TIME_MS};
+    struct member *members[3];
+    struct error error;
+    (void)state;
+    world_start(&world, 3, 1, &near);
+    connect_all(&world);
+    form_ops(members, 3, 3, 0, "last");
+    network_set_link(world.network, "c", "b", &far);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+    }
+    run(&world, TIME_MS);
+    assert_int_equal(members[0]->completed, 1);
+    assert_int_equal(members[1]->completed, 0);
+    leave(members[0], COMMS_LEAVE_LOST);
+    run(&world, TIME_MS);
+    assert_int_equal(members[1]->completed, 0); /* it knows, and waits */
+    run(&world, 50 * TIME_MS);
+    for (uint32_t rank = 1; rank < 3; rank++) {
+        assert_int_equal(members[rank]->completed, 1);
+        assert_error(&members[rank]->results[1], STATUS_OK, "");
+        assert_int_equal(members[rank]->aborted_count, 1);
+        assert_error(&members[rank]->aborted, STATUS_RANK_LOST, "the process of rank 0 (pid 100) of node a");
+    }
+    leave_all(&world);
+    world_stop(&world);
+}
+
 /* Buffers stay referenced until nobody uses them: the process ends in the middle of its operation. */
 static void test_memory_outlives_its_owner(void **state)
 {
@@ -402,6 +434,7 @@ int main(void)
         cmocka_unit_test(test_a_process_is_lost),
         cmocka_unit_test(test_messages_of_a_lost_process),
         cmocka_unit_test(test_a_process_that_ends_after_its_last_operation),
+        cmocka_unit_test(test_a_process_that_ends_before_data_of_others_arrive),
         cmocka_unit_test(test_memory_outlives_its_owner),
         cmocka_unit_test(test_aborted_by_hand),
         cmocka_unit_test(test_a_lost_node_and_its_survivors),

@@ -265,6 +265,17 @@ bool sim_op_done(const void *context)
     return true;
 }
 
+bool sim_comm_aborted(const void *context)
+{
+    const struct sim_comm *comm = context;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool sim_comm_idle(const void *context)
 {
     const struct sim_comm *comm = context;

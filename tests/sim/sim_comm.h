@@ -122,6 +122,8 @@ void sim_op_post(struct sim_op *op, uint32_t rank);
 struct sim_op *sim_comm_post_all(struct sim_comm *comm, const struct sim_call *call);
 /* Whether every posted part is done. */
 bool sim_op_done(const void *op);
+/* Whether every member was told that the communicator has ended. */
+bool sim_comm_aborted(const void *context);
 /* Whether every posted part of every operation of the communicator is done, and every message, too. */
 bool sim_comm_idle(const void *comm);
 /* Runs until every rank is done well, and checks the outputs. */

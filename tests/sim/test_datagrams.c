@@ -44,17 +44,6 @@ static struct sim_comm *form(struct cluster *cluster, const char *name)
     return comm;
 }
 
-static bool comm_aborted(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Runs every kind of operation, once small and once with several slices. */
 static uint64_t run_kinds(uint32_t which, uint32_t rails)
 {
@@ -127,7 +116,7 @@ static void test_a_node_is_lost(void **state)
         (turn == 0 ? cluster_kill : cluster_crash)(cluster, 3);
         sim_comm_forget_node(comm, 3);
         cluster_bury(cluster, 3);
-        assert_true(cluster_run_until(cluster, comm_aborted, comm, 10 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 10 * TIME_S));
         for (uint32_t i = 0; i < comm->size; i++) {
             if (comm->ranks[i].member != NULL) {
                 assert_int_equal(comm->ranks[i].abort_cause.status, STATUS_NODE_LOST);

@@ -48,17 +48,6 @@ static struct sim_comm *sim_comm_of_all(struct cluster *cluster, const char *nam
     return comm;
 }
 
-static bool sim_comm_aborted(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Checks that the operation ended with this status on every rank that is left, in time, and with a text
  * that contains `name`. */
 static void assert_ended(const struct sim_op *op, enum status status, const char *name, uint64_t by_ns)

@@ -107,17 +107,6 @@ static void cut(struct cluster *cluster, uint32_t rail, uint32_t a, uint32_t b, 
     cluster_cut_rail(cluster, rail, b, a, cut);
 }
 
-static bool all_aborted(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        if (!comm->ranks[i].aborted) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Checks that the rank's operation ended with that status, and with a text that contains all `texts`. */
 static void assert_ended(const struct sim_op *op, uint32_t rank, enum status status, const char *const *texts)
 {
@@ -187,7 +176,7 @@ static void test_a_rail_is_lost_under_way(void **state)
         assert_false(sim_op_done(op));
         cut(cluster, 2, 0, 1, true);
         uint64_t bound_ns = cluster->now_ns + NETWORK_IDLE_TIMEOUT_NS + 2 * TIME_S;
-        assert_true(cluster_run_until(cluster, all_aborted, comm, 120 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 120 * TIME_S));
         assert_true(cluster->now_ns <= bound_ns);
         assert_all_ended(op, STATUS_NODE_LOST,
                          (const char *const[]){"op 2 all_reduce on \"lost\"", "rail 2 to node n00", NULL});
@@ -298,7 +287,7 @@ static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
     struct sim_op *op = sim_comm_post_all(comm, &broadcast);
     cluster_run(cluster, 2 * TIME_MS);
     cut(cluster, 2, 0, 1, true);
-    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 10 * TIME_S));
     /* The other node may have everything that was sent before. But its acknowledgements do not arrive. */
     assert_ended(
         op, 0, STATUS_TIMED_OUT,

@@ -215,10 +215,10 @@ static void a_killed_peer_is_suspected_then_lost(void **state)
     quic_source_free(source);
 }
 
-/* Node b's host tells node a: the secret of stateless resets is the same after a restart. */
-static void a_restarted_peer_is_noticed_at_once(void **state)
+/* Node b becomes a process that is killed while node a is connected to it. Then it starts anew, at the same
+ * port. */
+static void restart_b(void)
 {
-    (void)state;
     struct quic_options options;
     char address[32];
     uint16_t port = 0;
@@ -234,6 +234,13 @@ static void a_restarted_peer_is_noticed_at_once(void **state)
     options.bind_address = address;
     b = quic_node_new(loop, pki, "b", &options);
     quic_node_add_peer(b, "a", a->port);
+}
+
+/* Node b's host tells node a: the secret of stateless resets is the same after a restart. */
+static void a_restarted_peer_is_noticed_at_once(void **state)
+{
+    (void)state;
+    restart_b();
     struct quic_source *source = quic_source_new(a, 0, 3, 50000, 5000, true);
     assert_true(quic_run_until(loop, a_was_down, NULL, 5000)); /* before the idle time-out */
     assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
@@ -249,21 +256,7 @@ static void a_restarted_peer_is_noticed_at_once(void **state)
 static void a_restarted_peer_that_dials_replaces_the_old_connection(void **state)
 {
     (void)state;
-    struct quic_options options;
-    char address[32];
-    uint16_t port = 0;
-    quic_node_free(b);
-    b = NULL;
-    pid_t child = start_child(&port);
-    quic_node_add_peer(a, "b", port);
-    quic_node_connect(a, 0);
-    assert_true(quic_run_until(loop, a_up, NULL, 5000));
-    kill_child(child);
-    snprintf(address, sizeof address, "127.0.0.1:%u", port);
-    quic_node_options(pki, "b", &options);
-    options.bind_address = address;
-    b = quic_node_new(loop, pki, "b", &options);
-    quic_node_add_peer(b, "a", a->port);
+    restart_b();
     quic_node_connect(b, 0);
     assert_true(quic_run_until_count(loop, &a->up_calls[0], 2, 5000));
     assert_true(quic_run_until(loop, both_up, NULL, 5000));

@@ -99,7 +99,7 @@ void mesh_estimate_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbeat
                             uint64_t now_ns)
 {
     struct mesh *mesh = peer->mesh;
-    struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    struct mesh_heartbeat *heartbeat = &peer->contact->heartbeat;
     struct coordinate coordinate;
     bool measured = answer->number == heartbeat->number;
     if (measured) {

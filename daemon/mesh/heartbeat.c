@@ -39,17 +39,17 @@ static uint64_t heartbeat_patience_ns(const struct mesh_options *options)
 static uint64_t heartbeat_give_up_ns(const struct mesh_peer *peer)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    uint64_t stalled_ns = peer->heartbeat.unanswered < HEARTBEAT_LOOKS
-                              ? peer->mesh->stalled_ns - peer->heartbeat.stalled_ns
+    uint64_t stalled_ns = peer->contact->heartbeat.unanswered < HEARTBEAT_LOOKS
+                              ? peer->mesh->stalled_ns - peer->contact->heartbeat.stalled_ns
                               : 0;
     uint64_t silent_ns =
-        time_after(peer->heartbeat.unanswered_ns, heartbeat_patience_ns(options) + stalled_ns);
-    return time_min(silent_ns, time_after(peer->heartbeat.suspect_ns, options->suspect_timeout_ns));
+        time_after(peer->contact->heartbeat.unanswered_ns, heartbeat_patience_ns(options) + stalled_ns);
+    return time_min(silent_ns, time_after(peer->contact->heartbeat.suspect_ns, options->suspect_timeout_ns));
 }
 
 static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
 {
-    struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    struct mesh_heartbeat *heartbeat = &peer->contact->heartbeat;
     heartbeat->number++;
     heartbeat->sent_ns = now_ns;
     if (now_ns < heartbeat->unanswered_ns) {
@@ -76,7 +76,7 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
 void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns)
 {
     uint64_t interval_ns = peer->mesh->options.heartbeat_interval_ns;
-    peer->heartbeat = (struct mesh_heartbeat){
+    peer->contact->heartbeat = (struct mesh_heartbeat){
         .next_ns = time_after(now_ns, random_below(&peer->mesh->random, interval_ns > 0 ? interval_ns : 1)),
         .unanswered_ns = TIME_NEVER,
         .answered_ns = now_ns,
@@ -86,12 +86,12 @@ void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns)
 
 uint64_t mesh_heartbeat_deadline_ns(const struct mesh_peer *peer)
 {
-    return time_min(peer->heartbeat.next_ns, heartbeat_give_up_ns(peer));
+    return time_min(peer->contact->heartbeat.next_ns, heartbeat_give_up_ns(peer));
 }
 
 void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns)
 {
-    const struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    const struct mesh_heartbeat *heartbeat = &peer->contact->heartbeat;
     if (now_ns >= heartbeat_give_up_ns(peer)) {
         struct error cause;
         bool suspect = heartbeat->suspect_ns != TIME_NEVER;
@@ -108,9 +108,9 @@ void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns)
 
 void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns)
 {
-    if (peer->heartbeat.suspect_ns == TIME_NEVER) {
-        peer->heartbeat.suspect_ns = now_ns;
-        peer->heartbeat.suspect_number = peer->heartbeat.number + 1;
+    if (peer->contact->heartbeat.suspect_ns == TIME_NEVER) {
+        peer->contact->heartbeat.suspect_ns = now_ns;
+        peer->contact->heartbeat.suspect_number = peer->contact->heartbeat.number + 1;
         heartbeat_send(peer, now_ns);
     }
 }
@@ -118,7 +118,7 @@ void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns)
 /* Two nodes whose heartbeats meet in this way send three datagrams for each interval, and not twice three. */
 void mesh_heartbeat_join(struct mesh_peer *peer, uint64_t now_ns)
 {
-    const struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    const struct mesh_heartbeat *heartbeat = &peer->contact->heartbeat;
     bool soon = heartbeat->next_ns < time_after(now_ns, heartbeat_interval_ns(peer) / 2);
     if (soon && heartbeat->unanswered_ns == TIME_NEVER) {
         heartbeat_send(peer, now_ns);
@@ -128,7 +128,7 @@ void mesh_heartbeat_join(struct mesh_peer *peer, uint64_t now_ns)
 void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
                              uint64_t now_ns)
 {
-    struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    struct mesh_heartbeat *heartbeat = &peer->contact->heartbeat;
     if (answer->number == 0 || answer->number > heartbeat->number) {
         struct error cause;
         error_set(&cause, STATUS_PROTOCOL, "node %s answers a heartbeat that was not sent", peer->name);

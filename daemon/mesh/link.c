@@ -20,15 +20,15 @@
 #define LINK_GUESSES_MAX 256u /* peers without a link whose estimated round trips count */
 #define LINK_GUESS_ERROR_PERMILLE 250u /* if these are about as good as that: not while nodes are busy */
 
-void mesh_link_start(struct mesh_peer *peer)
+void mesh_link_start(struct mesh_link *link)
 {
-    peer->link = (struct mesh_link){.round_trip_ns = TIME_NEVER, .train_bytes = LINK_TRAIN_FIRST_BYTES};
+    *link = (struct mesh_link){.round_trip_ns = TIME_NEVER, .train_bytes = LINK_TRAIN_FIRST_BYTES};
 }
 
 static bool link_send_train(struct mesh_peer *peer, uint64_t now_ns)
 {
     static uint8_t padding[LINK_PADDING_BYTES];
-    struct mesh_link *link = &peer->link;
+    struct mesh_link *link = &peer->contact->link;
     struct mesh *mesh = peer->mesh;
     uint32_t left = link->train_bytes;
     link->sent_ns = now_ns;
@@ -64,8 +64,8 @@ static struct mesh_peer *link_next_peer(struct mesh *mesh)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         struct mesh_peer *peer = mesh->peers[(mesh->link_next + i) % mesh->peer_count];
-        if (peer->state == MESH_NODE_UP && !peer->closing && !link_rests(&peer->link)) {
-            peer->link.skipped = 0;
+        if (peer->state == MESH_NODE_UP && !peer->closing && !link_rests(&peer->contact->link)) {
+            peer->contact->link.skipped = 0;
             mesh->link_next = (peer->index + 1) % mesh->peer_count;
             return peer;
         }
@@ -79,7 +79,8 @@ void mesh_link_tick(struct mesh *mesh, uint64_t now_ns)
         return;
     }
     mesh->link_deadline_ns = time_after(now_ns, mesh->options.probe_interval_ns);
-    if (mesh->link_probed != NULL && now_ns - mesh->link_probed->link.sent_ns < LINK_PROBE_TIMEOUT_NS) {
+    if (mesh->link_probed != NULL &&
+        now_ns - mesh->link_probed->contact->link.sent_ns < LINK_PROBE_TIMEOUT_NS) {
         return;
     }
     struct mesh_peer *peer = link_next_peer(mesh);
@@ -95,7 +96,7 @@ void mesh_link_lost(struct mesh_peer *peer)
 
 bool mesh_link_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns)
 {
-    struct mesh_link *link = &peer->link;
+    struct mesh_link *link = &peer->contact->link;
     if (peer->mesh->link_probed != peer || token != link->token) {
         return false;
     }
@@ -135,7 +136,7 @@ static uint64_t median(uint64_t *numbers, uint32_t count)
 
 void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, uint64_t *bytes_per_s)
 {
-    const struct mesh_link *link = &mesh_peer_at(mesh, node)->link;
+    const struct mesh_link *link = &mesh_peer_contact(mesh_peer_at(mesh, node))->link;
     bool is_measured = link->probes > 0 && link->round_trip_ns != TIME_NEVER;
     *latency_ns = (is_measured ? link->round_trip_ns : mesh_estimated_round_trip_ns(mesh, node)) / 2;
     *bytes_per_s = link->bytes_per_s;
@@ -156,7 +157,7 @@ void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t 
     uint32_t latency_count = 0, rate_count = 0;
     uint32_t stride = mesh->peer_count / LINK_GUESSES_MAX + 1;
     for (uint32_t i = 0; i < mesh->peer_count && latencies != NULL && rates != NULL; i++) {
-        const struct mesh_link *link = &mesh->peers[i]->link;
+        const struct mesh_link *link = &mesh_peer_contact(mesh->peers[i])->link;
         uint64_t guess_ns = i % stride == 0 ? sound_guess_ns(mesh, i) : 0;
         if (link->probes > 0 && link->round_trip_ns != 0) {
             latencies[latency_count++] = link->round_trip_ns / 2;

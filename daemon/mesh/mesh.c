@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 
 void mesh_options_default(struct mesh_options *options)
@@ -134,11 +135,16 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
 static void peer_free(struct mesh_peer *peer)
 {
     if (peer != NULL) {
-        frame_decoder_free(&peer->decoder);
-        free(peer->texts);
+        if (peer->contact != NULL) {
+            frame_decoder_free(&peer->contact->decoder);
+        }
+        free(peer->contact);
         free(peer->address);
         free(peer->resolved_address);
         free(peer->rail_addresses);
+        for (uint32_t rail = 1; peer->rails != NULL && rail < peer->mesh->rail_count; rail++) {
+            free(peer->rails[rail - 1].why);
+        }
         free(peer->rails);
         free(peer);
     }
@@ -150,7 +156,7 @@ void mesh_free(struct mesh *mesh)
         return;
     }
     mesh_ping_free(mesh);
-    HASH_CLEAR(hh, mesh->by_name);
+    index_table_free(&mesh->by_name);
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         peer_free(mesh->peers[i]);
     }
@@ -169,9 +175,39 @@ void mesh_set_handler(struct mesh *mesh, enum mesh_room room, const struct mesh_
 
 /* --- Nodes --- */
 
+static uint64_t name_hash(const char *name)
+{
+    return hash_bytes(0, name, strlen(name));
+}
+
+static uint64_t hash_of_name(const void *context, uint32_t node)
+{
+    return name_hash(mesh_peer_at(context, node)->name);
+}
+
+static bool has_name(const void *context, uint32_t node, const void *key)
+{
+    return strcmp(mesh_peer_at(context, node)->name, key) == 0;
+}
+
+static struct index_table_entries names_of(const struct mesh *mesh)
+{
+    return (struct index_table_entries){hash_of_name, has_name, mesh};
+}
+
+/* Returns null if no node has that name; one that was removed keeps it. */
+static struct mesh_peer *peer_named(const struct mesh *mesh, const char *name)
+{
+    const struct index_table_entries names = names_of(mesh);
+    uint32_t node = index_table_find(&mesh->by_name, &names, name_hash(name), name);
+    return node != INDEX_TABLE_NONE ? mesh->peers[node] : NULL;
+}
+
 static bool peers_reserve(struct mesh *mesh)
 {
-    if (!timer_heap_reserve(&mesh->timers, (size_t)mesh->peer_count + 1)) {
+    const struct index_table_entries names = names_of(mesh);
+    if (!timer_heap_reserve(&mesh->timers, (size_t)mesh->peer_count + 1) ||
+        !index_table_reserve(&mesh->by_name, &names)) {
         return false;
     }
     if (mesh->peer_count < mesh->peer_capacity) {
@@ -236,25 +272,20 @@ static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, con
 static enum status peer_new(struct mesh *mesh, const char *name, const char *address, struct mesh_peer **out,
                             struct error *error)
 {
-    struct mesh_peer *peer = calloc(1, sizeof *peer);
+    size_t name_bytes = strlen(name) + 1;
+    struct mesh_peer *peer = calloc(1, sizeof *peer + name_bytes);
     if (peer == NULL || !peers_reserve(mesh)) {
         free(peer);
         return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     }
     peer->mesh = mesh;
-    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    memcpy(peer->name, name, name_bytes);
     peer->address = strdup(address != NULL ? address : "");
     peer->dials = strcmp(mesh->node_name, name) < 0;
     peer->timer.index = TIMER_NODE_DISARMED;
-    mesh_link_start(peer);
     enum status status = peer->address != NULL
                              ? mesh_rails_prepare(peer, error)
                              : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
-    if (status == STATUS_OK) {
-        HASH_ADD_STR(mesh->by_name, name, peer);
-        status = table_has(peer, hh) ? STATUS_OK
-                                     : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
-    }
     if (status != STATUS_OK) {
         peer_free(peer);
         return status;
@@ -266,7 +297,6 @@ static enum status peer_new(struct mesh *mesh, const char *name, const char *add
 enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
                           struct error *error)
 {
-    struct mesh_peer *known;
     if (name == NULL || name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes",
                          NODE_NAME_MAX_BYTES);
@@ -274,7 +304,7 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
     if (strcmp(name, mesh->node_name) == 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "node %s is this node itself", name);
     }
-    HASH_FIND_STR(mesh->by_name, name, known);
+    struct mesh_peer *known = peer_named(mesh, name);
     if (known != NULL) {
         *node = known->index;
         return known->removed ? node_add_again(mesh, known, address, error)
@@ -294,11 +324,12 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
                            peer->index, mesh->peer_count);
     }
     if (status != STATUS_OK) {
-        HASH_DEL(mesh->by_name, peer);
         peer_free(peer);
         return status;
     }
+    const struct index_table_entries names = names_of(mesh);
     mesh->peers[mesh->peer_count++] = peer;
+    index_table_add(&mesh->by_name, &names, peer->index);
     mesh_peer_address_set(peer, NULL);
     mesh_need_reset(peer);
     *node = peer->index;
@@ -364,18 +395,19 @@ static enum mesh_node_state state_for_people(const struct mesh_peer *peer)
 void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_info *out)
 {
     const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    const struct mesh_contact *contact = mesh_peer_contact(peer);
     *out = (struct mesh_node_info){
         .name = peer->name,
         .address = peer->address,
         .resolved_address = peer->resolved_address != NULL ? peer->resolved_address : "",
         .state = state_for_people(peer),
         .since_ns = peer->since_ns,
-        .instance = peer->instance,
-        .version_text = mesh_peer_texts(peer)->version_text,
-        .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
+        .instance = contact->instance,
+        .version_text = contact->texts.version_text,
+        .heartbeat_round_trip_ns = contact->heartbeat.round_trip_ns,
         .estimated_round_trip_ns = mesh_estimated_round_trip_ns(mesh, node),
-        .differs = mesh_peer_texts(peer)->differs,
-        .last_error = mesh_peer_texts(peer)->last_error,
+        .differs = contact->texts.differs,
+        .last_error = contact->texts.last_error,
     };
     net_peer_statistics(mesh->net, node, &out->net);
 }
@@ -393,8 +425,7 @@ bool mesh_node_is_up(const struct mesh *mesh, uint32_t node)
 
 bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node)
 {
-    struct mesh_peer *peer;
-    HASH_FIND_STR(mesh->by_name, name, peer);
+    const struct mesh_peer *peer = peer_named(mesh, name);
     if (peer == NULL || peer->removed) {
         return false;
     }
@@ -509,19 +540,19 @@ enum status mesh_send_packed(struct mesh *mesh, uint32_t node, const uint8_t *by
 uint32_t mesh_node_queued(const struct mesh *mesh, uint32_t node)
 {
     const struct mesh_peer *peer = mesh_peer_at(mesh, node);
-    return peer->outgoing != NULL && !peer->closing ? net_stream_queued(peer->outgoing) : 0;
+    const struct net_stream *outgoing = mesh_peer_contact(peer)->outgoing;
+    return outgoing != NULL && !peer->closing ? net_stream_queued(outgoing) : 0;
 }
 
 bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature)
 {
-    return (mesh_peer_at(mesh, node)->offers & feature) != 0;
+    return (mesh_peer_contact(mesh_peer_at(mesh, node))->offers & feature) != 0;
 }
 
 bool mesh_is_crowded(const struct mesh *mesh)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
-        const struct mesh_peer *peer = mesh->peers[i];
-        if (peer->outgoing != NULL && !peer->closing && net_stream_queued(peer->outgoing) >= MESH_CROWDED) {
+        if (mesh_node_queued(mesh, i) >= MESH_CROWDED) {
             return true;
         }
     }

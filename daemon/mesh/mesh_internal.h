@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 
 #include "daemon/base/backoff.h"
+#include "daemon/base/index_table.h"
 #include "daemon/base/random.h"
-#include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
 #include "daemon/mesh/coordinate.h"
@@ -93,7 +93,7 @@ struct mesh_rail_link {
     bool up;
     bool dialling;
     struct backoff dial;
-    char why[ERROR_TEXT_MAX_BYTES]; /* the last failure */
+    char *why; /* the last failure; null: there was none */
 };
 
 /* A rail's end of its links. */
@@ -135,14 +135,28 @@ struct rail_mail {
     char address[]; /* of RAIL_ADD, RAIL_MOVE and RAIL_SPARE */
 };
 
+/* What is known of a peer from its first connection on: most peers of a large cluster never have one. */
+struct mesh_contact {
+    struct net_stream *outgoing, *incoming;
+    struct frame_decoder decoder;
+    struct mesh_heartbeat heartbeat;
+    struct mesh_link link;
+    uint64_t greeting_deadline_ns;
+    uint64_t held_off_until_ns;
+    uint64_t hold_off_ns; /* the length of the last hold-off; 0: none */
+    uint64_t instance;
+    uint64_t incarnation; /* of the last Hello; 0 before */
+    unsigned offers;      /* MESH_OFFERS_* */
+    struct mesh_texts texts;
+};
+
 struct mesh_peer {
     struct mesh *mesh;
     uint32_t index; /* the net's */
-    char name[NODE_NAME_MAX_BYTES + 1];
+    enum mesh_node_state state;
     char *address;
     char *resolved_address; /* null: the address has no name, or it is not resolved */
     bool unresolved;        /* it cannot be dialled */
-    enum mesh_node_state state;
     uint64_t since_ns;
     bool closing;                  /* we are disconnecting it: peer_down will follow */
     bool dials;                    /* we dial first: our name is the lower one */
@@ -158,23 +172,13 @@ struct mesh_peer {
     uint64_t let_go_ns;            /* when a connection that nobody needs ends; 0: not decided yet */
     bool removed;                  /* MESH_NODE_REMOVED follows once the connection is over */
     struct backoff dial;           /* failures since it was last up */
-    uint64_t held_off_until_ns;
-    uint64_t hold_off_ns; /* the length of the last hold-off; 0: none */
-    uint64_t greeting_deadline_ns;
-    struct net_stream *outgoing, *incoming;
-    struct frame_decoder decoder;
-    struct mesh_heartbeat heartbeat;
-    struct mesh_link link;
     struct coordinate coordinate;
     uint64_t coordinate_s;        /* as of which time; 0: not known */
     struct mesh_rail_link *rails; /* of rails 1 and higher; null: none */
     char *rail_addresses;         /* null: none */
-    uint64_t instance;
-    uint64_t incarnation;     /* of the last Hello; 0 before */
-    unsigned offers;          /* MESH_OFFERS_* */
-    struct mesh_texts *texts; /* null: most nodes of a large cluster never get any */
+    struct mesh_contact *contact; /* null: see above; a peer that greets or is up has one */
     struct timer_node timer;
-    UT_hash_handle hh;
+    char name[];
 };
 
 struct mesh_ping_entry {
@@ -200,7 +204,7 @@ struct mesh {
     uint32_t peer_count;
     uint32_t removed_count; /* removed ones of these */
     uint32_t peer_capacity;
-    struct mesh_peer *by_name;
+    struct index_table by_name;
     struct timer_heap timers;
     struct random random;
     struct mesh_ping_entry *pings;
@@ -231,9 +235,10 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
 void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
 void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
-/* The texts to read, which are empty at first; and to write, which is null without memory. */
-const struct mesh_texts *mesh_peer_texts(const struct mesh_peer *peer);
-struct mesh_texts *mesh_peer_texts_make(struct mesh_peer *peer);
+/* What is known of the peer, to read; without a contact, nothing is. */
+const struct mesh_contact *mesh_peer_contact(const struct mesh_peer *peer);
+/* Returns the peer's contact, made if there is none. Null without memory. */
+struct mesh_contact *mesh_peer_contact_make(struct mesh_peer *peer);
 /* The net has been told an address. */
 void mesh_peer_address_set(struct mesh_peer *peer, char *resolved_address);
 /* Sets the peer's timer after its state changed. */
@@ -284,7 +289,7 @@ void mesh_need_received(struct mesh_peer *peer, const Commd__Mesh__LinkNeed *sai
 void mesh_need_neighbours(struct mesh *mesh);
 
 /* link.c */
-void mesh_link_start(struct mesh_peer *peer);
+void mesh_link_start(struct mesh_link *link);
 static inline uint64_t mesh_link_deadline_ns(const struct mesh *mesh)
 {
     return mesh->options.probe_interval_ns == 0 ? TIME_NEVER : mesh->link_deadline_ns;

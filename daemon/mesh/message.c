@@ -98,15 +98,12 @@ static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__
     return STATUS_OK;
 }
 
-/* Keeps its version, and which of the settings that nodes must agree on differ. Without memory, neither. */
+/* Keeps its version, and which of the settings that nodes must agree on differ. */
 static void note_texts(struct mesh_peer *peer, const Commd__Mesh__Hello *hello)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    struct mesh_texts *texts = mesh_peer_texts_make(peer);
+    struct mesh_texts *texts = &peer->contact->texts;
     char before[MESH_DIFFERS_MAX_BYTES], theirs[64];
-    if (texts == NULL) {
-        return;
-    }
     char *differs = texts->differs;
     (void)snprintf(before, sizeof before, "%s", differs);
     differs[0] = '\0';
@@ -141,9 +138,9 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
         mesh_peer_disconnect(peer, &cause);
         return;
     }
-    peer->instance = hello->instance;
-    peer->incarnation = hello->incarnation > 0 ? hello->incarnation : 1;
-    peer->offers = features_from_wire(hello);
+    peer->contact->instance = hello->instance;
+    peer->contact->incarnation = hello->incarnation > 0 ? hello->incarnation : 1;
+    peer->contact->offers = features_from_wire(hello);
     note_texts(peer, hello);
     mesh_peer_greeted(peer, now_ns);
 }
@@ -293,10 +290,13 @@ size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8
     (void)end; /* the net calls `closed` next */
     struct mesh_peer *peer = mesh_peer_at(context, stream->peer);
     struct error cause;
-    if (peer->incoming == NULL && !peer->closing) {
-        peer->incoming = stream;
+    if (peer->closing) { /* without memory for it, it has no contact */
+        return size;
     }
-    if (peer->incoming != stream && !peer->closing) {
+    if (peer->contact->incoming == NULL) {
+        peer->contact->incoming = stream;
+    }
+    if (peer->contact->incoming != stream) {
         error_set(&cause, STATUS_PROTOCOL, "node %s opened a second control stream", peer->name);
         mesh_peer_disconnect(peer, &cause);
     }
@@ -304,7 +304,8 @@ size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8
     while (!peer->closing) {
         const uint8_t *message;
         size_t message_bytes;
-        enum status status = frame_decoder_next(&peer->decoder, &bytes, &left, &message, &message_bytes);
+        enum status status =
+            frame_decoder_next(&peer->contact->decoder, &bytes, &left, &message, &message_bytes);
         if (status == STATUS_IN_PROGRESS) {
             break;
         }
@@ -324,15 +325,15 @@ void mesh_stream_closed(void *context, struct net_stream *stream, const struct e
 {
     (void)now_ns;
     struct mesh_peer *peer = mesh_peer_at(context, stream->peer);
-    if (peer->incoming != stream) {
+    if (mesh_peer_contact(peer)->incoming != stream) {
         return;
     }
-    peer->incoming = NULL;
+    peer->contact->incoming = NULL;
     /* With any other cause the connection itself is lost, and peer_down reports it. */
     if (cause == NULL || cause->status == STATUS_ABORTED) {
         struct error reason;
         error_set(&reason, STATUS_PROTOCOL, "node %s closed its control stream%s", peer->name,
-                  frame_decoder_at_boundary(&peer->decoder) ? "" : " within a message");
+                  frame_decoder_at_boundary(&peer->contact->decoder) ? "" : " within a message");
         mesh_peer_disconnect(peer, &reason);
     }
 }

@@ -16,6 +16,23 @@ struct mesh_peer *mesh_peer_at(const struct mesh *mesh, uint32_t node)
     return mesh->peers[node];
 }
 
+const struct mesh_contact *mesh_peer_contact(const struct mesh_peer *peer)
+{
+    static const struct mesh_contact none = {.link = {.round_trip_ns = TIME_NEVER}};
+    return peer->contact != NULL ? peer->contact : &none;
+}
+
+struct mesh_contact *mesh_peer_contact_make(struct mesh_peer *peer)
+{
+    if (peer->contact == NULL) {
+        peer->contact = calloc(1, sizeof *peer->contact);
+        if (peer->contact != NULL) {
+            mesh_link_start(&peer->contact->link);
+        }
+    }
+    return peer->contact;
+}
+
 /* It dials now, or needs not. Then it is the next one's turn. */
 static void peer_leave_queue(struct mesh_peer *peer)
 {
@@ -68,7 +85,7 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
     case MESH_NODE_UNKNOWN:
         return TIME_NEVER;
     case MESH_NODE_GREETING:
-        return peer->greeting_deadline_ns;
+        return peer->contact->greeting_deadline_ns;
     case MESH_NODE_UP:
         return time_min(time_min(mesh_heartbeat_deadline_ns(peer), mesh_need_deadline_ns(peer)),
                         mesh_rails_dial_ns(peer));
@@ -100,52 +117,44 @@ void mesh_peer_back_off(struct mesh_peer *peer, struct backoff *dial, uint64_t n
 /* The peer broke the protocol: until the hold-off ends, we do not dial it and refuse its connections. */
 static void peer_hold_off(struct mesh_peer *peer, uint64_t now_ns)
 {
-    bool forgiven = now_ns >= time_after(peer->held_off_until_ns, MESH_HOLD_OFF_FORGIVEN_NS);
-    peer->hold_off_ns = forgiven || peer->hold_off_ns == 0
-                            ? MESH_HOLD_OFF_MIN_NS
-                            : time_min(2 * peer->hold_off_ns, MESH_HOLD_OFF_MAX_NS);
-    peer->held_off_until_ns = time_after(now_ns, peer->hold_off_ns);
+    struct mesh_contact *contact = mesh_peer_contact_make(peer);
+    if (contact == NULL) {
+        return; /* the back-off alone holds it off */
+    }
+    bool forgiven = now_ns >= time_after(contact->held_off_until_ns, MESH_HOLD_OFF_FORGIVEN_NS);
+    contact->hold_off_ns = forgiven || contact->hold_off_ns == 0
+                               ? MESH_HOLD_OFF_MIN_NS
+                               : time_min(2 * contact->hold_off_ns, MESH_HOLD_OFF_MAX_NS);
+    contact->held_off_until_ns = time_after(now_ns, contact->hold_off_ns);
 }
 
 static bool peer_is_held_off(const struct mesh_peer *peer, uint64_t now_ns)
 {
-    return now_ns < peer->held_off_until_ns;
+    return now_ns < mesh_peer_contact(peer)->held_off_until_ns;
 }
 
 void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns)
 {
     bool held = peer_is_held_off(peer, now_ns);
-    peer->held_off_until_ns = 0;
-    peer->hold_off_ns = 0;
+    if (peer->contact != NULL) {
+        peer->contact->held_off_until_ns = 0;
+        peer->contact->hold_off_ns = 0;
+    }
     if (held && peer->state == MESH_NODE_DOWN) {
         peer->dial.next_ns = now_ns;
         mesh_peer_arm(peer);
     }
 }
 
-const struct mesh_texts *mesh_peer_texts(const struct mesh_peer *peer)
-{
-    static const struct mesh_texts none;
-    return peer->texts != NULL ? peer->texts : &none;
-}
-
-struct mesh_texts *mesh_peer_texts_make(struct mesh_peer *peer)
-{
-    if (peer->texts == NULL) {
-        peer->texts = calloc(1, sizeof *peer->texts);
-    }
-    return peer->texts;
-}
-
 /* Logs a cause once, even if it repeats. */
 static void peer_note_error(struct mesh_peer *peer, enum log_level level, const char *what,
                             const struct error *cause)
 {
-    struct mesh_texts *texts = mesh_peer_texts_make(peer);
-    level = strcmp(mesh_peer_texts(peer)->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : level;
+    struct mesh_contact *contact = mesh_peer_contact_make(peer);
+    level = strcmp(mesh_peer_contact(peer)->texts.last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : level;
     log_line(level, "node %s %s: %s", peer->name, what, cause->text);
-    if (texts != NULL) {
-        (void)snprintf(texts->last_error, sizeof texts->last_error, "%s", cause->text);
+    if (contact != NULL) {
+        (void)snprintf(contact->texts.last_error, sizeof contact->texts.last_error, "%s", cause->text);
     }
 }
 
@@ -161,11 +170,12 @@ void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause)
 enum status mesh_peer_send_packed(struct mesh_peer *peer, const uint8_t *bytes, size_t size)
 {
     uint8_t header[FRAME_HEADER_BYTES];
-    if (peer->outgoing == NULL || peer->closing) {
+    if (mesh_peer_contact(peer)->outgoing == NULL || peer->closing) {
         return STATUS_UNREACHABLE;
     }
     frame_put_header(header, size);
-    enum status status = net_stream_send(peer->outgoing, header, sizeof header, bytes, size, NULL, NULL);
+    enum status status =
+        net_stream_send(peer->contact->outgoing, header, sizeof header, bytes, size, NULL, NULL);
     if (status == STATUS_LIMIT || status == STATUS_NO_MEMORY) {
         struct error cause;
         error_set(&cause, STATUS_LIMIT, "node %s does not read its control stream", peer->name);
@@ -178,7 +188,7 @@ enum status mesh_peer_send_packed(struct mesh_peer *peer, const uint8_t *bytes, 
 enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message)
 {
     uint8_t packed[FRAME_MAX_BYTES];
-    if (peer->outgoing == NULL || peer->closing) {
+    if (mesh_peer_contact(peer)->outgoing == NULL || peer->closing) {
         return STATUS_UNREACHABLE;
     }
     size_t size = commd__mesh__message__get_packed_size(message);
@@ -194,20 +204,26 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
     struct mesh_peer *peer = mesh_peer_at(context, node);
     struct mesh *mesh = peer->mesh;
     struct error cause;
+    struct mesh_contact *contact = mesh_peer_contact_make(peer);
     peer->closing = false;
     peer_set_state(peer, MESH_NODE_GREETING, now_ns);
-    if (peer_is_held_off(peer, now_ns)) {
-        error_set(&cause, STATUS_UNREACHABLE, "node %s accepts no connection from node %s for %llu ms: %s",
-                  mesh->options.node_name, peer->name,
-                  (unsigned long long)((peer->held_off_until_ns - now_ns) / TIME_MS),
-                  mesh_peer_texts(peer)->last_error);
+    if (contact == NULL) {
+        error_set(&cause, STATUS_NO_MEMORY, "no memory for the link to node %s", peer->name);
         mesh_peer_disconnect(peer, &cause);
         return;
     }
-    peer->greeting_deadline_ns = time_after(now_ns, 2 * mesh->options.heartbeat_timeout_ns);
+    if (peer_is_held_off(peer, now_ns)) {
+        error_set(&cause, STATUS_UNREACHABLE, "node %s accepts no connection from node %s for %llu ms: %s",
+                  mesh->options.node_name, peer->name,
+                  (unsigned long long)((contact->held_off_until_ns - now_ns) / TIME_MS),
+                  contact->texts.last_error);
+        mesh_peer_disconnect(peer, &cause);
+        return;
+    }
+    contact->greeting_deadline_ns = time_after(now_ns, 2 * mesh->options.heartbeat_timeout_ns);
     mesh_peer_arm(peer);
-    if (net_stream_open(mesh->net, node, NET_STREAM_CONTROL, &peer->outgoing, &cause) != STATUS_OK) {
-        peer->outgoing = NULL;
+    if (net_stream_open(mesh->net, node, NET_STREAM_CONTROL, &contact->outgoing, &cause) != STATUS_OK) {
+        contact->outgoing = NULL;
         mesh_peer_disconnect(peer, &cause);
         return;
     }
@@ -221,12 +237,12 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     mesh_need_reset(peer);
     mesh_heartbeat_start(peer, now_ns);
     mesh_peer_arm(peer);
-    log_info("node %s is up: commd %s, instance %016llx", peer->name, mesh_peer_texts(peer)->version_text,
-             (unsigned long long)peer->instance);
+    log_info("node %s is up: commd %s, instance %016llx", peer->name, peer->contact->texts.version_text,
+             (unsigned long long)peer->contact->instance);
     struct history_about about = {
         .kind = HISTORY_NODE_UP, .audience = HISTORY_FOR_ALL, .subject = peer->name};
-    history_add(&about, "commd %s", mesh_peer_texts(peer)->version_text);
-    members_linked(peer->mesh->members, peer->index, peer->incarnation, now_ns);
+    history_add(&about, "commd %s", peer->contact->texts.version_text);
+    members_linked(peer->mesh->members, peer->index, peer->contact->incarnation, now_ns);
     mesh_rails_node_up(peer);
     mesh_ping_up(peer, now_ns);
     for (unsigned room = 0; room < MESH_ROOMS; room++) {
@@ -239,8 +255,8 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
 
 static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const struct error *cause)
 {
-    if (was_up && peer->texts != NULL) {
-        peer->texts->last_error[0] = '\0';
+    if (was_up) {
+        peer->contact->texts.last_error[0] = '\0';
     }
     if (cause->status == STATUS_PROTOCOL) {
         char what[160];
@@ -250,7 +266,7 @@ static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const
                        statistics.closed_by_peer ? "says that this node broke the protocol, and may refuse "
                                                    "it for a while; next attempt in %llu s"
                                                  : "is disconnected, and held off for %llu s",
-                       (unsigned long long)(peer->hold_off_ns / TIME_S));
+                       (unsigned long long)(mesh_peer_contact(peer)->hold_off_ns / TIME_S));
         peer_note_error(peer, LOG_LEVEL_WARNING, what, cause);
     } else if (was_up) {
         peer_note_error(peer, LOG_LEVEL_INFO, "is down", cause);
@@ -272,8 +288,9 @@ static void peer_dial_after(struct mesh_peer *peer, bool is_failure, bool is_vio
     if (is_violation) {
         peer_hold_off(peer, now_ns);
     }
-    if (peer->dial.next_ns < peer->held_off_until_ns) {
-        peer->dial.next_ns = peer->held_off_until_ns;
+    uint64_t held_off_until_ns = mesh_peer_contact(peer)->held_off_until_ns;
+    if (peer->dial.next_ns < held_off_until_ns) {
+        peer->dial.next_ns = held_off_until_ns;
     }
     mesh_peer_arm(peer);
 }
@@ -304,6 +321,15 @@ static void peer_tell_down(struct mesh_peer *peer, const struct error *cause, bo
     }
 }
 
+static void contact_end_streams(struct mesh_contact *contact)
+{
+    if (contact->outgoing != NULL) {
+        net_stream_reset(contact->outgoing);
+    }
+    contact->outgoing = contact->incoming = NULL;
+    frame_decoder_free(&contact->decoder);
+}
+
 void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
@@ -317,12 +343,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     bool was_held_off = peer_is_held_off(peer, now_ns);
     mesh_need_reset(peer);
     peer->closing = false;
-    if (peer->outgoing != NULL) {
-        net_stream_reset(peer->outgoing);
-        peer->outgoing = NULL;
+    if (peer->contact != NULL) {
+        contact_end_streams(peer->contact);
     }
-    peer->incoming = NULL;
-    frame_decoder_free(&peer->decoder);
     peer_set_state(peer, peer->removed ? MESH_NODE_REMOVED : MESH_NODE_DOWN, now_ns);
     peer_dial_after(peer, !idle, is_violation, now_ns);
     if ((idle && !is_violation) || let_go) {

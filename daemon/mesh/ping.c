@@ -46,8 +46,9 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
     bool is_up = mesh_node_is_up(mesh, node);
     if (!is_up && !may_be_dialled(peer)) {
         return error_set(error, STATUS_UNREACHABLE, "node %s is not up: %s", peer->name,
-                         mesh_peer_texts(peer)->last_error[0] != '\0' ? mesh_peer_texts(peer)->last_error
-                                                                      : mesh_node_state_text(peer->state));
+                         mesh_peer_contact(peer)->texts.last_error[0] != '\0'
+                             ? mesh_peer_contact(peer)->texts.last_error
+                             : mesh_node_state_text(peer->state));
     }
     if (mesh->ping_count >= MESH_PINGS_MAX) {
         return error_set(error, STATUS_LIMIT, "%d pings are under way already", MESH_PINGS_MAX);

@@ -19,6 +19,12 @@ static struct mesh_rail_link *link_at(const struct mesh *mesh, uint32_t node, ui
     return &mesh_peer_at(mesh, node)->rails[rail - 1];
 }
 
+/* The last failure; "": there was none. */
+static const char *why_missing(const struct mesh_rail_link *link)
+{
+    return link->why != NULL ? link->why : "";
+}
+
 /* Sends an order to a rail's thread. Returns false without memory, and once the rails are at their end. */
 static bool order(struct mesh_peer *peer, uint32_t rail, enum rail_word word, const char *address,
                   const struct error *cause)
@@ -70,7 +76,8 @@ static void link_failed(struct mesh_peer *peer, struct mesh_rail_link *link, con
 {
     link->up = false;
     link->dialling = false;
-    (void)snprintf(link->why, sizeof link->why, "%s", why);
+    free(link->why);
+    link->why = strdup(why); /* without memory, the reason is not known */
     mesh_peer_back_off(peer, &link->dial, now_ns);
 }
 
@@ -123,7 +130,7 @@ void mesh_unneed_rails(struct mesh *mesh, uint32_t node, uint32_t rail_count)
 const char *mesh_rail_missing(const struct mesh *mesh, uint32_t node, uint32_t rail)
 {
     const struct mesh_rail_link *link = link_at(mesh, node, rail);
-    return link->up ? NULL : link->why;
+    return link->up ? NULL : why_missing(link);
 }
 
 /* --- Reports --- */
@@ -183,7 +190,7 @@ void rail_reported(void *context, uint64_t now_ns)
 
 void mesh_rails_node_up(struct mesh_peer *peer)
 {
-    bool takes_bulk = (peer->offers & MESH_OFFERS_BULK) != 0;
+    bool takes_bulk = (mesh_peer_contact(peer)->offers & MESH_OFFERS_BULK) != 0;
     net_bulk_allow(peer->mesh->net, peer->index, takes_bulk);
     order_all(peer, takes_bulk ? RAIL_BULK : RAIL_NO_BULK, NULL);
 }
@@ -278,8 +285,8 @@ enum status mesh_set_rail_addresses(struct mesh *mesh, uint32_t node, const char
                                     struct error *error)
 {
     struct mesh_peer *peer = mesh_peer_at(mesh, node);
-    char *copy = strdup(rail_addresses);
-    if (copy == NULL) {
+    char *copy = rail_addresses[0] != '\0' ? strdup(rail_addresses) : NULL;
+    if (copy == NULL && rail_addresses[0] != '\0') {
         return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", peer->name);
     }
     free(peer->rail_addresses);
@@ -374,7 +381,7 @@ void mesh_rails_traffic(const struct mesh *mesh, uint32_t node, struct mesh_rail
         out->connected += link->needs > 0 && link->up;
         if (link->needs > 0 && !link->up && out->missing[0] == '\0') {
             (void)snprintf(out->missing, sizeof out->missing, "rail %u is not connected%s%.440s", rail,
-                           link->why[0] == '\0' ? "" : ": ", link->why);
+                           why_missing(link)[0] == '\0' ? "" : ": ", why_missing(link));
         }
     }
 }

@@ -42,11 +42,15 @@ void net_set_farewell(struct net *net, const char *text)
 void net_free(struct net *net)
 {
     if (net != NULL) {
-        struct net_users_streams *users_streams = net->users_streams;
+        struct net_users_streams **users_streams = net->users_streams;
+        uint32_t users_peers = net->users_peers;
         if (net->bulk != NULL) {
             net->bulk->operations->free(net->bulk);
         }
         net->operations->free(net);
+        for (uint32_t i = 0; i < users_peers; i++) {
+            free(users_streams[i]);
+        }
         free(users_streams);
     }
 }
@@ -104,13 +108,16 @@ enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind
 static struct net_users_streams *users_streams_of(struct net *net, uint32_t peer)
 {
     /* The peer's index is less than NET_PEERS_MAX. */
-    struct net_users_streams *all =
+    struct net_users_streams **all =
         array_reserve(net->users_streams, &net->users_peers, sizeof *all, peer + 1);
     if (all == NULL) {
         return NULL;
     }
     net->users_streams = all;
-    return &all[peer];
+    if (all[peer] == NULL) {
+        all[peer] = calloc(1, sizeof(struct net_users_streams));
+    }
+    return all[peer];
 }
 
 typedef enum status open_function(struct net *net, uint32_t peer, enum net_stream_kind kind,
@@ -175,7 +182,7 @@ void net_stream_charge(struct net_stream *stream, struct budget_account *account
 static void users_stream_over(struct net_stream *stream)
 {
     if (stream->users_line > 0) {
-        struct net_users_streams *users = &stream->net->users_streams[stream->peer];
+        struct net_users_streams *users = stream->net->users_streams[stream->peer];
         users->count--;
         users->of_line[stream->users_line - 1]--;
         stream->users_line = 0;

@@ -177,8 +177,8 @@ struct stream_parking;
 
 struct net {
     const struct net_operations *operations;
-    struct net_bulk *bulk;                   /* bulk.h; null: bulk data has no links of its own */
-    struct net_users_streams *users_streams; /* by peer */
+    struct net_bulk *bulk;                    /* bulk.h; null: bulk data has no links of its own */
+    struct net_users_streams **users_streams; /* by peer; null: none was opened */
     uint32_t users_peers;
     struct net_peer_handler peer_handler;
     struct net_stream_handler stream_handlers[NET_STREAM_KIND_COUNT];

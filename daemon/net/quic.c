@@ -45,7 +45,6 @@ static void quic_endpoint_free(struct quic_endpoint *endpoint)
     quic_socket_close(&endpoint->socket);
     quic_tls_free(endpoint->tls);
     free(endpoint->send_buffer);
-    free(endpoint->peers);
     OPENSSL_cleanse(endpoint->reset_secret, sizeof endpoint->reset_secret);
     OPENSSL_cleanse(endpoint->retry_secret, sizeof endpoint->retry_secret);
     free(endpoint);
@@ -226,89 +225,13 @@ static void quic_free(struct net *net)
     while (endpoint->lost_senders != NULL) {
         quic_sender_free(endpoint->lost_senders);
     }
-    HASH_CLEAR(hh, endpoint->peers_by_name);
-    HASH_CLEAR(by_address, endpoint->peers_by_address);
-    for (uint32_t i = 0; i < endpoint->peer_count; i++) {
-        quic_inbox_clear(&endpoint->peers[i]->line);
-        free(endpoint->peers[i]);
-    }
+    quic_directory_free(endpoint);
     quic_inbox_clear(&endpoint->strangers);
     quic_memory_join(&endpoint->deletions, true);
     quic_endpoint_free(endpoint);
 }
 
 /* --- Peers --- */
-
-struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name)
-{
-    struct quic_peer *peer = NULL;
-    HASH_FIND_STR(endpoint->peers_by_name, name, peer);
-    return peer;
-}
-
-struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address)
-{
-    struct quic_address_key key;
-    struct quic_peer *peer = NULL;
-    quic_address_key(address, &key);
-    HASH_FIND(by_address, endpoint->peers_by_address, &key, sizeof key, peer);
-    return peer != NULL && !peer->removed ? peer : NULL;
-}
-
-static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error *error)
-{
-    if (endpoint->peer_count < endpoint->peer_capacity) {
-        return STATUS_OK;
-    }
-    uint32_t capacity = endpoint->peer_capacity == 0 ? 16 : 2 * endpoint->peer_capacity;
-    struct quic_peer **peers = reallocarray(endpoint->peers, capacity, sizeof(struct quic_peer *));
-    if (peers == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for another peer");
-    }
-    endpoint->peers = peers;
-    endpoint->peer_capacity = capacity;
-    return STATUS_OK;
-}
-
-/* Adds the peer to the index for ICMP errors. Several peers may share an address (a relay); an error then
- * counts against the first one. */
-static bool quic_peer_index_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
-{
-    struct quic_peer *same = NULL;
-    if (!peer->has_address) {
-        return true;
-    }
-    HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, same);
-    if (same == NULL) {
-        HASH_ADD(by_address, endpoint->peers_by_address, key, sizeof peer->key, peer);
-    }
-    return same != NULL || table_has(peer, by_address);
-}
-
-static void quic_peer_forget_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
-{
-    struct quic_peer *found = NULL;
-    HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, found);
-    if (found == peer) {
-        HASH_DELETE(by_address, endpoint->peers_by_address, peer);
-    }
-}
-
-static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_peer *peer,
-                                    struct error *error)
-{
-    HASH_ADD_STR(endpoint->peers_by_name, name, peer);
-    if (!table_has(peer, hh)) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
-    }
-    if (!quic_peer_index_address(endpoint, peer)) {
-        HASH_DEL(endpoint->peers_by_name, peer);
-        return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
-    }
-    peer->index = endpoint->peer_count;
-    endpoint->peers[endpoint->peer_count++] = peer;
-    return STATUS_OK;
-}
 
 /* Cancels an attempt to connect. No handler is called for it. */
 static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer *peer,
@@ -323,23 +246,16 @@ static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer 
     }
 }
 
-/* Sets the peer's address, if its host is no name. INVALID_ARGUMENT: it stays as it was. */
-static enum status quic_peer_set_address(struct quic_endpoint *endpoint, struct quic_peer *peer,
-                                         const char *address, struct error *error)
+/* Reads an address. *known: its host is no name. INVALID_ARGUMENT. */
+static enum status quic_read_address(const struct quic_endpoint *endpoint, const char *address,
+                                     struct quic_address *out, bool *known, struct error *error)
 {
-    struct quic_address parsed = {0};
     struct error why;
-    enum status status = quic_address_parse(address, endpoint->socket.local.base.sa_family, &parsed, &why);
-    if (status != STATUS_OK && status != STATUS_UNREACHABLE) {
-        return error_set(error, status, "%s", why.text);
-    }
-    peer->has_address = status == STATUS_OK;
-    peer->address = parsed;
-    peer->key = (struct quic_address_key){0};
-    if (peer->has_address) {
-        quic_address_key(&peer->address, &peer->key);
-    }
-    return STATUS_OK;
+    *out = (struct quic_address){0};
+    enum status status = quic_address_parse(address, endpoint->socket.local.base.sa_family, out, &why);
+    *known = status == STATUS_OK;
+    return status == STATUS_OK || status == STATUS_UNREACHABLE ? STATUS_OK
+                                                               : error_set(error, status, "%s", why.text);
 }
 
 static enum status quic_move_peer(struct net *net, uint32_t index, const char *address, struct error *error)
@@ -347,29 +263,33 @@ static enum status quic_move_peer(struct net *net, uint32_t index, const char *a
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
     assert(index < endpoint->peer_count);
     struct quic_peer *peer = endpoint->peers[index];
+    struct quic_address there;
     struct error cause;
-    quic_peer_forget_address(endpoint, peer);
-    enum status status = quic_peer_set_address(endpoint, peer, address, error);
+    bool known;
+    enum status status = quic_read_address(endpoint, address, &there, &known, error);
     if (status != STATUS_OK) {
-        (void)quic_peer_index_address(endpoint, peer);
         return error_prefix(error, "peer %s", peer->name);
     }
-    peer->seen = (struct quic_address){0};
+    if (peer->contact != NULL) {
+        peer->contact->seen = (struct quic_address){0};
+    }
     error_set(&cause, STATUS_UNREACHABLE, "node %s has moved to %s", peer->name, address);
     quic_dial_call_off(endpoint, peer, &cause);
-    return quic_peer_index_address(endpoint, peer)
-               ? STATUS_OK
-               : error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
+    return quic_directory_move(endpoint, peer, known ? &there : NULL, error);
 }
 
 static void quic_set_spare(struct net *net, uint32_t index, const char *address)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    struct quic_address spare;
     struct error why;
+    bool known;
     assert(index < endpoint->peer_count);
     struct quic_peer *peer = endpoint->peers[index];
-    if (quic_address_parse(address, endpoint->socket.local.base.sa_family, &peer->spare, &why) != STATUS_OK) {
-        peer->spare = (struct quic_address){0};
+    bool has_one = quic_read_address(endpoint, address, &spare, &known, &why) == STATUS_OK && known;
+    struct quic_contact *contact = has_one ? quic_contact_of(peer) : peer->contact;
+    if (contact != NULL) { /* without memory for a spare address, there is none */
+        contact->spare = spare;
     }
 }
 
@@ -395,18 +315,15 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
                          "peer \"%s\": expected 1 to %d characters, and not our own name", name,
                          NODE_NAME_MAX_BYTES);
     }
-    enum status status = quic_peers_grow(endpoint, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    struct quic_peer *peer = calloc(1, sizeof *peer);
+    size_t name_bytes = strlen(name) + 1;
+    struct quic_peer *peer = calloc(1, sizeof *peer + name_bytes);
     if (peer == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", name);
     }
-    memcpy(peer->name, name, strlen(name) + 1);
-    status = quic_peer_set_address(endpoint, peer, address, error);
+    memcpy(peer->name, name, name_bytes);
+    enum status status = quic_read_address(endpoint, address, &peer->address, &peer->has_address, error);
     if (status == STATUS_OK) {
-        status = quic_peer_insert(endpoint, peer, error);
+        status = quic_directory_add(endpoint, peer, error);
     } else {
         error_prefix(error, "peer %s", name);
     }
@@ -435,6 +352,9 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
     }
     bool connected = peer->up != NULL && !peer->up->failed;
     bool connecting = peer->dial != NULL && !peer->dial->failed;
+    if (quic_contact_of(peer) == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a connection to node %s", peer->name);
+    }
     if (!connected && !connecting) {
         peer->outcome_due = true;
         quic_work_dial(endpoint, peer);
@@ -499,13 +419,14 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
     const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
     assert(index < endpoint->peer_count);
     const struct quic_peer *peer = endpoint->peers[index];
-    *out = peer->past;
+    const struct quic_contact *contact = peer->contact;
+    *out = contact != NULL ? contact->past : (struct net_peer_statistics){0};
     out->up = peer->up != NULL && !peer->up->failed;
     out->waits = out->up && peer->up->state == QUIC_STATE_SUSPENDED;
-    out->connected_count = peer->connected_count;
-    out->closed_by_peer = peer->closed_by_peer;
+    out->connected_count = contact != NULL ? contact->connected_count : 0;
+    out->closed_by_peer = contact != NULL && contact->closed_by_peer;
     out->unresolved = !peer->has_address;
-    out->certificate_ends_s = peer->certificate_ends_s;
+    out->certificate_ends_s = contact != NULL ? contact->certificate_ends_s : 0;
     out->round_trip_ns = 0;
     out->datagram_bytes = 0;
     if (peer->up != NULL && peer->up->transport != NULL) {

@@ -115,9 +115,11 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
             return;
         }
     }
-    const struct quic_peer *peer = quic_peer_at(endpoint, datagram->remote);
-    switch (quic_admission_ask(&endpoint->admission, datagram->remote, peer == NULL ? NULL : &peer->slots,
-                               validated)) {
+    /* An address that is not validated may be forged: nothing is kept for it. */
+    const struct quic_contact *contact =
+        validated ? quic_contact_of(quic_peer_at(endpoint, datagram->remote)) : NULL;
+    switch (quic_admission_ask(&endpoint->admission, datagram->remote,
+                               contact == NULL ? NULL : &contact->slots, validated)) {
     case QUIC_VERDICT_ADMIT:
         break;
     case QUIC_VERDICT_RETRY:
@@ -148,8 +150,8 @@ void quic_datagram_arrived(void *context, const struct quic_datagram *datagram)
 {
     struct quic_endpoint *endpoint = context;
     if (!quic_inbox_handle(&endpoint->inbox, datagram)) {
-        struct quic_peer *peer = quic_peer_at(endpoint, datagram->remote);
-        quic_inbox_keep(&endpoint->inbox, peer != NULL ? &peer->line : &endpoint->strangers, datagram);
+        struct quic_contact *contact = quic_contact_of(quic_peer_at(endpoint, datagram->remote));
+        quic_inbox_keep(&endpoint->inbox, contact != NULL ? &contact->line : &endpoint->strangers, datagram);
     }
 }
 

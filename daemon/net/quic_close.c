@@ -259,7 +259,7 @@ void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
         quic_connection_tell(connection, now_ns);
     }
     if (connection->peer != NULL) {
-        quic_connection_account(connection, &connection->peer->past);
+        quic_connection_account(connection, &connection->peer->contact->past);
     }
     uint64_t linger_ns = connection->forgotten ? 0 : 3 * ngtcp2_conn_get_pto2(connection->transport);
     quic_work_forget_connection(connection);

@@ -313,7 +313,7 @@ enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_pee
                          quic_address_text(address, text));
     }
     struct quic_connection *connection = quic_connection_new(endpoint, address);
-    if (connection == NULL) {
+    if (connection == NULL || quic_contact_of(peer) == NULL) {
         goto no_memory;
     }
     connection->dialled = true;
@@ -358,8 +358,9 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
     ngtcp2_transport_params parameters;
     uint16_t probes[3];
     ngtcp2_cid source;
-    struct quic_peer *peer = quic_peer_at(endpoint, datagram->remote);
-    if (!quic_admission_take(&endpoint->admission, datagram->remote, peer == NULL ? NULL : &peer->slots,
+    struct quic_contact *contact =
+        original != NULL ? quic_contact_of(quic_peer_at(endpoint, datagram->remote)) : NULL;
+    if (!quic_admission_take(&endpoint->admission, datagram->remote, contact == NULL ? NULL : &contact->slots,
                              original != NULL, &connection->slot)) {
         quic_connection_free(connection);
         return NULL;

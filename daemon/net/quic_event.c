@@ -100,7 +100,8 @@ void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *pee
 
 static const struct quic_address *quic_dial_address(struct quic_peer *peer)
 {
-    return peer->spare.size > 0 && peer->dial_count++ % 2 == 1 ? &peer->spare : &peer->address;
+    return peer->contact->spare.size > 0 && peer->contact->dial_count++ % 2 == 1 ? &peer->contact->spare
+                                                                                 : &peer->address;
 }
 
 static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, uint64_t now_ns)
@@ -108,9 +109,9 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
     struct error error;
     bool is_suspended = peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED;
     const struct quic_connection *present = peer->up != NULL && !is_suspended ? peer->up : peer->dial;
-    bool goes_home =
-        peer->goes_home && present != NULL && present == peer->up && !present->failed && peer->dial == NULL;
-    peer->goes_home = false;
+    bool goes_home = peer->contact->goes_home && present != NULL && present == peer->up && !present->failed &&
+                     peer->dial == NULL;
+    peer->contact->goes_home = false;
     if (present != NULL && !goes_home) {
         if (present->failed) {
             quic_work_dial(endpoint, peer); /* dial after the failed connection is closed */

@@ -24,7 +24,8 @@ static bool is_away(const struct quic_connection *connection)
 {
     const struct quic_peer *peer = connection->peer;
     return connection->state == QUIC_STATE_UP && connection->dialled && !connection->failed &&
-           peer->has_address && peer->spare.size > 0 && is_at(&connection->remote, &peer->spare);
+           peer->has_address && peer->contact->spare.size > 0 &&
+           is_at(&connection->remote, &peer->contact->spare);
 }
 
 void quic_home_watch(struct quic_connection *connection, uint64_t now_ns)
@@ -35,20 +36,20 @@ void quic_home_watch(struct quic_connection *connection, uint64_t now_ns)
     }
     if (!is_away(connection)) {
         bool stays = now_ns > time_after(connection->authenticated_ns, QUIC_HOME_MAX_NS);
-        peer->home_wait_ns = stays ? 0 : peer->home_wait_ns;
-        peer->home_ns = 0;
+        peer->contact->home_wait_ns = stays ? 0 : peer->contact->home_wait_ns;
+        peer->contact->home_ns = 0;
         return;
     }
-    if (peer->home_ns != 0 && now_ns < peer->home_ns) {
+    if (peer->contact->home_ns != 0 && now_ns < peer->contact->home_ns) {
         return;
     }
-    if (peer->home_ns != 0 && peer->dial == NULL && peer->greeting == NULL) {
-        peer->goes_home = true;
+    if (peer->contact->home_ns != 0 && peer->dial == NULL && peer->greeting == NULL) {
+        peer->contact->goes_home = true;
         quic_work_dial(connection->endpoint, peer);
     }
-    uint64_t wait_ns = peer->home_wait_ns == 0 ? QUIC_HOME_MIN_NS : 2 * peer->home_wait_ns;
-    peer->home_wait_ns = time_min(wait_ns, QUIC_HOME_MAX_NS);
-    peer->home_ns = time_after(now_ns, peer->home_wait_ns);
+    uint64_t wait_ns = peer->contact->home_wait_ns == 0 ? QUIC_HOME_MIN_NS : 2 * peer->contact->home_wait_ns;
+    peer->contact->home_wait_ns = time_min(wait_ns, QUIC_HOME_MAX_NS);
+    peer->contact->home_ns = time_after(now_ns, peer->contact->home_wait_ns);
 }
 
 uint64_t quic_home_deadline_ns(const struct quic_connection *connection)
@@ -56,5 +57,5 @@ uint64_t quic_home_deadline_ns(const struct quic_connection *connection)
     if (connection->peer == NULL || connection->peer->up != connection || !is_away(connection)) {
         return TIME_NEVER;
     }
-    return connection->peer->home_ns; /* 0: at once, which sets it */
+    return connection->peer->contact->home_ns; /* 0: at once, which sets it */
 }

@@ -9,6 +9,7 @@
 #include <ngtcp2/ngtcp2_crypto.h>
 #include <ngtcp2/ngtcp2_crypto_ossl.h>
 
+#include "daemon/base/index_table.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/table.h"
@@ -35,6 +36,7 @@
  * The parts of the QUIC network, shared by quic*.c alone:
  *
  * - quic.c: the endpoint: options, peers, the table of operations, statistics.
+ * - quic_directory.c: finds peers by name and by address.
  * - quic_event.c: the work that an event leaves: handlers called, connections changed, packets written.
  * - quic_inbox.c: datagrams that wait because others take long: the peers take turns.
  * - quic_accept.c: datagrams of no connection: new connections, Retry, version negotiation, stateless reset.
@@ -255,34 +257,38 @@ struct quic_connection {
     uint64_t closed_received;
 };
 
-struct quic_peer {
-    UT_hash_handle hh; /* by name */
-    UT_hash_handle by_address;
-    uint32_t index;
-    char name[NODE_NAME_MAX_BYTES + 1];
-    bool has_address; /* otherwise the next two are empty: the host is a name that is not resolved yet */
-    struct quic_address address;
-    struct quic_address_key key;
+/* What is known of a peer once it was dialled, or has sent something: most peers of a large cluster have
+ * none.
+ */
+struct quic_contact {
     struct quic_address seen;  /* where it was when its connection was lost; size 0: unknown */
     struct quic_address spare; /* see net_set_spare; size 0: none */
     uint32_t dial_count;       /* attempts since the last session began: in turn at the two addresses */
     bool goes_home;            /* the next attempt goes to the first address, though a connection is up */
+    bool closed_by_peer;       /* see net_peer_statistics */
     uint64_t home_ns;          /* when it is due; 0: not known */
     uint64_t home_wait_ns;     /* before the last one; 0: there was none for long */
     uint32_t slots;            /* of incoming handshakes from this address and port */
     struct quic_line line;     /* datagrams from this address and port that wait */
-    struct quic_connection *up;
-    struct quic_connection *dial;     /* our attempt, until it is up */
-    struct quic_connection *greeting; /* the peer's attempt, authenticated, until it is up */
-    struct quic_peer *dial_prev, *dial_next;
+    uint64_t connected_count;
+    uint64_t certificate_ends_s;
+    struct net_peer_statistics past; /* of connections that are over */
+};
+
+struct quic_peer {
+    uint32_t index;
+    bool has_address; /* otherwise the next is empty: the host is a name that is not resolved yet */
     bool dial_wanted; /* among the endpoint's */
     bool outcome_due; /* net_connect was called, and peer_up or connect_failed has to follow */
     bool keep_alive;
     bool removed; /* until net_add_peer adds it again */
-    uint64_t connected_count;
-    bool closed_by_peer; /* see net_peer_statistics */
-    uint64_t certificate_ends_s;
-    struct net_peer_statistics past; /* of connections that are over */
+    struct quic_address address;
+    struct quic_connection *up;
+    struct quic_connection *dial;     /* our attempt, until it is up */
+    struct quic_connection *greeting; /* the peer's attempt, authenticated, until it is up */
+    struct quic_peer *dial_prev, *dial_next;
+    struct quic_contact *contact; /* null: see above; the peer of a connection has one */
+    char name[];
 };
 
 /* --- The endpoint --- */
@@ -313,8 +319,8 @@ struct quic_endpoint {
     struct quic_peer **peers;
     uint32_t peer_count;
     uint32_t peer_capacity;
-    struct quic_peer *peers_by_name;
-    struct quic_peer *peers_by_address;
+    struct index_table peers_by_name;
+    struct index_table peers_by_address;
     struct quic_cid *cids;
     struct quic_cid *last_cid; /* the connection ID of the last datagram */
     struct quic_cid *tokens;
@@ -350,10 +356,23 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
     return (struct quic_endpoint *)net;
 }
 
+/* --- quic_directory.c --- */
+
 /* Returns the peer with that address and port. Null if there is none, or if it was removed. */
 struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address);
 /* Returns null if no peer has that name. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
+/* Adds a peer, of which it becomes the owner. NO_MEMORY: it stays the caller's. */
+enum status quic_directory_add(struct quic_endpoint *endpoint, struct quic_peer *peer,
+                               struct error *error) COMM_MUST_USE;
+/* The peer has that address from now on; null: none that is known. NO_MEMORY: it has it, but is not found by
+ * it. */
+enum status quic_directory_move(struct quic_endpoint *endpoint, struct quic_peer *peer,
+                                const struct quic_address *address, struct error *error) COMM_MUST_USE;
+/* Frees all peers. */
+void quic_directory_free(struct quic_endpoint *endpoint);
+/* Returns the peer's contact, made if there is none. Null without memory, and for no peer. */
+struct quic_contact *quic_contact_of(struct quic_peer *peer);
 
 /* --- quic_event.c --- */
 

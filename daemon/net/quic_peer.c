@@ -29,6 +29,9 @@ enum status quic_peer_identify(struct quic_connection *connection, struct error 
     }
     /* Certificates may have been reloaded since this handshake began. */
     status = quic_tls_check_again(endpoint->tls, connection->tls, connection->dialled, error);
+    if (status == STATUS_OK && quic_contact_of(peer) == NULL) {
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for a connection to node %s", name);
+    }
     if (status == STATUS_OK) {
         connection->peer = peer;
     }
@@ -55,7 +58,7 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     struct quic_peer *peer = connection->peer;
     struct error cause = connection->cause;
     assert(peer->up == connection);
-    peer->closed_by_peer = connection->closed_by_peer;
+    peer->contact->closed_by_peer = connection->closed_by_peer;
     peer->up = NULL; /* a handler below that connects starts a new attempt */
     quic_peer_lose_streams(connection, &cause, false, now_ns);
     stream_done_dispatch(&endpoint->done, now_ns);
@@ -272,8 +275,8 @@ static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
         (struct quic_session){.own_id = connection->greeting_id, .peer_id = connection->greeting.own_id};
     peer->up = connection;
     peer->outcome_due = false;
-    peer->connected_count++;
-    peer->dial_count = 0;
+    peer->contact->connected_count++;
+    peer->contact->dial_count = 0;
     if (endpoint->base.peer_handler.peer_up != NULL) {
         endpoint->base.peer_handler.peer_up(endpoint->base.peer_handler.context, peer->index, now_ns);
     }
@@ -293,7 +296,7 @@ static void quic_peer_greeted(struct quic_connection *connection, uint64_t now_n
     quic_peer_drop_attempt(&peer->dial, "another connection takes its place", now_ns);
     quic_peer_drop_attempt(&peer->greeting, "another connection takes its place", now_ns);
     quic_work_dial_cancel(connection->endpoint, peer);
-    peer->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
+    peer->contact->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
     connection->state = QUIC_STATE_UP;
     if (peer->up != NULL && quic_session_matches(connection, peer->up)) {
         quic_peer_go_on(connection, now_ns);

@@ -238,7 +238,7 @@ bool quic_session_resume(struct quic_connection *connection, struct quic_connect
     connection->session = suspended->session;
     suspended->session.seen = (struct quic_numbers){0};
     connection->session.sender_count = 0;
-    connection->peer->past.resumed_count++;
+    connection->peer->contact->past.resumed_count++;
     DL_FOREACH_SAFE(suspended->senders, sender, next)
     {
         if (!connection->failed) {
@@ -318,12 +318,12 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     bool has_moved = quic_watch_has_moved(connection);
     const ngtcp2_path *path = ngtcp2_conn_get_path2(connection->transport);
     if (has_moved) {
-        connection->peer->seen = connection->elsewhere;
+        connection->peer->contact->seen = connection->elsewhere;
     } else {
-        (void)quic_address_set(&connection->peer->seen, path->remote.addr, path->remote.addrlen);
+        (void)quic_address_set(&connection->peer->contact->seen, path->remote.addr, path->remote.addrlen);
     }
     suspend_streams(connection, now_ns);
-    quic_connection_account(connection, &connection->peer->past);
+    quic_connection_account(connection, &connection->peer->contact->past);
     quic_work_forget_connection(connection);
     quic_connection_dissolve(connection);
     while (connection->cids != NULL) {
@@ -350,7 +350,8 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
 const struct quic_address *quic_session_address(const struct quic_connection *suspended)
 {
     const struct quic_peer *peer = suspended->peer;
-    const struct quic_address *known[] = {&peer->seen, &peer->spare, &peer->address}, *different[3];
+    const struct quic_address *known[] = {&peer->contact->seen, &peer->contact->spare, &peer->address},
+                              *different[3];
     unsigned count = 0;
     for (unsigned i = 0; i < 3; i++) {
         struct quic_address_key key, other;
@@ -364,7 +365,7 @@ const struct quic_address *quic_session_address(const struct quic_connection *su
             different[count++] = known[i];
         }
     }
-    return count == 0 ? &peer->seen : different[(suspended->session.attempts - 1) % count];
+    return count == 0 ? &peer->contact->seen : different[(suspended->session.attempts - 1) % count];
 }
 
 void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns)

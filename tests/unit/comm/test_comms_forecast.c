@@ -65,7 +65,7 @@ static void test_a_tree(void **state)
     /* Memory: known nodes count little, links much. */
     assert_true(found.links <= 10);
     assert_in_range((uint64_t)found.node_bytes, 10 * 131072, 12 * 131072);
-    assert_true(forecast(10000, 0.5, 1).node_bytes < 10 * 131072 + 10000 * 2048);
+    assert_true(forecast(10000, 0.5, 1).node_bytes < 10 * 131072 + 10000 * 1024);
 }
 
 static void test_the_first_operation(void **state)

@@ -116,8 +116,8 @@ static void test_heartbeats_of_two_nodes_meet(void **state)
             while (network_next_ns(world.network) != TIME_NEVER) {
                 run(&world, TIME_MS); /* between two exchanges */
             }
-            uint64_t a_ns = mesh_peer_at(world.nodes[0].mesh, 0)->heartbeat.sent_ns;
-            uint64_t b_ns = mesh_peer_at(world.nodes[1].mesh, 0)->heartbeat.sent_ns;
+            uint64_t a_ns = mesh_peer_at(world.nodes[0].mesh, 0)->contact->heartbeat.sent_ns;
+            uint64_t b_ns = mesh_peer_at(world.nodes[1].mesh, 0)->contact->heartbeat.sent_ns;
             assert_true(a_ns < b_ns + TIME_MS && b_ns < a_ns + TIME_MS);
             assert_true(world.now_ns - a_ns <= 510 * TIME_MS);
         }

@@ -222,7 +222,7 @@ static void test_a_keeper_of_an_older_release(void **state)
 {
     (void)state;
     start(2);
-    mesh_peer_at(world.nodes[0].mesh, 0)->offers = 0;
+    mesh_peer_at(world.nodes[0].mesh, 0)->contact->offers = 0;
     struct process *process = open_as(&world, 0, "job@b", TIME_S, 1000);
     run(&world, TIME_MS);
     assert_fails(&process->answers[0], STATUS_UNSUPPORTED,

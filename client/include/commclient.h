@@ -181,9 +181,10 @@ COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *op
                                                    comm_client_t **client);
 
 /*
- * If commd stands still (it is stopped, or gets no processor time), a thread that waits in this library
- * notices it within 3 seconds. If commd has announced a call that may take long, such as pinning gigabytes,
- * that takes up to one minute. Every call then fails with COMM_DAEMON_LOST.
+ * If commd stands still (it is stopped, or gets no processor time), a thread that waits in this library waits
+ * as long as the other nodes do: heartbeat_timeout_ms of commd.conf, 4 seconds by default, and 0.4 to 1.2
+ * seconds more. If commd has announced a call that may take long, such as pinning gigabytes, it waits for at
+ * least a minute. Every call then fails with COMM_DAEMON_LOST.
  *
  * A commd that stood still may run again. Until its process has ended, it may write to registered buffers and
  * to buffers on a GPU, and take part in operations. comm_mem_deregister waits for the end of the process, or

@@ -152,6 +152,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     }
     if (has_heart) {
         fine = heart_open(&client->heart, client->hello_fds + ring_fds) && fine;
+        heart_set_patience(&client->heart, reply->patience_ms);
     }
     return fine ? COMM_OK
                 : error_report(COMM_SYSTEM, "%s: this process cannot map the memory that commd offers",

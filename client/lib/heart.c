@@ -32,6 +32,24 @@ void heart_close(struct client_heart *heart)
     }
 }
 
+static uint32_t still_looks(const struct client_heart *heart)
+{
+    return heart->still_looks > HEART_STILL_LOOKS ? heart->still_looks : HEART_STILL_LOOKS;
+}
+
+/* One look more than the patience takes: a commd that goes on at its end has yet to beat. */
+void heart_set_patience(struct client_heart *heart, uint32_t patience_ms)
+{
+    uint32_t look_ms = HEART_LOOK_NS / 1000000u;
+    uint32_t most_ms = patience_ms < HEART_PATIENCE_MAX_MS ? patience_ms : HEART_PATIENCE_MAX_MS;
+    heart->still_looks = (most_ms + look_ms - 1) / look_ms + 1;
+}
+
+uint32_t heart_still_ms(const struct client_heart *heart)
+{
+    return still_looks(heart) * (HEART_LOOK_NS / 1000000u);
+}
+
 bool heart_stands_still(const struct client_heart *heart, struct heart_watch *watch, uint64_t now_ns)
 {
     if (heart->page == NULL) {
@@ -45,7 +63,8 @@ bool heart_stands_still(const struct client_heart *heart, struct heart_watch *wa
         watch->still++;
     }
     bool in_long_call = atomic_load_explicit(&heart->page->long_calls, memory_order_relaxed) > 0;
-    return watch->still >= (in_long_call ? HEART_LONG_LOOKS : HEART_STILL_LOOKS);
+    uint32_t looks = still_looks(heart);
+    return watch->still >= (in_long_call && looks < HEART_LONG_LOOKS ? HEART_LONG_LOOKS : looks);
 }
 
 static bool process_has_ended(int pidfd, int timeout_ms)
@@ -60,7 +79,7 @@ void client_lose_frozen(struct comm_client *client)
     client_lose(client, COMM_DAEMON_LOST,
                 "%s: commd is stopped, or gets no processor time: it has done nothing for %u ms; until its "
                 "process has ended it may still write to registered buffers",
-                client->path, (unsigned)(HEART_STILL_LOOKS * (HEART_LOOK_NS / 1000000u)));
+                client->path, (unsigned)heart_still_ms(&client->heart));
 }
 
 bool client_daemon_may_write(const struct comm_client *client)

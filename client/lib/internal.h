@@ -198,7 +198,8 @@ struct client_request {
 /* commd's heartbeat; page is null if commd offers none. Does not change while the connection lasts. */
 struct client_heart {
     const struct client_heartbeat *page;
-    int daemon_fd; /* a pidfd */
+    int daemon_fd;        /* a pidfd */
+    uint32_t still_looks; /* without a beat, after which commd counts as lost; 0: HEART_STILL_LOOKS */
 };
 
 /* What one observer of the heartbeat has seen. */
@@ -404,17 +405,24 @@ void client_tell_quietly(struct comm_client *client, Commd__Client__Request *req
 /* --- heart.c --- */
 
 /*
- * A waiting thread looks at commd's heartbeat every HEART_LOOK_NS. After HEART_STILL_LOOKS successive looks
- * without a new beat, commd counts as lost, within 3 s. Time in which this process itself did not run counts
- * as one look only. So stopping both processes and continuing both causes no loss.
+ * A waiting thread looks at commd's heartbeat every HEART_LOOK_NS. After enough successive looks without a
+ * new beat, commd counts as lost. They take a little longer than the nodes' patience, which commd tells:
+ * while the other nodes wait for a commd that stands still, its own clients do, too. Time in which this
+ * process itself did not run counts as one look only. So stopping both processes and continuing both causes
+ * no loss.
  */
 #define HEART_LOOK_NS 400000000u
-#define HEART_STILL_LOOKS 6u
+#define HEART_STILL_LOOKS 6u          /* at least; and of a commd that does not tell the patience */
+#define HEART_PATIENCE_MAX_MS 600000u /* the configuration's largest */
 #define HEART_LONG_LOOKS 150u /* the same while commd announces a call that may take long: one minute */
 
 /* Takes ownership of the descriptors. Returns false if they cannot be used. */
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS]);
 void heart_close(struct client_heart *heart);
+/* What commd's Hello says of the nodes' patience; 0: nothing. Before the first look. */
+void heart_set_patience(struct client_heart *heart, uint32_t patience_ms);
+/* How long commd may stand still before it counts as lost. */
+uint32_t heart_still_ms(const struct client_heart *heart);
 /* May be called from any thread. Each thread needs its own watch, initially zero. */
 bool heart_stands_still(const struct client_heart *heart, struct heart_watch *watch, uint64_t now_ns);
 /* Ends the connection with COMM_DAEMON_LOST because commd stands still. */

@@ -141,6 +141,7 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = COMMS_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
+    answer.patience_ms = (uint32_t)(mesh_patience_ns(session->api->mesh) / TIME_MS);
     char *offered[FEATURES];
     answer.features = offered;
     if (session->role == API_ROLE_CLIENT) {

@@ -45,6 +45,29 @@ static void test_it_stands_still(void **state)
     assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
 }
 
+/* It never counts as lost while the other nodes still wait for it, whenever its last beat was. */
+static void test_the_patience_of_the_nodes(void **state)
+{
+    (void)state;
+    const uint32_t patiences_ms[] = {0, 50, 1000, 2400, 2401, 4000, 10000, 600000, UINT32_MAX};
+    for (size_t i = 0; i < sizeof patiences_ms / sizeof *patiences_ms; i++) {
+        struct client_heartbeat page = {.beats = 1};
+        struct client_heart heart = {.page = &page};
+        struct heart_watch watch = {0};
+        uint64_t now_ms = 0;
+        heart_set_patience(&heart, patiences_ms[i]);
+        while (!heart_stands_still(&heart, &watch, ms(now_ms))) {
+            now_ms += 100;
+            assert_true(now_ms <= HEART_PATIENCE_MAX_MS + 2 * LOOK_MS);
+        }
+        uint32_t known_ms = patiences_ms[i] < HEART_PATIENCE_MAX_MS ? patiences_ms[i] : HEART_PATIENCE_MAX_MS;
+        bool is_short = known_ms <= HEART_STILL_LOOKS * LOOK_MS - LOOK_MS;
+        assert_int_equal(now_ms, heart_still_ms(&heart));
+        assert_in_range(now_ms, is_short ? HEART_STILL_LOOKS * LOOK_MS : known_ms + LOOK_MS,
+                        is_short ? HEART_STILL_LOOKS * LOOK_MS : known_ms + 2 * LOOK_MS);
+    }
+}
+
 /* After a beat in between, the count of looks starts anew. */
 static void test_a_slow_one_is_alive(void **state)
 {
@@ -183,13 +206,10 @@ static void test_memory_of_a_frozen_commd(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_it_stands_still),
-        cmocka_unit_test(test_a_slow_one_is_alive),
-        cmocka_unit_test(test_a_long_call),
-        cmocka_unit_test(test_own_time_counts_alone),
-        cmocka_unit_test(test_none_never_stands_still),
-        cmocka_unit_test(test_what_commd_passes),
-        cmocka_unit_test(test_memory_of_a_frozen_commd),
+        cmocka_unit_test(test_it_stands_still),       cmocka_unit_test(test_the_patience_of_the_nodes),
+        cmocka_unit_test(test_a_slow_one_is_alive),   cmocka_unit_test(test_a_long_call),
+        cmocka_unit_test(test_own_time_counts_alone), cmocka_unit_test(test_none_never_stands_still),
+        cmocka_unit_test(test_what_commd_passes),     cmocka_unit_test(test_memory_of_a_frozen_commd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

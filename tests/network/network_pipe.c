@@ -186,7 +186,11 @@ void pipe_packet_send(struct pipe_packet *packet)
         return;
     }
     uint64_t size = (uint64_t)packet->size + PIPE_PACKET_BYTES;
+    bool shakes_hands = packet->kind == PIPE_DIAL || packet->kind == PIPE_ANSWER;
     uint64_t left_ns = network->now_ns;
+    if (shakes_hands && packet->from->worked_ns > left_ns) {
+        left_ns = packet->from->worked_ns;
+    }
     if (link->conditions.bandwidth_bytes_s > 0) {
         left_ns = link->free_ns > left_ns ? link->free_ns : left_ns;
         left_ns += size * TIME_S / link->conditions.bandwidth_bytes_s;

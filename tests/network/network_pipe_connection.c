@@ -41,6 +41,9 @@ static struct pipe_end *pipe_end_new(struct pipe_net *net, uint32_t peer, enum p
     end->incarnation = net->incarnation;
     end->peer = peer;
     end->deadline_ns = time_after(net->network->now_ns, NETWORK_CONNECT_TIMEOUT_NS);
+    uint64_t now_ns = net->network->now_ns;
+    uint64_t begins_ns = net->host->busy_ns > now_ns ? net->host->busy_ns : now_ns;
+    net->host->busy_ns = end->worked_ns = begins_ns + net->network->conditions.handshake_ns;
     end->timer = (struct pipe_event){.node.index = TIMER_NODE_DISARMED, .fire = pipe_end_timer};
     end->deferred = (struct pipe_event){.node.index = TIMER_NODE_DISARMED, .fire = pipe_end_deferred};
     return end;

@@ -38,6 +38,7 @@ struct pipe_host {
     struct pipe_net *net; /* null: nobody listens */
     uint32_t id;
     bool dead;
+    uint64_t busy_ns; /* until when its processor works on handshakes */
     char name[NODE_NAME_MAX_BYTES + 1];
 };
 
@@ -132,6 +133,7 @@ struct pipe_end {
     struct pipe_event timer;    /* for dialling again, for the handshake's deadline, and for silence */
     struct pipe_event deferred; /* calls peer_down after net_disconnect */
     uint64_t deadline_ns;       /* of the handshake */
+    uint64_t worked_ns;         /* when the processor has done this end's part of it */
     uint64_t heard_ns;          /* when the peer was last heard, or was asked something after a pause */
     uint64_t asked_ns;       /* when the packet was sent that began the present wait for acknowledgements */
     uint64_t unacknowledged; /* packets that are not acknowledged */

@@ -10,13 +10,14 @@
 
 /*
  * 10,000 ranks form a communicator. COMMD_NODES=1000 spreads them over so many nodes instead of 250; that
- * takes 2 GB and some minutes.
+ * takes 2 GB and some minutes. test_handshakes_take_turns then has 1,000 nodes, too.
  */
 #define RANKS 10000u
 #define NODES 250u
 #define FORM_NS (2 * TIME_S)
 #define MESSAGES_MEDIAN 40u /* that a node sends or receives */
 #define DELAY_NS (50 * TIME_US)
+#define HANDSHAKE_NS (2500 * TIME_US) /* plan's --dial-us, if nothing else is said */
 
 static const struct network_conditions far = {
     .delay_ns = DELAY_NS, .jitter_ns = 10 * TIME_US, .packet_bytes = 65536, .loss = 0.01};
@@ -39,10 +40,18 @@ static int number_order(const void *a, const void *b)
     return left < right ? -1 : left > right;
 }
 
-static struct cluster *far_cluster(uint32_t which, uint32_t nodes)
+static uint32_t nodes_wanted(void)
 {
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(which), .node_count = nodes, .conditions = far});
+    const char *said = getenv("COMMD_NODES");
+    return said != NULL ? (uint32_t)strtoul(said, NULL, 10) : NODES;
+}
+
+static struct cluster *far_cluster(uint32_t which, uint32_t nodes, uint64_t handshake_ns)
+{
+    struct network_conditions conditions = far;
+    conditions.handshake_ns = handshake_ns;
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(which), .node_count = nodes, .conditions = conditions});
     cluster_connect(cluster);
     cluster_run(cluster, 3 * TIME_S);
     return cluster;
@@ -71,7 +80,7 @@ static uint64_t form(struct sim_comm *comm, uint64_t *messages)
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         sim_comm_join(comm, rank, 0, NULL);
     }
-    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 60 * TIME_S));
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         assert_int_equal(comm->ranks[rank].formed_result.status, STATUS_OK);
     }
@@ -85,9 +94,8 @@ static uint64_t form(struct sim_comm *comm, uint64_t *messages)
 static void test_many_ranks(void **state)
 {
     (void)state;
-    const char *said = getenv("COMMD_NODES");
-    uint32_t nodes = said != NULL ? (uint32_t)strtoul(said, NULL, 10) : NODES;
-    struct cluster *cluster = far_cluster(400, nodes);
+    uint32_t nodes = nodes_wanted();
+    struct cluster *cluster = far_cluster(400, nodes, 0);
     struct sim_comm *comm = comm_of(cluster, "many", RANKS);
     uint64_t *messages = calloc(nodes, sizeof *messages);
     assert_non_null(messages);
@@ -107,7 +115,7 @@ static void test_many_ranks(void **state)
 static void test_what_is_planned_is_what_happens(void **state)
 {
     (void)state;
-    struct cluster *cluster = far_cluster(401, NODES);
+    struct cluster *cluster = far_cluster(401, NODES, 0);
     struct sim_comm *comm = comm_of(cluster, "plan", NODES);
     uint64_t messages[NODES];
     double took_s = (double)form(comm, messages) * 1e-9;
@@ -124,11 +132,41 @@ static void test_what_is_planned_is_what_happens(void **state)
     cluster_free(cluster);
 }
 
+/*
+ * A rank on each node, and a new connection takes each of its two nodes processor time. All nodes connect to
+ * the name's place, whose processor they take turns at: that is most of what plan predicts for fresh nodes.
+ */
+static void test_handshakes_take_turns(void **state)
+{
+    (void)state;
+    uint32_t nodes = nodes_wanted();
+    struct cluster *cluster = far_cluster(402, nodes, HANDSHAKE_NS);
+    struct sim_comm *comm = comm_of(cluster, "turns", nodes);
+    uint64_t *messages = calloc(nodes, sizeof *messages);
+    assert_non_null(messages);
+    double took_s = (double)form(comm, messages) * 1e-9;
+    struct comms_plan plan = {.node_count = nodes,
+                              .network = {.latency_s = DELAY_NS * 1e-9, .bandwidth_bytes_per_s = 1e18},
+                              .dial_s = HANDSHAKE_NS * 1e-9,
+                              .nodes_per_processor = 1};
+    struct comms_forecast forecast;
+    comms_forecast(&plan, &forecast);
+    print_message(
+        "# %u nodes, each with a rank, form in %.2f s with handshakes of %.1f ms, planned %.2f s; %llu "
+        "messages in the median\n",
+        nodes, took_s, HANDSHAKE_NS / 1e6, forecast.fresh_s, (unsigned long long)messages[nodes / 2]);
+    assert_true(took_s >= forecast.fresh_s / 2 && took_s <= forecast.fresh_s * 2);
+    sim_comm_free(comm);
+    free(messages);
+    cluster_free(cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_ranks),
         cmocka_unit_test(test_what_is_planned_is_what_happens),
+        cmocka_unit_test(test_handshakes_take_turns),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -63,7 +63,8 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
                  (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
     }
     gpu_groups_set_ctas(*out, (uint32_t)conf->gpu_nccl_ctas);
-    gpu_groups_set_register(*out, strcmp(conf->gpu_nccl_register, "on") == 0);
+    gpu_groups_set_register(*out, strcmp(conf->gpu_nccl_register, "off") != 0,
+                            strcmp(conf->gpu_nccl_register, "windows") == 0);
     gpu_words_set_ahead(*out, (uint32_t)conf->gpu_ahead);
     load_nccl(conf);
     return STATUS_OK;

@@ -98,6 +98,13 @@ static void print_engines(const json_t *answer)
                count_of(answer, "nccl_registered"), count_of(answer, "nccl_registered_ever"),
                count_of(answer, "nccl_retired"));
     }
+    if (count_of(answer, "nccl_windows_ever") > 0) {
+        printf("windows of NCCL: %lld now, %lld since the start\n", count_of(answer, "nccl_windows"),
+               count_of(answer, "nccl_windows_ever"));
+    }
+    if (json_is_true(json_object_get(answer, "nccl_windows_refused"))) {
+        printf("windows of NCCL: refused; commd registers memory without them\n");
+    }
     if (error != NULL && error[0] != '\0') {
         printf("the last failure: %s\n", error);
     }

@@ -120,6 +120,9 @@ static void fill_engines(const struct gpu_devices *gpus, Commd__Client__GpusRepl
     answer->nccl_stuck = info.leaked;
     answer->nccl_registered = info.registered;
     answer->nccl_registered_ever = info.registered_ever;
+    answer->nccl_windows = info.windows;
+    answer->nccl_windows_ever = info.windows_ever;
+    answer->nccl_windows_refused = info.windows_refused;
     answer->operations_ahead = info.ran_ahead;
     answer->messages_by_nccl = info.messages_by_nccl;
     answer->messages_by_copies = info.messages_by_copies;

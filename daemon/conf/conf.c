@@ -37,7 +37,7 @@ enum setting_type {
     SETTING_LEVEL,
     SETTING_GPUS,
     SETTING_GPU_ENGINE,
-    SETTING_SWITCH,
+    SETTING_NCCL_REGISTER,
     SETTING_GPU_TUNING,
     SETTING_BULK_LINKS,
     SETTING_IPC_HANDLES,
@@ -95,7 +95,7 @@ static const struct setting schema[] = {
     TEXT(gpu_engine, SETTING_GPU_ENGINE, "auto", false),
     TEXT(gpu_tuning, SETTING_GPU_TUNING, "auto", false),
     NUMBER(gpu_nccl_ctas, 16, 0, 64, false),
-    TEXT(gpu_nccl_register, SETTING_SWITCH, "off", false),
+    TEXT(gpu_nccl_register, SETTING_NCCL_REGISTER, "off", false),
     NUMBER(gpu_ahead, 0, 0, 16, false),
     TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "auto", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
@@ -160,8 +160,8 @@ static const char *text_expectation(enum setting_type type, const char *text)
         return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
     case SETTING_GPUS:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
-    case SETTING_SWITCH:
-        return strcmp(text, "on") != 0 && strcmp(text, "off") != 0 ? "on or off" : NULL;
+    case SETTING_NCCL_REGISTER:
+        return is_one_of(text, "off", "on", "windows") ? NULL : "off, on or windows";
     case SETTING_GPU_ENGINE:
         return is_one_of(text, "auto", "nccl", "kernels") ? NULL : "auto, nccl or kernels";
     case SETTING_GPU_TUNING:

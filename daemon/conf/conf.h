@@ -69,7 +69,7 @@ struct conf {
     char *gpu_engine;        /* "auto", "nccl" or "kernels" */
     char *gpu_tuning;        /* "auto", "off" or a path */
     uint64_t gpu_nccl_ctas;  /* 0: as many as NCCL wants */
-    char *gpu_nccl_register; /* "on" or "off" */
+    char *gpu_nccl_register; /* "off", "on" or "windows" */
     uint64_t gpu_ahead;      /* operations of a communicator that GPUs wait for in advance */
     char *cuda_ipc_handles;  /* "auto", "accept" or "refuse" */
     char *bulk_links;        /* "auto", "quic" or "tls" */

@@ -36,7 +36,10 @@ struct gpu_devices {
     _Atomic uint64_t ran_ahead; /* operations that were put behind others in advance */
     _Atomic uint64_t messages_by_nccl, messages_by_copies;
     _Atomic uint64_t registered,
-        registered_ever; /* memory, for a communicator of NCCL: now, since the start */
+        registered_ever;                    /* memory, for a communicator of NCCL: now, since the start */
+    _Atomic uint64_t windows, windows_ever; /* likewise, windows of NCCL */
+    bool windows_wanted;                    /* windows.h. Set before there are groups */
+    _Atomic bool windows_refused;
     _Atomic uint64_t operations[GPU_ENGINE_COUNT];
     const struct cuda_driver *driver;
     int driver_version;

@@ -129,9 +129,9 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns);
 void gpu_groups_set_ctas(struct gpu_devices *gpus, uint32_t ctas);
 uint32_t gpu_groups_ctas(const struct gpu_devices *gpus);
 
-/* Whether NCCL registers clients' memory (registry.h). Off at the beginning. Call it before there are
- * clients. */
-void gpu_groups_set_register(struct gpu_devices *gpus, bool on);
+/* Whether NCCL registers clients' memory (registry.h), and whether as windows where it can (windows.h). Off
+ * at the beginning. Call it before there are clients. */
+void gpu_groups_set_register(struct gpu_devices *gpus, bool on, bool windows);
 /* NCCL's thread has to deregister memory that is retired. */
 void gpu_groups_sweep(struct gpu_devices *gpus);
 
@@ -158,6 +158,9 @@ struct gpu_groups_info {
     uint64_t leaked;
     uint64_t registered;            /* memory that NCCL has registered now, once for each communicator */
     uint64_t registered_ever;       /* since the start */
+    uint64_t windows;               /* of it, windows that NCCL has now; each has memory of all GPUs */
+    uint64_t windows_ever;          /* since the start */
+    bool windows_refused;           /* NCCL failed at one: no more are tried */
     uint32_t retired;               /* memory of no client that NCCL must deregister first */
     char why[ERROR_TEXT_MAX_BYTES]; /* the last refusal or failure */
 };

@@ -7,8 +7,9 @@
 
 /* Settings of all groups, and what they have counted. */
 
-void gpu_groups_set_register(struct gpu_devices *gpus, bool on)
+void gpu_groups_set_register(struct gpu_devices *gpus, bool on, bool windows)
 {
+    gpus->windows_wanted = on && windows;
     gpu_registry_switch(gpus->registry, on);
 }
 
@@ -52,6 +53,9 @@ void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out
                                     .messages_by_copies = atomic_load(&gpus->messages_by_copies),
                                     .registered = atomic_load(&gpus->registered),
                                     .registered_ever = atomic_load(&gpus->registered_ever),
+                                    .windows = atomic_load(&gpus->windows),
+                                    .windows_ever = atomic_load(&gpus->windows_ever),
+                                    .windows_refused = atomic_load(&gpus->windows_refused),
                                     .retired = gpu_registry_retired(gpus->registry)};
     snprintf(out->why, sizeof out->why, "%s", groups->why);
     for (int i = 0; i < GPU_ENGINE_COUNT; i++) {

@@ -5,6 +5,7 @@
 #include "daemon/base/time.h"
 #include "daemon/gpu/groups_internal.h"
 #include "daemon/gpu/registrations.h"
+#include "daemon/gpu/windows.h"
 
 /*
  * The threads that call NCCL. One makes all calls that form groups and begin transfers: NCCL wants one thread
@@ -33,7 +34,8 @@ struct task {
     enum group_job job;
     struct gpu_group_job *posted; /* a CALL of this one; null: the group's own job */
     bool sweeps;                  /* first deregisters memory */
-    bool held_back;               /* out: the call has to wait */
+    bool swept;                   /* out: that is done */
+    bool held_back;               /* out: the call, or the rest of the sweep, has to wait */
 };
 
 static enum status begin_call(struct gpu_group *group, struct task *task, bool *begun, struct error *error)
@@ -41,9 +43,10 @@ static enum status begin_call(struct gpu_group *group, struct task *task, bool *
     struct gpu_group_job *posted = task->posted;
     struct gpu_transfers *transfers = posted != NULL ? &posted->transfers : &group->transfers;
     const cuda_stream *streams = posted != NULL ? posted->streams : group->streams;
-    task->held_back = !nccl_registrations_prepare(&group->ranks, transfers, streams);
-    *begun = !task->held_back;
-    return *begun ? nccl_ranks_call(&group->ranks, transfers, streams, error) : STATUS_OK;
+    enum status status =
+        nccl_registrations_prepare(&group->ranks, transfers, streams, &task->held_back, error);
+    *begun = status == STATUS_OK && !task->held_back;
+    return *begun ? nccl_ranks_call(&group->ranks, transfers, streams, error) : status;
 }
 
 /* Goes on with the task, or looks for errors. Without the lock. */
@@ -55,7 +58,8 @@ static enum status advance(struct gpu_group *group, struct task *task, bool *bus
     enum status status = STATUS_OK;
     *busy = false;
     if (task->sweeps) {
-        nccl_registrations_sweep(&group->ranks);
+        task->swept = nccl_registrations_sweep(&group->ranks);
+        task->held_back = !task->swept;
     }
     if (begins && task->job == GROUP_JOB_FORM) {
         *begun = true;
@@ -68,6 +72,9 @@ static enum status advance(struct gpu_group *group, struct task *task, bool *bus
         if (look == LOOKS_AT_ONCE) {
             break;
         }
+    }
+    if (status == STATUS_OK && task->job == GROUP_JOB_FORM && !*busy) {
+        status = nccl_windows_try(&group->ranks, busy, error);
     }
     if (status == STATUS_OK && task->job == GROUP_JOB_CALL && !*busy && !task->held_back) {
         nccl_registrations_called(&group->ranks, posted != NULL ? posted->streams : group->streams);
@@ -142,6 +149,7 @@ static uint64_t turn(struct gpu_groups *groups, struct gpu_group *group)
     pthread_mutex_lock(&groups->lock);
     group->inside = false;
     group->held_back = task.held_back;
+    group->sweeps |= task.sweeps && !task.swept;
     if (status != STATUS_OK && !group->has_failed) {
         group->has_failed = true;
         group->failure = error;

@@ -39,6 +39,16 @@ static bool look_up_all(void *library)
             true;
 }
 
+static void look_up_later(void *library)
+{
+    void *address;
+#define NCCL_LIBRARY_LOOK_UP_LATER(name, symbol, result, parameters)                                         \
+    address = dlsym(library, #symbol);                                                                       \
+    memcpy(&state.functions.name, &address, sizeof address);
+    NCCL_LIBRARY_LATER_FUNCTIONS(NCCL_LIBRARY_LOOK_UP_LATER)
+#undef NCCL_LIBRARY_LOOK_UP_LATER
+}
+
 /* A library that is there but cannot be used is worth a warning; none at all is not. */
 static void check(void *library, const char *path)
 {
@@ -56,6 +66,7 @@ static void check(void *library, const char *path)
                        *number / 10000, *number / 100 % 100, *number % 100);
         return;
     }
+    look_up_later(library);
     state.loaded = true;
 }
 

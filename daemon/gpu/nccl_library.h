@@ -99,15 +99,24 @@ enum nccl_reduce { NCCL_REDUCE_SUM = 0, NCCL_REDUCE_PROD = 1, NCCL_REDUCE_MAX = 
       (nccl_comm comm, void *memory, size_t bytes, void **handle))                                           \
     X(deregister_memory, ncclCommDeregister, nccl_result, (nccl_comm comm, void *handle))
 
+/* The same for functions that later versions have; null if this one does not. Windows: from 2.27.3 on. */
+#define NCCL_LIBRARY_LATER_FUNCTIONS(X)                                                                      \
+    X(register_window, ncclCommWindowRegister, nccl_result,                                                  \
+      (nccl_comm comm, void *memory, size_t bytes, void **window, int flags))                                \
+    X(deregister_window, ncclCommWindowDeregister, nccl_result, (nccl_comm comm, void *window))
+
 struct nccl_library {
 #define NCCL_LIBRARY_MEMBER(name, symbol, result, parameters) result(*name) parameters;
     NCCL_LIBRARY_FUNCTIONS(NCCL_LIBRARY_MEMBER)
+    NCCL_LIBRARY_LATER_FUNCTIONS(NCCL_LIBRARY_MEMBER)
 #undef NCCL_LIBRARY_MEMBER
     int number; /* 22809 for 2.28.9 */
 };
 
 /* NCCL_LAUNCH_ORDER_IMPLICIT works from here on: communicators that share GPUs may be at work at once. */
 #define NCCL_VERSION_ORDERS 22600
+
+#define NCCL_WINDOW_SYMMETRIC 1 /* NCCL_WIN_COLL_SYMMETRIC */
 
 /* Loads NCCL, once in a process. Returns false with a readable text in why. Thread-safe; NCCL is never
  * unloaded. */

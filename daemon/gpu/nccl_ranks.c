@@ -5,8 +5,8 @@
 #include "daemon/gpu/nccl_types.h"
 #include "daemon/gpu/registrations.h"
 
-static enum status ranks_status(const struct nccl_ranks *ranks, uint32_t rank, const char *call,
-                                nccl_result result, struct error *error)
+enum status nccl_ranks_status(const struct nccl_ranks *ranks, uint32_t rank, const char *call,
+                              nccl_result result, struct error *error)
 {
     if (result == NCCL_RESULT_OK || result == NCCL_RESULT_IN_PROGRESS) {
         return STATUS_OK;
@@ -39,11 +39,12 @@ static enum status init_rank(struct nccl_ranks *ranks, uint32_t rank, struct ncc
                                  .max_ctas = ranks->ctas > 0 ? (int)ranks->ctas : NCCL_CONFIG_UNDEFINED_INT,
                                  .split_share = NCCL_CONFIG_UNDEFINED_INT};
     enum status status = cuda_enter(ranks->gpus, ranks->list[rank], error);
-    return status == STATUS_OK ? ranks_status(ranks, rank, "ncclCommInitRankConfig",
-                                              ranks->nccl->comm_init(&ranks->comms[rank], (int)ranks->count,
-                                                                     id, (int)rank, &config),
-                                              error)
-                               : status;
+    return status == STATUS_OK
+               ? nccl_ranks_status(
+                     ranks, rank, "ncclCommInitRankConfig",
+                     ranks->nccl->comm_init(&ranks->comms[rank], (int)ranks->count, id, (int)rank, &config),
+                     error)
+               : status;
 }
 
 enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error)
@@ -54,10 +55,10 @@ enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error)
         status = allocate_scratch(ranks, i, error);
     }
     if (status == STATUS_OK) {
-        status = ranks_status(ranks, 0, "ncclGetUniqueId", ranks->nccl->unique_id(&id), error);
+        status = nccl_ranks_status(ranks, 0, "ncclGetUniqueId", ranks->nccl->unique_id(&id), error);
     }
     if (status == STATUS_OK) {
-        status = ranks_status(ranks, 0, "ncclGroupStart", ranks->nccl->group_start(), error);
+        status = nccl_ranks_status(ranks, 0, "ncclGroupStart", ranks->nccl->group_start(), error);
     }
     if (status != STATUS_OK) {
         return status;
@@ -66,7 +67,7 @@ enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error)
         status = init_rank(ranks, i, id, error);
     }
     nccl_result ended = ranks->nccl->group_end();
-    return status == STATUS_OK ? ranks_status(ranks, 0, "ncclGroupEnd", ended, error) : status;
+    return status == STATUS_OK ? nccl_ranks_status(ranks, 0, "ncclGroupEnd", ended, error) : status;
 }
 
 enum status nccl_ranks_poll(const struct nccl_ranks *ranks, bool *busy, struct error *error)
@@ -77,7 +78,7 @@ enum status nccl_ranks_poll(const struct nccl_ranks *ranks, bool *busy, struct e
         nccl_result asked = ranks->nccl->comm_state(ranks->comms[i], &result);
         result = asked == NCCL_RESULT_OK ? result : asked;
         *busy |= result == NCCL_RESULT_IN_PROGRESS;
-        enum status status = ranks_status(ranks, i, "ncclCommGetAsyncError", result, error);
+        enum status status = nccl_ranks_status(ranks, i, "ncclCommGetAsyncError", result, error);
         if (status != STATUS_OK) {
             return status;
         }
@@ -159,7 +160,7 @@ static enum status calls_of_rank(const struct nccl_ranks *ranks, const struct gp
     for (uint32_t i = 0; i < transfers->count && status == STATUS_OK; i++) {
         const char *name = "";
         nccl_result result = call_of_rank(ranks, transfers, &transfers->list[i], rank, stream, &name);
-        status = ranks_status(ranks, rank, name, result, error);
+        status = nccl_ranks_status(ranks, rank, name, result, error);
     }
     return status;
 }
@@ -167,7 +168,7 @@ static enum status calls_of_rank(const struct nccl_ranks *ranks, const struct gp
 enum status nccl_ranks_call(const struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
                             const cuda_stream *streams, struct error *error)
 {
-    enum status status = ranks_status(ranks, 0, "ncclGroupStart", ranks->nccl->group_start(), error);
+    enum status status = nccl_ranks_status(ranks, 0, "ncclGroupStart", ranks->nccl->group_start(), error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -175,5 +176,5 @@ enum status nccl_ranks_call(const struct nccl_ranks *ranks, const struct gpu_tra
         status = calls_of_rank(ranks, transfers, i, streams[i], error);
     }
     nccl_result ended = ranks->nccl->group_end();
-    return status == STATUS_OK ? ranks_status(ranks, 0, "ncclGroupEnd", ended, error) : status;
+    return status == STATUS_OK ? nccl_ranks_status(ranks, 0, "ncclGroupEnd", ended, error) : status;
 }

@@ -19,11 +19,18 @@ struct nccl_ranks {
     uint32_t list[GPU_DEVICES_MAX];
     nccl_comm comms[GPU_DEVICES_MAX];
     cuda_pointer scratch[GPU_DEVICES_MAX];   /* for the user and the slots */
+    bool windows;                            /* windows.h: NCCL registers windows */
+    struct nccl_windows_trial *trial;        /* likewise; null: none is under way */
+    struct nccl_window *forming;             /* likewise: the windows that NCCL is registering */
     struct nccl_registration *registrations; /* registrations.h, like the rest */
     uint32_t registered_count;               /* of them, those that NCCL has */
     cuda_event events[GPU_DEVICES_MAX];      /* null: not made yet */
     cuda_stream last[GPU_DEVICES_MAX];       /* where the event was recorded last; null: never */
 };
+
+/* The status for the result of a call on a rank; IN_PROGRESS is no error. */
+enum status nccl_ranks_status(const struct nccl_ranks *ranks, uint32_t rank, const char *call,
+                              nccl_result result, struct error *error) COMM_MUST_USE;
 
 /* Begins to form the communicator, and allocates the scratch memory. May take a second. */
 enum status nccl_ranks_form(struct nccl_ranks *ranks, struct error *error) COMM_MUST_USE;

@@ -3,20 +3,18 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/table.h"
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/gpu/nccl_types.h"
+#include "daemon/gpu/registrations_internal.h"
+#include "daemon/gpu/windows.h"
 
-struct nccl_registration {
-    struct gpu_registrable *memory; /* the key; held */
-    uint32_t rank;
-    void *handle; /* null: it is not registered, and never will be */
-    UT_hash_handle hh;
-};
-
-static void count(struct nccl_ranks *ranks, int64_t change)
+void nccl_registrations_count(struct nccl_ranks *ranks, int64_t change)
 {
     atomic_fetch_add_explicit(&ranks->gpus->registered, (uint64_t)change, memory_order_relaxed);
+    if (change > 0) {
+        atomic_fetch_add_explicit(&ranks->gpus->registered_ever, (uint64_t)change, memory_order_relaxed);
+    }
+    ranks->registered_count += (uint32_t)change;
 }
 
 /* --- The memory of a call --- */
@@ -24,8 +22,8 @@ static void count(struct nccl_ranks *ranks, int64_t change)
 /* One buffer of a transfer. Returns whether to go on. */
 typedef bool (*buffer_visitor)(struct nccl_ranks *ranks, uint32_t rank, struct gpu_registrable *memory);
 
-static uint64_t bytes_of(const struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
-                         const struct gpu_transfer *transfer, bool is_input)
+uint64_t nccl_transfer_bytes(const struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
+                             const struct gpu_transfer *transfer, bool is_input)
 {
     switch (transfer->kind) {
     case GPU_TRANSFER_ALL_REDUCE:
@@ -57,10 +55,10 @@ static bool visit_buffers(struct nccl_ranks *ranks, const struct gpu_transfers *
     for (uint32_t i = 0; i < transfers->count; i++) {
         const struct gpu_transfer *transfer = &transfers->list[i];
         for (uint32_t rank = 0; rank < ranks->count; rank++) {
-            if (!visit_buffer(ranks, rank, transfer->inputs[rank], bytes_of(ranks, transfers, transfer, true),
-                              visit) ||
+            if (!visit_buffer(ranks, rank, transfer->inputs[rank],
+                              nccl_transfer_bytes(ranks, transfers, transfer, true), visit) ||
                 !visit_buffer(ranks, rank, transfer->outputs[rank],
-                              bytes_of(ranks, transfers, transfer, false), visit)) {
+                              nccl_transfer_bytes(ranks, transfers, transfer, false), visit)) {
                 return false;
             }
         }
@@ -68,7 +66,8 @@ static bool visit_buffers(struct nccl_ranks *ranks, const struct gpu_transfers *
     return true;
 }
 
-static struct nccl_registration *find(const struct nccl_ranks *ranks, struct gpu_registrable *memory)
+struct nccl_registration *nccl_registration_find(const struct nccl_ranks *ranks,
+                                                 struct gpu_registrable *memory)
 {
     struct nccl_registration *found = NULL;
     if (memory != NULL) {
@@ -104,7 +103,13 @@ static struct nccl_registration *add(struct nccl_ranks *ranks, uint32_t rank, st
     return made;
 }
 
-/* Each GPU has an event, behind the work that uses registered memory. */
+struct nccl_registration *nccl_registration_of(struct nccl_ranks *ranks, uint32_t rank,
+                                               struct gpu_registrable *memory)
+{
+    struct nccl_registration *found = nccl_registration_find(ranks, memory);
+    return found != NULL ? found : add(ranks, rank, memory);
+}
+
 static bool has_event(struct nccl_ranks *ranks, uint32_t rank)
 {
     return ranks->events[rank] != NULL ||
@@ -112,22 +117,33 @@ static bool has_event(struct nccl_ranks *ranks, uint32_t rank)
                      CUDA_EVENT_DISABLE_TIMING) == STATUS_OK;
 }
 
+bool nccl_registrations_have_events(struct nccl_ranks *ranks)
+{
+    for (uint32_t rank = 0; rank < ranks->count; rank++) {
+        if (ranks->events[rank] == NULL &&
+            (cuda_enter(ranks->gpus, ranks->list[rank], NULL) != STATUS_OK || !has_event(ranks, rank))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool can_be_registered(struct nccl_ranks *ranks, uint32_t rank, struct gpu_registrable *memory)
 {
-    const struct nccl_registration *registration = find(ranks, memory);
+    const struct nccl_registration *registration = nccl_registration_find(ranks, memory);
     (void)rank;
-    return memory != NULL && (registration == NULL || registration->handle != NULL);
+    return memory != NULL && (registration == NULL || !registration->refused);
 }
 
 static bool register_memory(struct nccl_ranks *ranks, uint32_t rank, struct gpu_registrable *memory)
 {
-    struct nccl_registration *registration = find(ranks, memory);
-    if (registration != NULL || memory == NULL) {
+    struct nccl_registration *registration =
+        memory != NULL ? nccl_registration_of(ranks, rank, memory) : NULL;
+    if (registration == NULL || registration->handle != NULL || registration->refused) {
         return registration != NULL && registration->handle != NULL;
     }
-    registration = add(ranks, rank, memory);
-    if (registration == NULL || cuda_enter(ranks->gpus, ranks->list[rank], NULL) != STATUS_OK ||
-        !has_event(ranks, rank)) {
+    registration->refused = true;
+    if (cuda_enter(ranks->gpus, ranks->list[rank], NULL) != STATUS_OK || !has_event(ranks, rank)) {
         return false;
     }
     nccl_result result = ranks->nccl->register_memory(ranks->comms[rank], (void *)(uintptr_t)memory->base,
@@ -137,9 +153,8 @@ static bool register_memory(struct nccl_ranks *ranks, uint32_t rank, struct gpu_
         registration->handle = NULL;
         return false;
     }
-    count(ranks, 1);
-    atomic_fetch_add_explicit(&ranks->gpus->registered_ever, 1, memory_order_relaxed);
-    ranks->registered_count++;
+    registration->refused = false;
+    nccl_registrations_count(ranks, 1);
     return true;
 }
 
@@ -148,6 +163,9 @@ static bool register_memory(struct nccl_ranks *ranks, uint32_t rank, struct gpu_
 static void deregister(struct nccl_ranks *ranks, struct nccl_registration *registration)
 {
     uint32_t rank = registration->rank;
+    if (registration->window != NULL) {
+        nccl_window_end(ranks, registration->window, false);
+    }
     if (registration->handle == NULL) {
         return;
     }
@@ -155,29 +173,28 @@ static void deregister(struct nccl_ranks *ranks, struct nccl_registration *regis
         (void)ranks->nccl->deregister_memory(ranks->comms[rank], registration->handle);
     }
     registration->handle = NULL;
-    count(ranks, -1);
-    ranks->registered_count--;
+    nccl_registrations_count(ranks, -1);
 }
 
 static bool is_not_registered(struct nccl_ranks *ranks, uint32_t rank, struct gpu_registrable *memory)
 {
-    const struct nccl_registration *registration = find(ranks, memory);
+    const struct nccl_registration *registration = nccl_registration_find(ranks, memory);
     (void)rank;
     return registration == NULL || registration->handle == NULL;
 }
 
 static bool deregister_memory(struct nccl_ranks *ranks, uint32_t rank, struct gpu_registrable *memory)
 {
-    struct nccl_registration *registration = find(ranks, memory);
+    struct nccl_registration *registration = nccl_registration_find(ranks, memory);
     (void)rank;
     if (registration != NULL) {
         deregister(ranks, registration);
+        registration->refused = true;
     }
     return true;
 }
 
-/* Whether work that uses registered memory has not ended. */
-static bool is_in_use(const struct nccl_ranks *ranks)
+bool nccl_registrations_in_use(const struct nccl_ranks *ranks)
 {
     for (uint32_t i = 0; i < ranks->count; i++) {
         if (ranks->last[i] != NULL && cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK &&
@@ -202,22 +219,28 @@ static void put_behind(const struct nccl_ranks *ranks, const cuda_stream *stream
     }
 }
 
-bool nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
-                                const cuda_stream *streams)
+enum status nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
+                                       const cuda_stream *streams, bool *waits, struct error *error)
 {
+    *waits = false;
     if (!gpu_registry_is_on(ranks->gpus->registry)) {
-        return true;
+        return STATUS_OK;
+    }
+    enum status status = nccl_windows_prepare(ranks, transfers, waits, error);
+    if (status != STATUS_OK || *waits) {
+        return status;
     }
     bool all = visit_buffers(ranks, transfers, can_be_registered) &&
                visit_buffers(ranks, transfers, register_memory);
     if (!all && !visit_buffers(ranks, transfers, is_not_registered)) {
-        if (is_in_use(ranks)) {
-            return false;
+        *waits = nccl_registrations_in_use(ranks);
+        if (*waits) {
+            return STATUS_OK;
         }
         (void)visit_buffers(ranks, transfers, deregister_memory);
     }
     put_behind(ranks, streams);
-    return true;
+    return STATUS_OK;
 }
 
 void nccl_registrations_called(struct nccl_ranks *ranks, const cuda_stream *streams)
@@ -231,25 +254,32 @@ void nccl_registrations_called(struct nccl_ranks *ranks, const cuda_stream *stre
     }
 }
 
-void nccl_registrations_sweep(struct nccl_ranks *ranks)
+bool nccl_registrations_sweep(struct nccl_ranks *ranks)
 {
     struct nccl_registration *registration, *next;
+    bool all = ranks->forming == NULL;
     HASH_ITER (hh, ranks->registrations, registration, next) {
-        if (gpu_registry_is_retired(ranks->gpus->registry, registration->memory)) {
-            deregister(ranks, registration);
-            drop(ranks, registration);
+        if (ranks->forming != NULL || !gpu_registry_is_retired(ranks->gpus->registry, registration->memory)) {
+            continue;
         }
+        if (registration->window != NULL && nccl_registrations_in_use(ranks)) {
+            all = false; /* the memory of other GPUs in the window */
+            continue;
+        }
+        deregister(ranks, registration);
+        drop(ranks, registration);
     }
+    return all;
 }
 
 void nccl_registrations_end(struct nccl_ranks *ranks)
 {
     struct nccl_registration *registration, *next;
+    nccl_windows_end(ranks);
+    nccl_registrations_count(ranks, -(int64_t)ranks->registered_count);
     HASH_ITER (hh, ranks->registrations, registration, next) {
-        count(ranks, registration->handle != NULL ? -1 : 0);
         drop(ranks, registration);
     }
-    ranks->registered_count = 0;
     for (uint32_t i = 0; i < ranks->count; i++) {
         if (ranks->events[i] != NULL && cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK) {
             (void)ranks->gpus->driver->event_destroy(ranks->events[i]);

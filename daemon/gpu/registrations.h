@@ -18,15 +18,17 @@ struct nccl_registration;
 
 /*
  * Before a call: registers its memory, or deregisters it. `streams`: of the call, or null; they wait for
- * earlier work that uses registered memory. False: try again later, earlier work uses memory that must be
- * deregistered.
+ * earlier work that uses registered memory. *waits: try again later. Earlier work uses memory that must be
+ * deregistered, or NCCL registers a window. An error is the communicator's.
  */
-bool nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
-                                const cuda_stream *streams) COMM_MUST_USE;
+enum status nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gpu_transfers *transfers,
+                                       const cuda_stream *streams, bool *waits,
+                                       struct error *error) COMM_MUST_USE;
 /* After a call, when its transfers are in the streams. */
 void nccl_registrations_called(struct nccl_ranks *ranks, const cuda_stream *streams);
-/* Deregisters memory that is retired. No call may be under way. */
-void nccl_registrations_sweep(struct nccl_ranks *ranks);
+/* Deregisters memory that is retired. No call may be under way. False: some is in a window that is in use;
+ * try again later. */
+bool nccl_registrations_sweep(struct nccl_ranks *ranks) COMM_MUST_USE;
 /* The communicator has ended, and its registrations with it. */
 void nccl_registrations_end(struct nccl_ranks *ranks);
 

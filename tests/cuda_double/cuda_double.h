@@ -45,7 +45,12 @@
  *   CUDA_DOUBLE_HANG_MS
  *       a call with which NCCL would hang is an error after this time (2000)
  *   CUDA_DOUBLE_NCCL_VERSION
- *       what ncclGetVersion says (22809)
+ *       what ncclGetVersion says (22809). Functions that NCCL has only in later versions are not found:
+ *       windows come with 22703, registrations with 21900. FP8 comes with 22400.
+ *   CUDA_DOUBLE_NCCL_WINDOWS
+ *       0: NCCL has no windows among the devices. ncclCommWindowRegister succeeds with a null handle (1).
+ *   CUDA_DOUBLE_CAPABILITY
+ *       ten times the compute capability (90). Below 90, NCCL does not reduce FP8.
  *   CUDA_DOUBLE_NCCL_OFF_MAIN
  *       1: a call of NCCL on the process's main thread ends the process. Such calls can block (0).
  *   CUDA_DOUBLE_TRAFFIC
@@ -105,7 +110,7 @@
  *     streams without limit; after an abort it waits for nothing.
  *   - NCCL: ncclCommAbort of the last rank waits until the work of all ranks has left the streams.
  *   - NCCL: only virtual memory on the rank's device can be registered, of one mapping, once. nccl_register.c
- *     says what is stricter than NCCL.
+ *     says what is stricter than NCCL, and nccl_window.c for windows.
  *   - NCCL: buffers that overlap otherwise than in place are INVALID_ARGUMENT. Streams that capture are not
  *     supported.
  *

@@ -274,12 +274,14 @@ cuda_result cuDeviceGetAttribute(int *value, int attribute, cuda_device device)
         return CUDA_RESULT_OK;
     case CUDA_DEVICE_INTEGRATED:
     case CUDA_DEVICE_COMPUTE_MODE:
-    case CUDA_DEVICE_CAPABILITY_MINOR:
     case CUDA_DEVICE_NUMA_ID:
         *value = 0;
         return CUDA_RESULT_OK;
+    case CUDA_DEVICE_CAPABILITY_MINOR:
+        *value = settings()->capability % 10;
+        return CUDA_RESULT_OK;
     case CUDA_DEVICE_CAPABILITY_MAJOR:
-        *value = 9;
+        *value = settings()->capability / 10;
         return CUDA_RESULT_OK;
     case CUDA_DEVICE_MPS_ENABLED:
         *value = settings()->mps;

@@ -30,7 +30,8 @@ struct settings {
     unsigned delay_us;
     unsigned hang_ms;
     bool nccl_off_main;
-    int nccl_version;
+    bool nccl_windows;
+    int capability;       /* 90 for 9.0 */
     unsigned connections; /* 0: one queue for each stream */
     char folder[1024];
 };

@@ -177,9 +177,15 @@ nccl_result clique_join(struct communicator *communicator, int size, const struc
 
 /* ---- what is exported */
 
+int nccl_version_now(void)
+{
+    const char *text = getenv("CUDA_DOUBLE_NCCL_VERSION"); /* also asked before cuInit */
+    return text != NULL && text[0] != '\0' ? atoi(text) : NCCL_VERSION_DEFAULT;
+}
+
 nccl_result ncclGetVersion(int *version)
 {
-    *version = settings()->nccl_version;
+    *version = nccl_version_now();
     return NCCL_RESULT_OK;
 }
 
@@ -329,21 +335,30 @@ static nccl_result state_now(struct communicator *communicator)
                : state;
 }
 
-/* The rank's pending operations enter its stream. */
+/* The rank's pending operations enter its stream, and its windows are registered. */
 static nccl_result settle(struct communicator *communicator)
 {
     struct operation *operations[PENDING_MAX];
     size_t count = 0;
+    nccl_result result = NCCL_RESULT_OK;
     communicator->forming = false;
     communicator->finalizing = false;
     communicator->polls = 0;
     while (communicator->pending != NULL) {
         struct pending *first = communicator->pending;
         communicator->pending = first->next;
-        operations[count++] = first->operation;
+        if (operation_is_window(first->operation)) {
+            nccl_result formed = window_form(communicator, first->operation);
+            result = result == NCCL_RESULT_OK ? formed : result;
+        } else {
+            operations[count++] = first->operation;
+        }
         free(first);
     }
-    nccl_result result = count == 0 ? NCCL_RESULT_OK : operations_enqueue(operations, count, communicator);
+    if (count > 0) {
+        nccl_result entered = operations_enqueue(operations, count, communicator);
+        result = result == NCCL_RESULT_OK ? entered : result;
+    }
     if (result != NCCL_RESULT_OK) {
         communicator->failure = result;
     }

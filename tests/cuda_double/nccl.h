@@ -6,6 +6,18 @@
 
 #define NCCL_DECLARE(name, symbol, result, parameters) CUDA_DOUBLE_EXPORT result symbol parameters;
 NCCL_LIBRARY_FUNCTIONS(NCCL_DECLARE)
+NCCL_LIBRARY_LATER_FUNCTIONS(NCCL_DECLARE)
+
+/*
+ * Exports a function that NCCL has from a version on. If CUDA_DOUBLE_NCCL_VERSION is older, dlsym does not
+ * find it: the dynamic linker asks the resolver, which has no address. The double must not call it itself.
+ */
+#define NCCL_SINCE(number, symbol, function)                                                                 \
+    static __typeof__(symbol) *resolve_##symbol(void)                                                        \
+    {                                                                                                        \
+        return nccl_version_now() >= (number) ? function : NULL;                                             \
+    }                                                                                                        \
+    __typeof__(symbol) symbol __attribute__((ifunc("resolve_" #symbol)));
 
 /*
  * Communicators. All ranks of one NCCL communicator are in this process; together they are a clique. The
@@ -26,7 +38,8 @@ enum collective {
     COLLECTIVE_ALL_GATHER,
     COLLECTIVE_BROADCAST,
     PAIR_SEND,
-    PAIR_RECEIVE
+    PAIR_RECEIVE,
+    WINDOW /* `send` becomes a window, of `count` bytes */
 };
 
 #define RANKS_MAX 64
@@ -40,13 +53,23 @@ struct call {
     const void *send;
     void *receive;
     cuda_stream stream;
+    void **window; /* of WINDOW: where its handle goes */
+    int flags;
+};
+
+/* Where a buffer is in a window. */
+struct place {
+    uint64_t window; /* 0: in none */
+    uint64_t offset;
 };
 
 struct part {
     /* null: this rank has not called yet. It lives while the operation is in its stream */
     struct communicator *communicator;
     struct call call;
-    bool registered[2]; /* what it sends, what it receives: when it was called, as NCCL looks then */
+    /* What it sends, what it receives: when it was called, as NCCL looks then. */
+    bool registered[2];
+    struct place places[2];
 };
 
 struct operation {
@@ -79,6 +102,13 @@ struct clique {
     struct communicator *ranks[];
 };
 
+static inline bool operation_is_window(const struct operation *operation)
+{
+    return operation->sender < 0 && operation->parts[0].call.kind == WINDOW;
+}
+
+#define NCCL_VERSION_DEFAULT 22809
+
 struct pending {
     struct pending *next;
     struct operation *operation;
@@ -105,13 +135,14 @@ struct communicator {
     struct communicator *next; /* in the list of those that have registrations */
 };
 
-/* Memory of ncclCommRegister. */
+/* Memory of ncclCommRegister, or of ncclCommWindowRegister. */
 struct registration {
     struct registration *next;
     uintptr_t handle;
     uint64_t address;
     uint64_t bytes;
-    unsigned uses; /* pieces of work in streams that touch it */
+    uint64_t window; /* the same number on all ranks; 0: no window */
+    unsigned uses;   /* pieces of work in streams that touch it */
 };
 
 void communicator_unref(struct communicator *communicator);
@@ -122,6 +153,10 @@ nccl_result clique_fail(struct clique *clique, nccl_result result, const char *f
 /* Keeps the text for ncclGetLastError. Returns `result`. */
 nccl_result nccl_fail(nccl_result result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t hang_deadline(uint64_t first_ns);
+/* CUDA_DOUBLE_NCCL_VERSION. */
+int nccl_version_now(void);
+/* Locks the double and finds a communicator that can be used for a call. On failure it is not locked. */
+nccl_result nccl_begin(const char *function, nccl_comm comm, struct communicator **communicator);
 /* Injects faults; every exported function calls it first. */
 nccl_result nccl_enter(const char *symbol);
 
@@ -146,6 +181,19 @@ struct registration *registration_of(const struct communicator *communicator, co
                                      uint64_t bytes);
 /* Notes that a call's work enters the stream (+1) or leaves it (-1). */
 void registrations_use(const struct communicator *communicator, const struct call *call, int change);
+/* Registers memory, which becomes part of a window unless `window` is 0. */
+nccl_result registration_add(struct communicator *communicator, uint64_t address, uint64_t bytes,
+                             uint64_t window, void **handle);
+/* Ends the registration. `of_window`: it must be a window's. */
+nccl_result registration_remove(struct communicator *communicator, uintptr_t handle, bool of_window);
+
+/* nccl_window.c: all ranks have called for the window. */
+nccl_result window_form(struct communicator *communicator, struct operation *operation);
+/* Where a buffer of a call is, among windows. */
+struct place window_place(const struct communicator *communicator, const void *address, uint64_t bytes);
+/* Whether NCCL's kernels for windows would find other buffers at the peers than these. */
+bool operation_misses_windows(const struct operation *operation);
+
 /* Whether some ranks pass memory that their communicator has registered, and others do not. */
 bool operation_is_mixed(const struct operation *operation);
 /* Ends them all, with the communicator. */

@@ -85,7 +85,8 @@ static nccl_result enqueue_rank(size_t first)
     size_t count = 0;
     for (size_t i = first; i < group.count && count < PENDING_MAX; i++) {
         struct item *item = &group.items[i];
-        if (item->communicator == group.items[first].communicator && item->operation != NULL) {
+        if (item->communicator == group.items[first].communicator && item->operation != NULL &&
+            !operation_is_window(item->operation)) {
             operations[count++] = item->operation;
             item->operation = NULL;
         }
@@ -100,6 +101,9 @@ static nccl_result run_blocking(void)
         struct item *item = &group.items[i];
         if (item->inits) {
             item->communicator->forming = false;
+        } else if (item->operation != NULL && operation_is_window(item->operation)) {
+            result = window_form(item->communicator, item->operation);
+            item->operation = NULL;
         } else if (item->operation != NULL) {
             result = enqueue_rank(i);
         }

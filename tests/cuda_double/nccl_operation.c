@@ -30,8 +30,8 @@ static const enum reduce reduces[] = {[NCCL_REDUCE_SUM] = REDUCE_SUM,
                                       [NCCL_REDUCE_MIN] = REDUCE_MIN};
 #define REDUCE_TYPE_COUNT ((int)(sizeof reduces / sizeof reduces[0]))
 
-static const char *const kinds[] = {"all_reduce", "reduce_scatter", "reduce", "all_gather",
-                                    "broadcast",  "send",           "receive"};
+static const char *const kinds[] = {"all_reduce", "reduce_scatter", "reduce",  "all_gather",
+                                    "broadcast",  "send",           "receive", "window"};
 
 void operation_unref(struct operation *operation)
 {
@@ -126,13 +126,15 @@ struct operation *operation_call(struct communicator *communicator, const struct
                             communicator->rank);
         }
     }
-    *part_of(operation, communicator, call) = (struct part){
-        .communicator = communicator,
-        .call = *call,
-        .registered = {registration_of(communicator, call->send,
-                                       call_send_bytes(call, clique->size, communicator->rank)) != NULL,
-                       registration_of(communicator, call->receive,
-                                       call_receive_bytes(call, clique->size, communicator->rank)) != NULL}};
+    uint64_t sent = call_send_bytes(call, clique->size, communicator->rank),
+             received = call_receive_bytes(call, clique->size, communicator->rank);
+    *part_of(operation, communicator, call) =
+        (struct part){.communicator = communicator,
+                      .call = *call,
+                      .registered = {registration_of(communicator, call->send, sent) != NULL,
+                                     registration_of(communicator, call->receive, received) != NULL},
+                      .places = {window_place(communicator, call->send, sent),
+                                 window_place(communicator, call->receive, received)}};
     operation->references++;
     operation->called++;
     if (operation->called == operation->expected) {
@@ -290,7 +292,7 @@ static void execute(struct operation *operation)
     }
     operation->done = touched == size;
     operation->abandoned = !operation->done;
-    bool mixed = operation->done && operation_is_mixed(operation);
+    bool mixed = operation->done && (operation_is_mixed(operation) || operation_misses_windows(operation));
     if (operation->done) {
         operation->done = false; /* the other streams must still wait */
         double_unlock();
@@ -440,6 +442,7 @@ static bool buffers_are_sound(const struct call *call, int size, int rank)
         break;
     case PAIR_SEND:
     case PAIR_RECEIVE:
+    case WINDOW:
         break;
     }
     uint64_t room = call_receive_bytes(call, size, rank);
@@ -452,16 +455,31 @@ static bool has_root(const struct call *call)
     return call->kind == COLLECTIVE_BROADCAST || call->kind == COLLECTIVE_REDUCE || is_pair(call);
 }
 
+/* FP8 came with 2.24. Its sums need devices of sm_90. */
+static nccl_result check_type(const struct communicator *communicator, const struct call *call)
+{
+    bool is_f8 = call->type >= NCCL_TYPE_F8E4M3;
+    if (call->type < 0 || call->type >= TYPE_COUNT || (is_f8 && nccl_version_now() < 22400)) {
+        return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "%s: rank %d: type %d", kinds[call->kind],
+                         communicator->rank, call->type);
+    }
+    if (is_f8 && call->kind <= COLLECTIVE_REDUCE && settings()->capability < 90) {
+        return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT,
+                         "FP8 reduction support begins with sm90 capable devices.");
+    }
+    return NCCL_RESULT_OK;
+}
+
 static nccl_result check(const struct communicator *communicator, const struct call *call)
 {
     struct stream *stream;
     nccl_result result = communicator_check(communicator);
+    result = result == NCCL_RESULT_OK ? check_type(communicator, call) : result;
     if (result != NCCL_RESULT_OK) {
         return result;
     }
     int size = communicator->clique->size;
-    if (call->type < 0 || call->type >= TYPE_COUNT || call->reduce >= REDUCE_TYPE_COUNT ||
-        call->root >= size || (has_root(call) && call->root < 0) ||
+    if (call->reduce >= REDUCE_TYPE_COUNT || call->root >= size || (has_root(call) && call->root < 0) ||
         (call->kind <= COLLECTIVE_REDUCE && call->reduce < 0) ||
         !buffers_are_sound(call, size, communicator->rank)) {
         return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "%s: rank %d: type, operator, root or buffers",

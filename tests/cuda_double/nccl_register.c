@@ -109,7 +109,8 @@ static bool overlaps_registered(const struct communicator *communicator, uint64_
     return false;
 }
 
-static nccl_result add(struct communicator *communicator, uint64_t address, uint64_t bytes, void **handle)
+nccl_result registration_add(struct communicator *communicator, uint64_t address, uint64_t bytes,
+                             uint64_t window, void **handle)
 {
     static uintptr_t given; /* never twice */
     const struct allocation *allocation = allocation_find(address);
@@ -128,8 +129,11 @@ static nccl_result add(struct communicator *communicator, uint64_t address, uint
     if (made == NULL) {
         return nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "no memory");
     }
-    *made = (struct registration){
-        .next = communicator->registrations, .handle = ++given, .address = address, .bytes = bytes};
+    *made = (struct registration){.next = communicator->registrations,
+                                  .handle = ++given,
+                                  .address = address,
+                                  .bytes = bytes,
+                                  .window = window};
     if (communicator->registrations == NULL) {
         communicator->next = holders;
         holders = communicator;
@@ -139,8 +143,7 @@ static nccl_result add(struct communicator *communicator, uint64_t address, uint
     return NCCL_RESULT_OK;
 }
 
-/* On success the double is locked, and *communicator may be used. */
-static nccl_result begin(const char *function, nccl_comm comm, struct communicator **communicator)
+nccl_result nccl_begin(const char *function, nccl_comm comm, struct communicator **communicator)
 {
     nccl_result result = nccl_enter(function);
     if (result != NCCL_RESULT_OK) {
@@ -155,22 +158,23 @@ static nccl_result begin(const char *function, nccl_comm comm, struct communicat
     return result;
 }
 
-nccl_result ncclCommRegister(nccl_comm comm, void *memory, size_t bytes, void **handle)
+static nccl_result register_memory(nccl_comm comm, void *memory, size_t bytes, void **handle)
 {
     struct communicator *communicator;
     *handle = NULL;
-    nccl_result result = begin(__func__, comm, &communicator);
+    nccl_result result = nccl_begin("ncclCommRegister", comm, &communicator);
     if (result == NCCL_RESULT_OK) {
-        result = add(communicator, (uint64_t)(uintptr_t)memory, bytes, handle);
+        result = registration_add(communicator, (uint64_t)(uintptr_t)memory, bytes, 0, handle);
         double_unlock();
     }
     return result;
 }
+NCCL_SINCE(21900, ncclCommRegister, register_memory)
 
-static nccl_result end(struct communicator *communicator, uintptr_t handle)
+nccl_result registration_remove(struct communicator *communicator, uintptr_t handle, bool of_window)
 {
     struct registration **link = &communicator->registrations;
-    while (*link != NULL && (*link)->handle != handle) {
+    while (*link != NULL && ((*link)->handle != handle || ((*link)->window != 0) != of_window)) {
         link = &(*link)->next;
     }
     if (*link == NULL) {
@@ -189,13 +193,14 @@ static nccl_result end(struct communicator *communicator, uintptr_t handle)
     return NCCL_RESULT_OK;
 }
 
-nccl_result ncclCommDeregister(nccl_comm comm, void *handle)
+static nccl_result deregister_memory(nccl_comm comm, void *handle)
 {
     struct communicator *communicator;
-    nccl_result result = begin(__func__, comm, &communicator);
+    nccl_result result = nccl_begin("ncclCommDeregister", comm, &communicator);
     if (result == NCCL_RESULT_OK) {
-        result = end(communicator, (uintptr_t)handle);
+        result = registration_remove(communicator, (uintptr_t)handle, false);
         double_unlock();
     }
     return result;
 }
+NCCL_SINCE(21900, ncclCommDeregister, deregister_memory)

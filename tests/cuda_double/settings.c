@@ -53,7 +53,9 @@ void settings_read(void)
     values.delay_us = (unsigned)number_of("CUDA_DOUBLE_DELAY_US", 0, 10000000);
     values.hang_ms = (unsigned)number_of("CUDA_DOUBLE_HANG_MS", 2000, 3600000);
     values.nccl_off_main = number_of("CUDA_DOUBLE_NCCL_OFF_MAIN", 0, 1) != 0;
-    values.nccl_version = (int)number_of("CUDA_DOUBLE_NCCL_VERSION", 22809, 99999);
+    values.nccl_windows = number_of("CUDA_DOUBLE_NCCL_WINDOWS", 1, 1) != 0;
+    values.capability = (int)number_of("CUDA_DOUBLE_CAPABILITY", 90, 129);
+    (void)number_of("CUDA_DOUBLE_NCCL_VERSION", 0, 99999); /* nccl.c */
     values.connections = (unsigned)number_of("CUDA_DEVICE_MAX_CONNECTIONS", 0, CONNECTIONS_MAX);
     values.connections = (unsigned)number_of("CUDA_DOUBLE_CONNECTIONS", values.connections, CONNECTIONS_MAX);
     random_state = number_of("CUDA_DOUBLE_SEED", 1, UINT64_MAX);

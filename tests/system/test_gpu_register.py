@@ -16,6 +16,9 @@ def counts(cluster):
     return [gpus[key] for key in ("nccl_registered", "nccl_registered_ever", "nccl_retired")]
 
 
+WINDOWS = 'gpu_engine = "nccl"; gpu_nccl_register = "windows";'
+
+
 class RegisterCase(unittest.TestCase):
     def cluster(self, settings=ON, nodes="a", rule="", **environment):
         environment["CUDA_DOUBLE_FAIL"] = rule
@@ -32,10 +35,11 @@ class Programs(RegisterCase, ProgramCase):
         """In each turn, some ranks pass memory that cannot be registered. Ranks that share GPUs also use memory of commd."""
         for layout, devices in (("aaaa", [0, 1, 2, 3]), ("aaaaa", [2, 0, 1, 0, 1])):
             for peer in "1", "0":
-                with self.subTest(layout=layout, peer=peer), self.cluster(CUDA_DOUBLE_PEER=peer) as cluster:
-                    self.check_ranks(cluster, layout, "surface", 3, devices=devices)
-                    self.wait_none(cluster)
-                    self.assertEqual(cluster.json("a", "gpus")["nccl_failed"], 0)
+                for settings in ON, WINDOWS:
+                    with self.subTest(layout=layout, peer=peer, settings=settings), self.cluster(settings, CUDA_DOUBLE_PEER=peer) as cluster:
+                        self.check_ranks(cluster, layout, "surface", 3, devices=devices)
+                        self.wait_none(cluster)
+                        self.assertEqual(cluster.json("a", "gpus")["nccl_failed"], 0)
 
 
 class Ranks(RegisterCase, FailureCase):
@@ -50,6 +54,35 @@ class Ranks(RegisterCase, FailureCase):
                 self.wait_none(cluster)
                 self.assertEqual(cluster.json("a", "gpus")["nccl_communicators"], 1)
                 self.assertIn("since the start; 0 to be freed", cluster.commctl("a", "gpus").stdout)
+
+    def test_windows(self):
+        """One window of all GPUs. NCCL older than 2.27.3 has none, and where NCCL fails at one, commd goes on without."""
+        for rule, version, windows in (("", "22809", 1), ("", "22601", 0), ("ncclCommWindowRegister:3=3", "22809", 0)):
+            with self.subTest(rule=rule, version=version), self.cluster(WINDOWS, rule=rule, CUDA_DOUBLE_NCCL_VERSION=version) as cluster:
+                for process in self.ranks(cluster, "aaaa", "windows", "loop", "steps=20", "memory=comm", devices=[0, 1, 2, 3]):
+                    self.expect(process, "OK", within_s=20)
+                gpus = cluster.json("a", "gpus")
+                self.assertEqual((gpus["nccl_windows_ever"], gpus["nccl_windows_refused"]), (windows, bool(rule)))
+                self.assertEqual((counts(cluster)[1], gpus["operations_by_nccl"] >= 20), (0, False) if rule else (4, True))
+                self.assertEqual("windows of NCCL: " in cluster.commctl("a", "gpus").stdout, windows == 1 or bool(rule))
+                self.wait_none(cluster)
+                self.assertEqual(cluster.json("a", "gpus")["nccl_windows"], 0)
+
+    def test_windows_between_nodes(self):
+        with self.cluster(WINDOWS, nodes="ab") as cluster:
+            for process in self.ranks(cluster, "aabb", "nodes", "loop", "steps=10", "count=70000", "memory=comm", devices=[0, 1, 0, 1]):
+                self.expect(process, "OK", within_s=30)
+            self.assertGreater(cluster.json("a", "gpus")["nccl_windows_ever"] + counts(cluster)[1], 0)
+            self.wait_none(cluster)
+
+    def test_a_killed_rank_of_a_window(self):
+        with self.cluster(WINDOWS) as cluster:
+            killed = self.start(cluster, "aaa", "killed", "loop", "count=70000", "memory=comm", devices=[0, 1, 2])
+            killed[0].kill()
+            for process in killed[1:]:
+                self.expect(process, "RANK_LOST", within_s=10)
+            self.wait_none(cluster)
+            self.assertEqual((cluster.json("a", "gpus")["nccl_windows_ever"], cluster.json("a", "gpus")["nccl_windows"]), (1, 0))
 
     def test_off(self):
         with self.cluster('gpu_engine = "nccl";') as cluster:

@@ -119,7 +119,7 @@ static const struct {
     {"log_level = \"INFO\";", "expected error, warning, info or debug"},
     {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
     {"gpu_engine = \"cuda\";", "gpu_engine = \"cuda\": expected auto, nccl or kernels"},
-    {"gpu_nccl_register = \"auto\";", "gpu_nccl_register = \"auto\": expected on or off"},
+    {"gpu_nccl_register = \"auto\";", "gpu_nccl_register = \"auto\": expected off, on or windows"},
     {"gpu_ahead = 17;", "gpu_ahead = 17: expected a number from 0 to 16"},
     {"gpu_nccl_ctas = 65;", "gpu_nccl_ctas = 65: expected a number from 0 to 64"},
     {"gpu_tuning = \"table.json\";",

@@ -75,7 +75,9 @@ static void hold_group(void)
     CHECK(gpu_group_take(group, &group));
 }
 
-static void open_all(bool on)
+enum mode { OFF, ON, WINDOWS };
+
+static void open_all(enum mode mode)
 {
     static uint64_t limits[BUDGET_KINDS];
     struct error error;
@@ -86,12 +88,11 @@ static void open_all(bool on)
     CHECK_RESULT(budget_open(budget, 1000, NULL, &account, &error), STATUS_OK);
     CHECK_RESULT(gpu_devices_open(true, &gpus, &error), STATUS_OK);
     case_load();
-    gpu_groups_set_register(gpus, on);
+    gpu_groups_set_register(gpus, mode != OFF, mode == WINDOWS);
     clock_ns = now_ns();
     for (uint32_t gpu = 0; gpu < GPUS; gpu++) {
         CHECK_RESULT(gpu_queue_new(gpus, gpu, NULL, &queues[gpu], &error), STATUS_OK);
     }
-    hold_group();
 }
 
 static void close_all(void)
@@ -182,7 +183,8 @@ static uint64_t charged(void)
 
 static void once(int on)
 {
-    open_all(on != 0);
+    open_all(on ? ON : OFF);
+    hold_group();
     struct memory *memories[GPUS] = {import(0), import(1)};
     void *at[GPUS] = {address(memories[0]), address(memories[1])};
     for (int32_t number = 0; number < 5; number++) {
@@ -216,7 +218,8 @@ static void test_once(void **state)
 static void mixed(int unused)
 {
     (void)unused;
-    open_all(true);
+    open_all(ON);
+    hold_group();
     struct memory *memories[GPUS] = {import(0), import(1)};
     void *at[GPUS] = {address(memories[0]), address(memories[1])};
     case_context(1);
@@ -249,7 +252,8 @@ static void in_use(int unused)
 {
     struct error error;
     (void)unused;
-    open_all(true);
+    open_all(ON);
+    hold_group();
     struct memory *memories[GPUS] = {import(0), import(1)};
     void *at[GPUS] = {address(memories[0]), address(memories[1])};
     case_context(1);
@@ -298,7 +302,8 @@ static void failures(int unused)
     static const char *const rules[] = {"ncclCommRegister:1=5", "ncclCommRegister:2=1", "cuEventCreate:1",
                                         "cuEventCreate:2"};
     (void)unused;
-    open_all(true);
+    open_all(ON);
+    hold_group();
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         struct memory *memories[GPUS] = {import(0), import(1)};
         void *at[GPUS] = {address(memories[0]), address(memories[1])};
@@ -327,7 +332,8 @@ static void bound(int unused)
     static struct memory *memories[GPU_REGISTRATIONS_MAX / 2 + 1][GPUS];
     const size_t pairs = sizeof memories / sizeof memories[0];
     (void)unused;
-    open_all(true);
+    open_all(ON);
+    hold_group();
     for (size_t i = 0; i < pairs; i++) {
         void *at[GPUS];
         for (uint32_t gpu = 0; gpu < GPUS; gpu++) {
@@ -354,11 +360,194 @@ static void test_bound(void **state)
     unsetenv("CUDA_DOUBLE_MEMORY_BYTES");
 }
 
+/* --- Windows --- */
+
+/* Buffers at the same place are a window, made once and ended on both GPUs. */
+static void window(int unused)
+{
+    (void)unused;
+    open_all(WINDOWS);
+    hold_group();
+    CHECK(info().windows_ever == 0); /* the trial does not count */
+    struct memory *memories[GPUS] = {import(0), import(1)};
+    void *at[GPUS] = {address(memories[0]), address(memories[1])};
+    for (int32_t number = 0; number < 5; number++) {
+        run(at, number);
+        CHECK(info().registered == GPUS && info().windows == 1 && info().windows_ever == 1);
+    }
+    memory_unref(memories[0]);
+    wait_for(0, 0);
+    CHECK(info().windows == 0 && charged() == 1);
+    memories[0] = import(0);
+    at[0] = address(memories[0]);
+    run(at, 6);
+    CHECK(info().windows == 1 && info().windows_ever == 2);
+    gpu_group_give_up(group, &(struct error){.text = "test"}, clock_ns);
+    memory_unref(memories[0]);
+    memory_unref(memories[1]);
+    wait_for(0, 0);
+    CHECK(info().windows == 0 && !info().windows_refused && charged() == 0);
+    close_all();
+}
+
+static void test_window(void **state)
+{
+    (void)state;
+    case_run(window);
+    setenv("CUDA_DOUBLE_DELAY_US", "3000", 1);
+    case_run(window);
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+}
+
+/* NCCL's kernels would find other bytes at the peer: the window ends, and the memory is registered alone. */
+static void window_misused(int unused)
+{
+    (void)unused;
+    open_all(WINDOWS);
+    hold_group();
+    struct memory *memories[GPUS] = {import(0), import(1)}, *third = import(1);
+    void *at[GPUS] = {address(memories[0]), address(memories[1])};
+    void *shifted[GPUS] = {at[0], memory_range(memories[1], 8192, COUNT * sizeof(int32_t))};
+    void *other[GPUS] = {at[0], address(third)};
+    void *alone[GPUS] = {at[0], NULL};
+    run(shifted, 1); /* not a window from the beginning */
+    CHECK(info().registered == GPUS && info().windows_ever == 0);
+    memory_unref(memories[0]);
+    memory_unref(memories[1]);
+    wait_for(0, 0);
+    memories[0] = import(0);
+    memories[1] = import(1);
+    at[0] = shifted[0] = other[0] = alone[0] = address(memories[0]);
+    at[1] = address(memories[1]);
+    shifted[1] = memory_range(memories[1], 8192, COUNT * sizeof(int32_t));
+    run(at, 2);
+    CHECK(info().windows == 1);
+    run(shifted, 3);
+    CHECK(info().windows == 0 && info().registered == GPUS);
+    run(at, 4); /* it would end again and again */
+    CHECK(info().windows_ever == 1 && info().registered == GPUS);
+    run(other, 5); /* with memory that could be part of a window */
+    CHECK(info().windows_ever == 1 && info().registered == GPUS + 1);
+    case_context(1);
+    alone[1] = (void *)(uintptr_t)case_alloc(PART);
+    run(alone, 6);
+    CHECK(info().registered == GPUS);
+    memory_unref(memories[0]);
+    memory_unref(memories[1]);
+    memory_unref(third);
+    wait_for(0, 0);
+    close_all();
+}
+
+static void test_window_misused(void **state)
+{
+    (void)state;
+    case_run(window_misused);
+    setenv("CUDA_DOUBLE_DELAY_US", "3000", 1);
+    case_run(window_misused);
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+}
+
+/* A library without windows, or without windows among these GPUs: memory is registered without them. */
+static void no_windows(int unused)
+{
+    (void)unused;
+    open_all(WINDOWS);
+    hold_group();
+    struct memory *memories[GPUS] = {import(0), import(1)};
+    void *at[GPUS] = {address(memories[0]), address(memories[1])};
+    run(at, 1);
+    CHECK(info().registered == GPUS && info().windows_ever == 0 && !info().windows_refused);
+    memory_unref(memories[0]);
+    memory_unref(memories[1]);
+    wait_for(0, 0);
+    close_all();
+}
+
+static void test_no_windows(void **state)
+{
+    static const char *const versions[] = {"21900", "22203", "22700"};
+    (void)state;
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        setenv("CUDA_DOUBLE_NCCL_VERSION", versions[i], 1);
+        case_run(no_windows);
+    }
+    unsetenv("CUDA_DOUBLE_NCCL_VERSION");
+    setenv("CUDA_DOUBLE_NCCL_WINDOWS", "0", 1);
+    case_run(no_windows);
+    unsetenv("CUDA_DOUBLE_NCCL_WINDOWS");
+}
+
+/* The trial fails, so the communicator is refused. The next one forms without windows. */
+static void trial_fails(int unused)
+{
+    static const uint32_t list[GPUS] = {0, 1};
+    struct error error;
+    enum gpu_group_state state = GPU_GROUP_FORMS;
+    (void)unused;
+    open_all(WINDOWS);
+    beyond.inject("ncclCommWindowRegister:2=3");
+    CHECK_RESULT(gpu_group_hold(gpus, list, GPUS, clock_ns, &group, &error), STATUS_OK);
+    for (uint64_t until_ns = now_ns() + WITHIN_NS; state == GPU_GROUP_FORMS && now_ns() < until_ns; turn()) {
+        state = gpu_group_poll(group, clock_ns, &error);
+    }
+    CHECK(state == GPU_GROUP_REFUSED && strstr(error.text, "ncclCommWindowRegister") != NULL);
+    for (int i = 0; i < 1000 && !info().windows_refused; i++) {
+        turn();
+    }
+    CHECK(info().windows_refused);
+    gpu_group_release(group, clock_ns);
+    clock_ns += GPU_GROUP_RETRY_NS + TIME_S;
+    hold_group();
+    struct memory *memories[GPUS] = {import(0), import(1)};
+    void *at[GPUS] = {address(memories[0]), address(memories[1])};
+    run(at, 1);
+    CHECK(info().registered == GPUS && info().windows_ever == 0);
+    memory_unref(memories[0]);
+    memory_unref(memories[1]);
+    wait_for(0, 0);
+    close_all();
+}
+
+/* An error with clients' memory ends NCCL's communicator. */
+static void window_fails(int unused)
+{
+    struct error error;
+    enum gpu_group_state state = GPU_GROUP_CALLS;
+    (void)unused;
+    open_all(WINDOWS);
+    hold_group();
+    struct memory *memories[GPUS] = {import(0), import(1)};
+    void *at[GPUS] = {address(memories[0]), address(memories[1])};
+    beyond.inject("ncclCommWindowRegister:2=3");
+    begin(at, 1);
+    for (uint64_t until_ns = now_ns() + WITHIN_NS; state == GPU_GROUP_CALLS && now_ns() < until_ns; turn()) {
+        state = gpu_group_poll(group, clock_ns, &error);
+    }
+    CHECK(state == GPU_GROUP_FAILED && strstr(error.text, "ncclCommWindowRegister") != NULL);
+    gpu_group_give_up(group, &error, clock_ns);
+    memory_unref(memories[0]);
+    memory_unref(memories[1]);
+    wait_for(0, 0);
+    CHECK(info().windows_refused && info().windows == 0 && charged() == 0);
+    close_all();
+}
+
+static void test_window_fails(void **state)
+{
+    (void)state;
+    case_run(trial_fails);
+    case_run(window_fails);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once),     cmocka_unit_test(test_mixed), cmocka_unit_test(test_in_use),
-        cmocka_unit_test(test_failures), cmocka_unit_test(test_bound),
+        cmocka_unit_test(test_once),           cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_in_use),         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_bound),          cmocka_unit_test(test_window),
+        cmocka_unit_test(test_window_misused), cmocka_unit_test(test_no_windows),
+        cmocka_unit_test(test_window_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

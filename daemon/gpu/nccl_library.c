@@ -57,17 +57,17 @@ static void check(void *library, const char *path)
                        "%s is commd's own libnccl for programs: commd needs NCCL itself", path);
         return;
     }
-    if (!look_up_all(library)) {
+    int *number = &state.functions.number;
+    if (!look_up(library, "ncclGetVersion", &state.functions.version)) {
         return;
     }
-    int *number = &state.functions.number;
     if (state.functions.version(number) != NCCL_RESULT_OK || *number < NCCL_VERSION_MIN) {
         (void)snprintf(state.why, sizeof state.why, "NCCL %d.%d.%d is too old: 2.19 or later is needed",
                        *number / 10000, *number / 100 % 100, *number % 100);
         return;
     }
     look_up_later(library);
-    state.loaded = true;
+    state.loaded = look_up_all(library);
 }
 
 static void load(void)

@@ -22,7 +22,8 @@ typedef int nccl_result; /* ncclResult_t */
 #define NCCL_RESULT_REMOTE_ERROR 6
 #define NCCL_RESULT_IN_PROGRESS 7
 
-typedef struct nccl_comm_handle *nccl_comm; /* ncclComm_t */
+typedef struct nccl_comm_handle *nccl_comm;             /* ncclComm_t */
+typedef struct nccl_window_of_nccl *nccl_window_handle; /* ncclWindow_t */
 
 #define NCCL_ID_BYTES 128
 struct nccl_id { /* ncclUniqueId */
@@ -102,8 +103,8 @@ enum nccl_reduce { NCCL_REDUCE_SUM = 0, NCCL_REDUCE_PROD = 1, NCCL_REDUCE_MAX = 
 /* The same for functions that later versions have; null if this one does not. Windows: from 2.27.3 on. */
 #define NCCL_LIBRARY_LATER_FUNCTIONS(X)                                                                      \
     X(register_window, ncclCommWindowRegister, nccl_result,                                                  \
-      (nccl_comm comm, void *memory, size_t bytes, void **window, int flags))                                \
-    X(deregister_window, ncclCommWindowDeregister, nccl_result, (nccl_comm comm, void *window))
+      (nccl_comm comm, void *memory, size_t bytes, nccl_window_handle *window, int flags))                   \
+    X(deregister_window, ncclCommWindowDeregister, nccl_result, (nccl_comm comm, nccl_window_handle window))
 
 struct nccl_library {
 #define NCCL_LIBRARY_MEMBER(name, symbol, result, parameters) result(*name) parameters;

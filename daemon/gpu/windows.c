@@ -12,6 +12,7 @@
 struct nccl_window {
     struct nccl_window *next; /* in the list of those that are being registered */
     struct nccl_registration *of[GPU_DEVICES_MAX];
+    nccl_window_handle handles[GPU_DEVICES_MAX]; /* a registration has them, too, as marks */
     bool formed;
 };
 
@@ -120,8 +121,8 @@ void nccl_window_end(struct nccl_ranks *ranks, struct nccl_window *window, bool 
 {
     for (uint32_t rank = 0; rank < ranks->count; rank++) {
         struct nccl_registration *registration = window->of[rank];
-        if (registration->handle != NULL && cuda_enter(ranks->gpus, ranks->list[rank], NULL) == STATUS_OK) {
-            (void)ranks->nccl->deregister_window(ranks->comms[rank], registration->handle);
+        if (window->handles[rank] != NULL && cuda_enter(ranks->gpus, ranks->list[rank], NULL) == STATUS_OK) {
+            (void)ranks->nccl->deregister_window(ranks->comms[rank], window->handles[rank]);
         }
         registration->handle = NULL;
         registration->window = NULL;
@@ -207,7 +208,7 @@ static enum status register_windows(struct nccl_ranks *ranks, struct error *erro
             if (status == STATUS_OK) {
                 nccl_result result = ranks->nccl->register_window(
                     ranks->comms[rank], (void *)(uintptr_t)of->memory->base, (size_t)of->memory->size_bytes,
-                    &of->handle, NCCL_WINDOW_SYMMETRIC);
+                    &window->handles[rank], NCCL_WINDOW_SYMMETRIC);
                 status = nccl_ranks_status(ranks, rank, "ncclCommWindowRegister", result, error);
             }
         }
@@ -224,7 +225,8 @@ static void take_windows(struct nccl_ranks *ranks)
         LL_DELETE(ranks->forming, window);
         window->formed = true;
         for (uint32_t rank = 0; rank < ranks->count; rank++) {
-            window->formed &= window->of[rank]->handle != NULL;
+            window->of[rank]->handle = window->handles[rank];
+            window->formed &= window->handles[rank] != NULL;
         }
         if (window->formed) {
             nccl_registrations_count(ranks, ranks->count);

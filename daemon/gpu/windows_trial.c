@@ -12,7 +12,7 @@
 struct nccl_windows_trial {
     cuda_pointer at[GPU_DEVICES_MAX]; /* 0: not reserved */
     bool mapped[GPU_DEVICES_MAX];
-    void *handles[GPU_DEVICES_MAX];
+    nccl_window_handle handles[GPU_DEVICES_MAX];
 };
 
 /* Creates memory on the GPU, and imports it by its descriptor, as commd does with that of a client. */

@@ -111,6 +111,8 @@
  *   - NCCL: ncclCommAbort of the last rank waits until the work of all ranks has left the streams.
  *   - NCCL: only virtual memory on the rank's device can be registered, of one mapping, once. nccl_register.c
  *     says what is stricter than NCCL, and nccl_window.c for windows.
+ *   - NCCL: before 2.26, or without NCCL_LAUNCH_ORDER_IMPLICIT=1, a device carries out the work of one
+ *     communicator at a time. So two communicators that reach two devices in different orders hang.
  *   - NCCL: buffers that overlap otherwise than in place are INVALID_ARGUMENT. Streams that capture are not
  *     supported.
  *

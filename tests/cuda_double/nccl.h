@@ -53,7 +53,7 @@ struct call {
     const void *send;
     void *receive;
     cuda_stream stream;
-    void **window; /* of WINDOW: where its handle goes */
+    nccl_window_handle *window; /* of WINDOW: where its handle goes */
     int flags;
 };
 

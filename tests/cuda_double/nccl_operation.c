@@ -331,13 +331,42 @@ static bool all_done(const struct group_work *work)
     return true;
 }
 
+/* From 2.26 on, if the program asks for it, NCCL's kernels begin on all devices in the order of their calls.
+ */
+static bool orders_launches(void)
+{
+    const char *asked = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    return nccl_version_now() >= 22600 && asked != NULL && atoi(asked) != 0;
+}
+
+/* Without that order, kernels of two communicators may fill a device each, and wait for the other's place on
+ * the other device. So a device has room for the kernel of one communicator at a time. Locked. */
+static struct communicator *now_on[DEVICES_MAX];
+
+static bool take_device(struct communicator *communicator, struct stream *stream)
+{
+    struct communicator **now = &now_on[communicator->context->ordinal];
+    if (orders_launches()) {
+        return false;
+    }
+    while (*now != NULL && !communicator->aborted && !stream_gives_up(stream)) {
+        double_wait(0);
+    }
+    if (*now != NULL) {
+        return false;
+    }
+    *now = communicator;
+    return true;
+}
+
 static cuda_result group_work_run(struct work *work, struct stream *stream)
 {
     const struct group_work *parts = (const struct group_work *)work;
-    const struct communicator *communicator = parts->communicator;
+    struct communicator *communicator = parts->communicator;
     int unused;
     bool hangs = fail_now("ncclKernel", &unused);
     double_lock();
+    bool took = take_device(communicator, stream);
     for (size_t i = 0; i < parts->count && !hangs; i++) {
         struct operation *operation = parts->operations[i];
         operation->abandoned |= communicator->aborted;
@@ -351,6 +380,10 @@ static cuda_result group_work_run(struct work *work, struct stream *stream)
     for (size_t i = 0; i < parts->count; i++) {
         struct operation *operation = parts->operations[i];
         operation->abandoned |= !operation->done && operation->arrived < operation->expected;
+    }
+    if (took) {
+        now_on[communicator->context->ordinal] = NULL;
+        double_progress();
     }
     double_unlock();
     return CUDA_RESULT_OK;

@@ -96,7 +96,9 @@ static nccl_result form(struct communicator *communicator, const struct call *ca
         return clique_fail(communicator->clique, NCCL_RESULT_INVALID_ARGUMENT,
                            "Window address must be suitably aligned.");
     }
-    nccl_result result = registration_add(communicator, address, call->count, window, call->window);
+    void *handle = NULL;
+    nccl_result result = registration_add(communicator, address, call->count, window, &handle);
+    *call->window = handle;
     return result == NCCL_RESULT_OK
                ? NCCL_RESULT_OK
                : clique_fail(communicator->clique, result, "rank %d: cuMemRetainAllocationHandle failed",
@@ -111,7 +113,8 @@ nccl_result window_form(struct communicator *communicator, struct operation *ope
     return settings()->nccl_windows ? form(communicator, &call, window) : NCCL_RESULT_OK;
 }
 
-static nccl_result register_window(nccl_comm comm, void *memory, size_t bytes, void **window, int flags)
+static nccl_result register_window(nccl_comm comm, void *memory, size_t bytes, nccl_window_handle *window,
+                                   int flags)
 {
     struct communicator *communicator;
     *window = NULL;
@@ -137,7 +140,7 @@ static nccl_result register_window(nccl_comm comm, void *memory, size_t bytes, v
 }
 NCCL_SINCE(22703, ncclCommWindowRegister, register_window)
 
-static nccl_result deregister_window(nccl_comm comm, void *window)
+static nccl_result deregister_window(nccl_comm comm, nccl_window_handle window)
 {
     struct communicator *communicator;
     nccl_result result = nccl_begin("ncclCommWindowDeregister", comm, &communicator);

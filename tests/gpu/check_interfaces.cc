@@ -163,6 +163,10 @@ template <> constexpr bool is_same_value<nccl_config, ncclConfig_t>()
     return sizeof(nccl_config) <= sizeof(ncclConfig_t);
 }
 NCCL_LIBRARY_FUNCTIONS(CHECK_FUNCTION)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
+NCCL_LIBRARY_LATER_FUNCTIONS(CHECK_FUNCTION)
+SAME(NCCL_WINDOW_SYMMETRIC, NCCL_WIN_COLL_SYMMETRIC);
+#endif
 
 SAME(NCCL_RESULT_OK, ncclSuccess);
 SAME(NCCL_RESULT_UNHANDLED_CUDA_ERROR, ncclUnhandledCudaError);

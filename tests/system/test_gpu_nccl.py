@@ -58,11 +58,12 @@ class GpuNccl(FailureCase):
                     self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
 
     def test_versions(self):
-        for version, used in ((21805, False), (21903, True), (23200, True)):
+        for version, used in ((21805, False), (21903, True), (22203, True), (22703, True), (23200, True)):
             with self.subTest(version), self.cluster(CUDA_DOUBLE_NCCL_VERSION=str(version)) as cluster:
                 for process in self.ranks(cluster, "aa", "work", "once", devices=[0, 1]):
                     self.expect(process, "OK", within_s=15)
                 self.assertEqual(counts(cluster)[0] > 0, used)
+                self.assertEqual(cluster.json("a", "gpus")["nccl_version"], f"{version // 10000}.{version // 100 % 100}.{version % 100}" if used else "")
                 self.assertEqual("NCCL 2.18.5 is too old" in cluster.log("a"), not used)
 
     def test_an_init_that_hangs(self):
@@ -78,8 +79,8 @@ class GpuNccl(FailureCase):
         """The communicator's error names NCCL and the GPUs. commd aborts NCCL's communicator, and the next one works on the same GPUs."""
         with self.cluster("ncclKernel:1") as cluster:
             beside = self.start(cluster, "aa", "beside", "loop", "steps=200", devices=[2, 2])
-            for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1]):
-                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
+            for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=4000", devices=[0, 1]):
+                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=15)
             cluster.wait(lambda: counts(cluster)[4:] == [1, 0], "NCCL's communicator is ended")
             self.assertIn("does not end", cluster.json("a", "gpus")["nccl_error"])
             for process in beside:

@@ -141,8 +141,9 @@ struct registration {
     uintptr_t handle;
     uint64_t address;
     uint64_t bytes;
-    uint64_t window; /* the same number on all ranks; 0: no window */
-    unsigned uses;   /* pieces of work in streams that touch it */
+    uint64_t window;             /* the same number on all ranks; 0: no window */
+    struct operation *formed_by; /* of a window; held */
+    unsigned uses;               /* pieces of work in streams that touch it */
 };
 
 void communicator_unref(struct communicator *communicator);

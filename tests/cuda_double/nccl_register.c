@@ -66,6 +66,14 @@ bool operation_is_mixed(const struct operation *operation)
                                         (registered[1] != 0 && registered[1] != passed[1]);
 }
 
+static void registration_free(struct registration *registration)
+{
+    if (registration->formed_by != NULL) {
+        operation_unref(registration->formed_by);
+    }
+    free(registration);
+}
+
 static void forget_holder(struct communicator *communicator)
 {
     struct communicator **link = &holders;
@@ -82,7 +90,7 @@ void registrations_end(struct communicator *communicator)
     while (communicator->registrations != NULL) {
         struct registration *first = communicator->registrations;
         communicator->registrations = first->next;
-        free(first);
+        registration_free(first);
     }
     forget_holder(communicator);
 }
@@ -186,7 +194,7 @@ nccl_result registration_remove(struct communicator *communicator, uintptr_t han
         (void)fprintf(stderr, "cuda_double: memory is deregistered while NCCL's work uses it\n");
         context_fail(communicator->context, CUDA_RESULT_ILLEGAL_ADDRESS);
     }
-    free(gone);
+    registration_free(gone);
     if (communicator->registrations == NULL) {
         forget_holder(communicator);
     }

@@ -62,33 +62,36 @@ static bool has_window(const struct communicator *communicator, uint64_t window)
     return one != NULL;
 }
 
-/* Whether the ranks have the same windows, but for the new one. */
-static bool ranks_agree(const struct communicator *communicator, uint64_t fresh)
+/* Whether the other rank has all windows of this one, but for those that are being formed. */
+static bool has_all(const struct communicator *communicator, const struct communicator *other)
 {
-    const struct clique *clique = communicator->clique;
-    for (int i = 0; i < clique->size; i++) {
-        const struct communicator *other = clique->ranks[i];
-        for (const struct registration *one = communicator->registrations; other != NULL && one != NULL;
-             one = one->next) {
-            if (one->window != 0 && one->window != fresh && !has_window(other, one->window)) {
-                return false;
-            }
-        }
-        for (const struct registration *one = other != NULL ? other->registrations : NULL; one != NULL;
-             one = one->next) {
-            if (one->window != 0 && one->window != fresh && !has_window(communicator, one->window)) {
-                return false;
-            }
+    for (const struct registration *one = communicator->registrations; one != NULL; one = one->next) {
+        if (one->window != 0 && one->formed_by->arrived == one->formed_by->expected &&
+            !has_window(other, one->window)) {
+            return false;
         }
     }
     return true;
 }
 
-static nccl_result form(struct communicator *communicator, const struct call *call, uint64_t window)
+static bool ranks_agree(const struct communicator *communicator)
 {
+    const struct clique *clique = communicator->clique;
+    for (int i = 0; i < clique->size; i++) {
+        const struct communicator *other = clique->ranks[i];
+        if (other != NULL && (!has_all(communicator, other) || !has_all(other, communicator))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static nccl_result form(struct communicator *communicator, struct operation *operation)
+{
+    const struct call *call = &operation->parts[communicator->rank].call;
     uint64_t address = (uint64_t)(uintptr_t)call->send;
     const struct allocation *allocation = allocation_find(address);
-    if (!ranks_agree(communicator, window)) {
+    if (!ranks_agree(communicator)) {
         return clique_fail(communicator->clique, NCCL_RESULT_INTERNAL_ERROR,
                            "rank %d: the ranks have different windows", communicator->rank);
     }
@@ -97,20 +100,23 @@ static nccl_result form(struct communicator *communicator, const struct call *ca
                            "Window address must be suitably aligned.");
     }
     void *handle = NULL;
-    nccl_result result = registration_add(communicator, address, call->count, window, &handle);
+    nccl_result result = registration_add(communicator, address, call->count, operation->number + 1, &handle);
+    if (result != NCCL_RESULT_OK) {
+        return clique_fail(communicator->clique, result, "rank %d: cuMemRetainAllocationHandle failed",
+                           communicator->rank);
+    }
+    communicator->registrations->formed_by = operation; /* it is the first in the list */
+    operation->references++;
+    operation->arrived++;
     *call->window = handle;
-    return result == NCCL_RESULT_OK
-               ? NCCL_RESULT_OK
-               : clique_fail(communicator->clique, result, "rank %d: cuMemRetainAllocationHandle failed",
-                             communicator->rank);
+    return NCCL_RESULT_OK;
 }
 
 nccl_result window_form(struct communicator *communicator, struct operation *operation)
 {
-    struct call call = operation->parts[communicator->rank].call;
-    uint64_t window = operation->number + 1;
+    nccl_result result = settings()->nccl_windows ? form(communicator, operation) : NCCL_RESULT_OK;
     operation_unref(operation);
-    return settings()->nccl_windows ? form(communicator, &call, window) : NCCL_RESULT_OK;
+    return result;
 }
 
 static nccl_result register_window(nccl_comm comm, void *memory, size_t bytes, nccl_window_handle *window,

@@ -92,7 +92,7 @@ class Bench:
         self.figures = {}  # name: (value, unit)
         self.left_out = []
         self.gpus = 2 if arguments.double else min(gpu.count, GPUS_MOST)
-        self.facts = {"card": gpu.name, "driver": gpu.driver, "CUDA": gpu.cuda, "commit": arguments.commit, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+        self.facts = {"card": gpu.name, "driver": gpu.driver, "CUDA": gpu.cuda, "NCCL": "absent", "commit": arguments.commit, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
     def seconds(self):
         return min(PROGRAM_SECONDS, self.end_s - time.monotonic())
@@ -166,9 +166,15 @@ class Bench:
 
     def local(self, place, sizes, *options):
         with self.cluster(["a"]) as cluster:
+            self.facts["NCCL"] = cluster.json("a", "gpus")["nccl_version"] or "absent"
             for size in (1, 2):
                 for mode in ("blocking", "stream"):
                     self.ranks(cluster, "a" * size, place, mode, sizes, *options)
+
+    def in_a_row(self):
+        with self.cluster(["a"], "gpu_ahead = 8;") as cluster:
+            for size in (1, 2):
+                self.ranks(cluster, "a" * size, "ahead/", "stream", [64 * KIB, MIB])
 
     def overlap(self, place, layout):
         with self.cluster(sorted(set(layout))) as cluster:
@@ -239,6 +245,7 @@ class Bench:
         section("the kernels' rate", self.kernels)
         section("kernels and NCCL in one process", self.in_process, "", SMALL + self.scale.large)
         section("operations on one GPU", self.local, "", SMALL + self.scale.large)
+        section("operations in a row, with waits on the GPU", self.in_a_row)
         section("QUIC alone", self.quic)
         section("two nodes on one GPU, one rail", self.nodes, "nodes/", "rails = 1;")
         section("kernels and NCCL of a process that computes", self.in_process, "", BUSY, "--busy")

@@ -289,7 +289,7 @@ static void measure_all(struct bench *bench)
     struct burn_thread *thread = bench->busy ? burn_thread_start(&bench->gpu, BURN_BYTES) : NULL;
     for (size_t i = 0; i < bench->size_count; i++) {
         measure(bench, bench->sizes[i]);
-        if (bench->sizes[i] < LARGE_BYTES && !bench->busy && bench->mode != MODE_MESSAGE) {
+        if (bench->sizes[i] <= LARGE_BYTES && !bench->busy && bench->mode != MODE_MESSAGE) {
             measure_batch(bench, bench->sizes[i]);
         }
     }

@@ -78,6 +78,14 @@ class Report:
                     worst, size = min(parts)
                     yield f"1 MiB and more, {what}: part of the kernel's rate alone, least at {size_text(size)}", f">= {LARGE_PART}", f"{worst:.2f}", worst >= LARGE_PART
 
+    def row_bars(self):
+        """Operations in a row on one stream, with waits on the GPU, beside as many kernels in a row."""
+        for ranks in (1, 2):
+            alone, ours = self.value(f"kernel/{ranks}/idle/{MIB}/in a row"), self.value(f"ahead/stream/{ranks}/idle/{MIB}/in a row")
+            if alone and ours:
+                yield (f"1 MiB in a row on one stream, {ranks} rank{'s' if ranks > 1 else ''}, gpu_ahead: part of the kernel's rate alone", f">= {LARGE_PART}",
+                       f"{alone / ours:.2f}", alone / ours >= LARGE_PART)
+
     def stages(self):
         """Returns the rate of each stage alone, in GB/s. For copies, that of large pieces."""
         def copies(where):
@@ -111,7 +119,15 @@ class Report:
                 yield f"{gpus} GPUs, 16 MiB and more: part of NCCL's rate in one process, least at {size_text(size)}", f">= {SEVERAL_PART}", f"{worst:.2f}", worst >= SEVERAL_PART
 
     def bars(self):
-        return [*self.kernel_bars(), *self.operation_bars(), *self.node_bars(), *self.several_bars()]
+        return [*self.kernel_bars(), *self.operation_bars(), *self.row_bars(), *self.node_bars(), *self.several_bars()]
+
+    def other_bars(self):
+        """Those that this run has not measured, and those that are counts: tests count on doubles."""
+        if not any(self.several_bars()):
+            yield "2 to 8 GPUs, 16 MiB and more: part of NCCL's rate in one process", f">= {SEVERAL_PART}", "not measured here", "-"
+        yield "driver calls of the client for a captured operation, at replay", "0", "counted on doubles (tests/system/test_gpu_graphs.py)", "-"
+        yield ("bytes through pinned memory for an all-reduce of S bytes, g GPUs a node", "2 S a node, S/g each way a GPU",
+               "counted on doubles (tests/system/test_gpu_slices.py)", "-")
 
     def all_met(self):
         return all(met for *_, met in self.bars())
@@ -152,7 +168,7 @@ class Report:
 
     def operations(self, place, state, ending="median"):
         sizes = self.sizes(f"{place}kernel/1/{state}/") or self.sizes(f"{place}stream/1/{state}/")
-        sizes = [size for size in sizes if size < MIB] if ending == "in a row" else sizes
+        sizes = [size for size in sizes if size <= MIB] if ending == "in a row" else sizes
         names = ("kernel/1", "nccl/1", "blocking/1", "stream/1", "kernel/2", "blocking/2", "stream/2")
         rows = [(size_text(size), *(self.cell(f"{place}{name}/{state}/{size}/{ending}") for name in names)) for size in sizes]
         head = ("us", "kernel, 1 to 1", "NCCL, 1 rank (a copy)", "commd, 1 rank, blocking", "in a stream", "kernel, 2 to 2", "commd, 2 ranks, blocking", "in a stream")
@@ -168,6 +184,11 @@ class Report:
         head = ("added, part of the rate", *(f"{ranks} rank{'s' if ranks > 1 else ''}, {mode}" for ranks, mode in columns))
         rows = [(size_text(size), *(cells[size].get(column, "-") for column in columns)) for size in sorted(cells)]
         return [*self.table(head, rows), *self.least_size()] if rows else ["Not measured.", ""]
+
+    def in_a_row(self):
+        rows = [(size_text(size), *(self.cell(f"{name}/idle/{size}/in a row") for name in ("kernel/1", "ahead/stream/1", "kernel/2", "ahead/stream/2")))
+                for size in self.sizes("ahead/stream/1/idle/")]
+        return self.table(("us each", "kernel, 1 to 1", "commd, 1 rank, in a stream", "kernel, 2 to 2", "commd, 2 ranks, in a stream"), rows) if rows else ["Not measured.", ""]
 
     def least_size(self):
         """Says from which size on the bar for large operations can be met. This follows from the copy's rate, and from what was added to small
@@ -220,11 +241,13 @@ class Report:
         lines = ["# commd on a GPU", "", ", ".join(f"{name} {value}" for name, value in self.facts.items()) + ".", ""]
         if self.double:
             lines += ["**On doubles of GPUs: a dry run. These figures mean nothing.**", ""]
-        lines += ["## Bars", "", *self.table(("what", "bar", "measured", ""), [(what, bar, got, "met" if met else "**missed**") for what, bar, got, met in self.bars()])]
+        lines += ["## Bars", "", *self.table(("what", "bar", "measured", ""), [(what, bar, got, "met" if met else "**missed**") for what, bar, got, met in self.bars()]
+                                           + list(self.other_bars()))]
         lines += ["## First measurements", "", *self.table(("", ""), list(self.answers())), "## Beside another process, without MPS", "", *self.sharing()]
         for place, what in (("", ""), ("MPS/", ", MPS")):
             lines += [f"## Operations, idle client{what}", "", *self.operations(place, "idle"), f"99 % of them below{what}:", "", *self.operations(place, "idle", "p99"),
                       f"32 in a row, each{what}:", "", *self.operations(place, "idle", "in a row"), f"## Operations, client that computes{what}", "", *self.operations(place, "busy")]
+        lines += ["## Operations in a row, with waits on the GPU (gpu_ahead)", "", *self.in_a_row()]
         lines += ["## Operations beside the kernel alone, idle client", "", *self.beside_the_kernel()]
         lines += ["## Computing beside operations", "", *self.overlaps(), "## Two nodes on one GPU", "", *self.nodes(),
                   "## Several GPUs of one node", "", *self.several()]

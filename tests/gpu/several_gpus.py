@@ -39,15 +39,16 @@ class SeveralGpus:
                 raise AssertionError(f"NCCL {shown['nccl_version']} carried nothing out: {shown['nccl_error']}")
             return ", ".join(f"{shown['operations_by_' + who]} by {who}" for who in ("nccl", "kernels", "host"))
 
-    def registered(self, layout):
+    def registered(self, layout, how):
         """Returns how much memory NCCL has registered. All of it is freed again."""
-        with self.cluster(layout, 'gpu_engine = "nccl"; gpu_tuning = "off"; gpu_nccl_register = "on";') as cluster:
+        with self.cluster(layout, f'gpu_engine = "nccl"; gpu_tuning = "off"; gpu_nccl_register = "{how}";') as cluster:
             self.run_ranks(cluster, layout, "matrix")
             cluster.wait(lambda: not cluster.json("a", "gpus")["nccl_registered"], "NCCL has dropped the memory of all clients")
             shown = cluster.json("a", "gpus")
             if shown["nccl_version"] and not shown["nccl_registered_ever"]:
                 raise AssertionError("NCCL has registered nothing; see the daemon's log with log_level = \"debug\"")
-            return f"{shown['nccl_registered_ever']} registrations, {shown['operations_by_nccl']} operations by nccl"
+            windows = "refused" if shown["nccl_windows_refused"] else shown["nccl_windows_ever"]
+            return f"{shown['nccl_registered_ever']} registrations, windows: {windows}, {shown['operations_by_nccl']} operations by nccl"
 
     def messages(self, layout):
         """Returns who moved messages between two GPUs. Each rank checks what it receives."""
@@ -85,7 +86,8 @@ class SeveralGpus:
             run(f"several GPUs of one node, {engine}: all types and operators", self.by_engine, engine, here, "matrix")
             if self.count > 2:
                 run(f"several GPUs of two nodes, {engine}: everything that the library offers", self.by_engine, engine, there, "surface", 2)
-        run("several GPUs of one node: NCCL registers clients' memory", self.registered, here)
+        run("several GPUs of one node: NCCL registers clients' memory", self.registered, here, "on")
+        run("several GPUs of one node: NCCL registers windows", self.registered, here, "windows")
         run("several GPUs of one node: messages by NCCL", self.messages, here)
         run("several GPUs of one node: measured with and without NCCL", self.measured)
 

@@ -28,7 +28,7 @@ class CheckGpu(unittest.TestCase):
     def test_checks_of_several_gpus(self):
         code, output = self.run_program("check_gpu.py", "--double", "--only", "several GPUs")
         self.assertEqual(code, 0, output)
-        self.assertRegex(output.splitlines()[-1], r"^9 passed, 0 failed, 0 skipped$", output)
+        self.assertRegex(output.splitlines()[-1], r"^10 passed, 0 failed, 0 skipped$", output)
         self.assertIn("all_reduce: ", output)
 
     def test_figures(self):
@@ -40,7 +40,7 @@ class CheckGpu(unittest.TestCase):
             self.assertEqual(code, 0, output)
             written = json.loads(report.read_text())
         self.assertEqual(written["left_out"], [])
-        self.assertEqual(len(written["bars"]), 15, written["bars"])
+        self.assertEqual(len(written["bars"]), 17, written["bars"])
         for who in ("alone", "nccl", "kernels", "auto"):
             self.assertIn(f"several/{who}/2/1048576/median", written["figures"])
 

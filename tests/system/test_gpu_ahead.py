@@ -35,6 +35,16 @@ class GpuAhead(FailureCase):
                     self.assertEqual("operations that waited on a GPU" in shown, some)
                     cluster.wait_gpus_idle()
 
+    def test_one_launch_for_each_operation(self):
+        """As in a program that launches the kernel itself. A launch too many would fail, and so the operation."""
+        for settings in "", AHEAD:
+            for count in 2, 16384:
+                for allowed, result in ((20, "OK"), (19, "DEVICE")):
+                    rule = {"CUDA_DOUBLE_FAIL": f"cuLaunchKernel:{allowed + 1}+=1"}
+                    with self.subTest(settings=settings, count=count, allowed=allowed), Cluster("a", settings, gpus=2, daemon_environment=rule) as cluster:
+                        for process in self.ranks(cluster, "aa", "launches", "loop", "steps=20", f"count={count}", devices=[0, 0]):
+                            self.expect(process, result, within_s=20)
+
     def test_off(self):
         with self.cluster("") as cluster:
             self.check_order(cluster, [0, 0])

@@ -5,6 +5,7 @@
 #include <strings.h>
 #include <sys/un.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/coll/overrides.h"
 #include "daemon/comm/comms.h"
@@ -14,6 +15,8 @@
 #include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/quic_address.h"
+#include "daemon/net/srv.h"
+#include "daemon/service_records.h"
 #include "daemon/sockets.h"
 #include "daemon/workers.h"
 
@@ -333,12 +336,68 @@ static enum status check(struct configuration *configuration, const struct confi
     return status == STATUS_OK ? load_certificates(configuration, error) : status;
 }
 
+/* --- Nodes from DNS --- */
+
+/* A node that knows what it listens on can wait for the others while it runs. */
+static enum status ask_for_nodes(struct conf *conf, struct error *error)
+{
+    struct srv_answer answer;
+    struct conf_node_list list = {0};
+    struct error why;
+    enum status status = srv_lookup(conf->nodes_dns, &answer, &why);
+    if (status == STATUS_OK) {
+        status = service_records_list(&answer, &list, &why);
+        srv_answer_free(&answer);
+    }
+    if (status == STATUS_OK) {
+        status = conf_take_nodes(conf, &list, conf->nodes_dns, &why);
+    }
+    conf_node_list_free(&list);
+    if (status != STATUS_OK && status != STATUS_NO_MEMORY && conf->listen[0] != '\0') {
+        log_warning("%s: nodes_dns: %s; no other node is known yet", conf_source(conf, "nodes_dns"),
+                    why.text);
+        return STATUS_OK;
+    }
+    if (status != STATUS_OK) {
+        return error_set(error, status == STATUS_NO_MEMORY ? status : STATUS_UNREACHABLE, "%s: nodes_dns: %s",
+                         conf_source(conf, "nodes_dns"), why.text);
+    }
+    return STATUS_OK;
+}
+
+static enum status find_nodes(struct conf *conf, const struct configuration *present, struct error *error)
+{
+    if (conf->nodes_dns[0] == '\0') {
+        return STATUS_OK;
+    }
+    return present != NULL ? conf_inherit_nodes(conf, present->conf, error) : ask_for_nodes(conf, error);
+}
+
+enum status configuration_take_nodes(struct configuration *configuration, struct conf_node_list *list,
+                                     const char *where, struct error *error)
+{
+    enum status status = conf_take_nodes(configuration->conf, list, where, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = check_addresses(configuration, error);
+    if (status != STATUS_OK) {
+        conf_swap_nodes(configuration->conf, list);
+    }
+    return status;
+}
+
 enum status configuration_prepare(const struct conf_options *options, const struct configuration *present,
                                   struct configuration *out, struct error *error)
 {
     struct configuration configuration = {0};
     enum status status = conf_load(options, &configuration.conf, error);
     if (status != STATUS_OK) {
+        return status;
+    }
+    status = find_nodes(configuration.conf, present, error);
+    if (status != STATUS_OK) {
+        configuration_free(&configuration);
         return status;
     }
     count_threads(&configuration);

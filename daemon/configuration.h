@@ -22,11 +22,19 @@ struct configuration {
  * conf_load, and the checks that need higher layers: algorithms, paths of sockets, the ports of all rails,
  * our own address, certificate, key, authority and revocation list. It may ask a name server for our own
  * address, unless `present` is given: the configuration in force, whose socket stays bound, when it is loaded
- * again. The caller calls configuration_free. CONFIG or CERTIFICATE: the text says where, which setting, what
- * was found, and what was expected. UNREACHABLE: our own address has a name that is not known.
+ * again. With nodes_dns it asks for the nodes, too, or takes those of
+ * `present`. The caller calls configuration_free. CONFIG or CERTIFICATE: the text says where, which setting,
+ * what was found, and what was expected. UNREACHABLE: our own address has a name that is not known, or DNS
+ * does not list this node.
  */
 enum status configuration_prepare(const struct conf_options *options, const struct configuration *present,
                                   struct configuration *out, struct error *error) COMM_MUST_USE;
+/*
+ * Makes the nodes of the list those of the configuration in force, after the checks of configuration_prepare.
+ * The list gets the former ones. where: what it came from. CONFIG, NO_MEMORY: nothing has changed.
+ */
+enum status configuration_take_nodes(struct configuration *configuration, struct conf_node_list *list,
+                                     const char *where, struct error *error) COMM_MUST_USE;
 void configuration_free(struct configuration *configuration);
 
 /* The options of net_tls_attach. Returns false if the node has no bulk links. */

@@ -51,6 +51,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(daemon->p2p));
     deadline_ns = time_min(deadline_ns, nodes_next_deadline_ns(daemon->nodes));
+    deadline_ns = time_min(deadline_ns, node_source_next_deadline_ns(daemon->node_source));
     deadline_ns = time_min(deadline_ns, stores_next_deadline_ns(daemon->stores));
     deadline_ns = time_min(deadline_ns, gathers_next_deadline_ns(daemon->gathers));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
@@ -61,6 +62,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 static void daemon_tick(void *context, uint64_t now_ns)
 {
     struct daemon *daemon = context;
+    node_source_tick(daemon->node_source, now_ns);
     nodes_tick(daemon->nodes, now_ns);
     mesh_tick(daemon->mesh, now_ns);
     if (now_ns >= daemon->certificates_ns) {
@@ -225,6 +227,13 @@ static enum status daemon_make_nodes(struct daemon *daemon, struct error *error)
     enum status status = nodes_new(&options, &daemon->nodes, error);
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
         status = nodes_add(daemon->nodes, &conf->nodes[i], error);
+    }
+    if (status == STATUS_OK) {
+        struct node_source_options source = {.loop = daemon->loop,
+                                             .configuration = &daemon->configuration,
+                                             .nodes = daemon->nodes,
+                                             .seed = options.seed};
+        status = node_source_new(&source, &daemon->node_source, error);
     }
     return status;
 }
@@ -463,6 +472,7 @@ static void daemon_free(struct daemon *daemon)
     gathers_free(daemon->gathers);
     stores_free(daemon->stores);
     comms_free(daemon->comms);
+    node_source_free(daemon->node_source);
     nodes_free(daemon->nodes);
     if (daemon->exec != NULL) {
         exec_stop_tuning(daemon->exec);
@@ -556,6 +566,7 @@ enum status daemon_run(const struct daemon_options *options, struct error *error
     stream_parking_init(&daemon.parking);
     enum status status = daemon_make(&daemon, error);
     if (status == STATUS_OK) {
+        node_source_follow(daemon.node_source, loop_now_ns());
         status = daemon_loop(&daemon, error);
         log_info("stopped");
     }

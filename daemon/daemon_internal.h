@@ -8,6 +8,7 @@
 #include "daemon/daemon.h"
 #include "daemon/drain.h"
 #include "daemon/net/stream_parking.h"
+#include "daemon/node_source.h"
 #include "daemon/nodes.h"
 #include "daemon/workers.h"
 
@@ -30,6 +31,7 @@ struct daemon {
     struct placement *placement; /* null: one NUMA node, or numa_placement is off */
     struct workers *workers;
     struct nodes *nodes;
+    struct node_source *node_source;
     struct comms *comms;
     struct stores *stores;
     struct gathers *gathers;

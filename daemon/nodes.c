@@ -187,11 +187,14 @@ enum status nodes_add(struct nodes *nodes, const struct conf_node *node, struct 
     return status == STATUS_OK ? note_address(nodes, index, node->address, error) : status;
 }
 
-static const struct conf_node *node_of_conf(const struct conf *conf, const char *name)
+/* *next: where to look first, because both lists mostly have the same order. */
+static const struct conf_node *node_of_conf(const struct conf *conf, const char *name, size_t *next)
 {
     for (size_t i = 0; i < conf->node_count; i++) {
-        if (strcmp(conf->nodes[i].name, name) == 0) {
-            return &conf->nodes[i];
+        size_t at = (*next + i) % conf->node_count;
+        if (strcmp(conf->nodes[at].name, name) == 0) {
+            *next = at + 1;
+            return &conf->nodes[at];
         }
     }
     return NULL;
@@ -243,10 +246,11 @@ static void node_move_rails(struct nodes *nodes, uint32_t node, const struct con
 static void update_known(struct nodes *nodes, const struct conf *conf, struct conf_changes *changes,
                          uint64_t now_ns)
 {
+    size_t next = 0;
     for (uint32_t node = 0; node < mesh_node_count(nodes->mesh); node++) {
         struct mesh_node_info info;
         mesh_node_info(nodes->mesh, node, &info);
-        const struct conf_node *wanted = node_of_conf(conf, info.name);
+        const struct conf_node *wanted = node_of_conf(conf, info.name, &next);
         if (mesh_node_is_removed(nodes->mesh, node)) {
             continue;
         }

@@ -98,6 +98,7 @@ static void apply(const struct reload *reload, struct configuration *next, struc
     api_set_ipc_handles(reload->api, reload_ipc_handles(conf));
     reload_set_user_limits(reload->api, conf);
     nodes_update(reload->nodes, conf, changes, now_ns);
+    node_source_follow(reload->node_source, now_ns);
     use_certificates(reload, next, changes);
     comms_recheck_users(reload->comms, now_ns);
     stores_recheck_users(reload->stores, now_ns);

@@ -3,6 +3,7 @@
 
 #include "daemon/api/api.h"
 #include "daemon/configuration.h"
+#include "daemon/node_source.h"
 #include "daemon/nodes.h"
 #include "daemon/workers.h"
 
@@ -16,6 +17,7 @@ struct reload {
     struct net *net;                     /* null: standalone */
     struct workers *workers;
     struct nodes *nodes;
+    struct node_source *node_source;
     struct comms *comms;
     struct stores *stores;
     struct gathers *gathers;

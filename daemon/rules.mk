@@ -1,6 +1,6 @@
 COMMD_SOURCES := $(filter-out daemon/commd.c,$(wildcard daemon/*.c daemon/*/*.c))
 COMMD_OBJECTS := $(COMMD_SOURCES:%.c=$(BUILD)/%.o)
-COMMD_LIBS = $(QUIC_LIBS) -levent_extra -levent_core -lprotobuf-c -lconfig -lhwloc -lsystemd -lm
+COMMD_LIBS = $(QUIC_LIBS) -levent_extra -levent_core -lprotobuf-c -lconfig -lhwloc -lsystemd -lresolv -lm
 
 $(COMMD_OBJECTS) $(BUILD)/daemon/commd.o: | $(PROTO_HEADERS)
 

@@ -18,6 +18,7 @@ enum status daemon_reload(void *context, struct conf_changes *changes, uint64_t 
                             .net = daemon->net,
                             .workers = daemon->workers,
                             .nodes = daemon->nodes,
+                            .node_source = daemon->node_source,
                             .comms = daemon->comms,
                             .stores = daemon->stores,
                             .gathers = daemon->gathers,

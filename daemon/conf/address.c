@@ -69,6 +69,11 @@ static bool is_name(const char *text, size_t size)
     return size > 0 && size <= HOST_NAME_MAX_BYTES && !ends_in_number && text[0] != '.' && text[0] != '-';
 }
 
+bool conf_service_name_is_valid(const char *text)
+{
+    return is_name(text, strlen(text)) && strstr(text, "..") == NULL;
+}
+
 const char *conf_address_expected(const char *text)
 {
     size_t size = conf_address_host_bytes(text);

@@ -20,6 +20,9 @@ uint16_t conf_address_port(const char *text);
 /* Whether the host is a name, which must be resolved before anything can be sent to it. */
 bool conf_address_is_name(const char *text);
 
+/* Whether the text is a name that DNS can be asked for: labels with dots between them, no IP address. */
+bool conf_service_name_is_valid(const char *text);
+
 /* Orders addresses by host, without regard to case, and then by port; 0: they are the same. */
 int conf_address_order(const char *one, const char *other);
 

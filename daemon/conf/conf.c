@@ -1,7 +1,6 @@
 #include "daemon/conf/conf.h"
 
 #include <errno.h>
-#include <grp.h>
 #include <libconfig.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,13 +8,12 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/conf/address.h"
 #include "daemon/conf/consistency.h"
 #include "daemon/conf/credential.h"
-#include "daemon/conf/metrics_address.h"
 #include "daemon/conf/node_path.h"
 #include "daemon/conf/nodes.h"
-#include "daemon/conf/rail_addresses.h"
+#include "daemon/conf/nodes_file.h"
+#include "daemon/conf/setting_type.h"
 #include "daemon/conf/source.h"
 #include "daemon/conf/users.h"
 #include "proto/types.h"
@@ -25,26 +23,6 @@
 #define COMMD_SYSCONFDIR "/etc"
 #endif
 #define REVOCATION_LIST_DEFAULT COMMD_SYSCONFDIR "/commd/pki/ca.crl" /* if it is there */
-
-enum setting_type {
-    SETTING_TEXT,
-    SETTING_PATH,          /* may hold "%n", the node's name: node_path.h */
-    SETTING_OPTIONAL_PATH, /* likewise, or empty */
-    SETTING_NODE_NAME,
-    SETTING_ADDRESS,
-    SETTING_RAIL_ADDRESSES,
-    SETTING_MODE,
-    SETTING_LEVEL,
-    SETTING_GPUS,
-    SETTING_GPU_ENGINE,
-    SETTING_NCCL_REGISTER,
-    SETTING_GPU_TUNING,
-    SETTING_BULK_LINKS,
-    SETTING_IPC_HANDLES,
-    SETTING_GROUP,
-    SETTING_METRICS,
-    SETTING_NUMBER
-};
 
 struct setting {
     const char *key;
@@ -69,6 +47,8 @@ struct setting {
 static const struct setting schema[] = {
     TEXT(node_name, SETTING_NODE_NAME, "", false),
     TEXT(cluster_name, SETTING_TEXT, "", false),
+    TEXT(nodes_file, SETTING_OPTIONAL_PATH, "", true),
+    TEXT(nodes_dns, SETTING_SERVICE, "", true),
     TEXT(listen, SETTING_ADDRESS, "", false),
     TEXT(rail_addresses, SETTING_RAIL_ADDRESSES, "", false),
     TEXT(certificate, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/%n.crt", true),
@@ -130,60 +110,6 @@ static uint64_t *number_field(const struct conf *conf, const struct setting *set
     return (uint64_t *)((char *)conf + setting->offset);
 }
 
-static bool mode_is_valid(const char *text)
-{
-    size_t digits = strspn(text, "01234567");
-    return digits > 0 && digits <= 4 && text[digits] == '\0' && strtoul(text, NULL, 8) <= 0777;
-}
-
-static bool is_one_of(const char *text, const char *one, const char *two, const char *three)
-{
-    return strcmp(text, one) == 0 || strcmp(text, two) == 0 || strcmp(text, three) == 0;
-}
-
-static const char *text_expectation(enum setting_type type, const char *text)
-{
-    enum log_level level;
-    switch (type) {
-    case SETTING_TEXT:
-    case SETTING_OPTIONAL_PATH:
-        return NULL;
-    case SETTING_PATH:
-        return *text != '\0' ? NULL : "a file's path";
-    case SETTING_NODE_NAME:
-        return conf_node_name_expected(text);
-    case SETTING_ADDRESS:
-        return conf_address_expected(text);
-    case SETTING_RAIL_ADDRESSES:
-        return conf_rail_addresses_expected(text);
-    case SETTING_MODE:
-        return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
-    case SETTING_GPUS:
-        return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
-    case SETTING_NCCL_REGISTER:
-        return is_one_of(text, "off", "on", "windows") ? NULL : "off, on or windows";
-    case SETTING_GPU_ENGINE:
-        return is_one_of(text, "auto", "nccl", "kernels") ? NULL : "auto, nccl or kernels";
-    case SETTING_GPU_TUNING:
-        return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 && text[0] != '/'
-                   ? "auto, off or a file's path from /"
-                   : NULL;
-    case SETTING_BULK_LINKS:
-        return is_one_of(text, "auto", "quic", "tls") ? NULL : "auto, quic or tls";
-    case SETTING_IPC_HANDLES:
-        return is_one_of(text, "auto", "accept", "refuse") ? NULL : "auto, accept or refuse";
-    case SETTING_GROUP:
-        return *text == '\0' || getgrnam(text) != NULL ? NULL : "the name of a group on this node";
-    case SETTING_METRICS:
-        return conf_metrics_expected(text);
-    case SETTING_LEVEL:
-        return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
-    case SETTING_NUMBER:
-        break;
-    }
-    return NULL;
-}
-
 static const char *type_expectation(enum setting_type type)
 {
     return type == SETTING_NUMBER ? "a whole number" : CONF_TEXT_EXPECTED;
@@ -192,7 +118,7 @@ static const char *type_expectation(enum setting_type type)
 static enum status set_text(struct conf *conf, const struct setting *setting, const char *text,
                             const char *where, struct error *error)
 {
-    const char *expected = text_expectation(setting->type, text);
+    const char *expected = conf_setting_expected(setting->type, text);
     if (expected != NULL) {
         return error_set(error, STATUS_CONFIG, "%s: %s = \"%s\": expected %s", where, setting->key, text,
                          expected);
@@ -393,6 +319,13 @@ const char *conf_source(const struct conf *conf, const char *key)
     return known && (conf_is_given(conf, key) || conf->path[0] == '\0') ? conf->sources[index] : conf->path;
 }
 
+char **conf_source_slot(struct conf *conf, const char *key)
+{
+    size_t index = 0;
+    (void)find_setting(key, &index);
+    return &conf->sources[index];
+}
+
 static enum status expand_paths(struct conf *conf, struct error *error)
 {
     enum status status = STATUS_OK;
@@ -406,6 +339,31 @@ static enum status expand_paths(struct conf *conf, struct error *error)
                 conf_expand_credential(text_field(conf, &schema[i]), conf->sources[i], schema[i].key, error);
         }
     }
+    return status;
+}
+
+/* Reads nodes_file. The nodes come from one place. */
+static enum status gather_nodes(struct conf *conf, struct error *error)
+{
+    const char *key = conf->nodes_dns[0] != '\0' ? "nodes_dns" : "nodes_file";
+    if (conf->nodes_file[0] == '\0' && conf->nodes_dns[0] == '\0') {
+        return STATUS_OK;
+    }
+    if (conf->nodes != NULL || (conf->nodes_file[0] != '\0' && conf->nodes_dns[0] != '\0')) {
+        return error_set(
+            error, STATUS_CONFIG,
+            "%s: %s: the nodes come from another setting, too; expected one of nodes, nodes_file "
+            "and nodes_dns",
+            conf_source(conf, key), key);
+    }
+    if (conf->nodes_dns[0] != '\0') {
+        return STATUS_OK; /* the caller asks */
+    }
+    struct conf_node_list list = {0};
+    enum status status = conf_nodes_file_read(conf->nodes_file, &list, error);
+    status = status == STATUS_OK ? conf_nodes_check_doubles(&list, error) : status;
+    conf->nodes = list.nodes;
+    conf->node_count = list.count;
     return status;
 }
 
@@ -446,17 +404,16 @@ enum status conf_load(const struct conf_options *options, struct conf **out, str
         status = default_node_name(conf, error);
     }
     if (status == STATUS_OK) {
+        status = expand_paths(conf, error);
+    }
+    if (status == STATUS_OK) {
+        status = gather_nodes(conf, error);
+    }
+    if (status == STATUS_OK) {
         status = conf_users_check(conf, error);
     }
-    if (status == STATUS_OK) {
-        size_t listen = 0, rails = 0;
-        (void)find_setting("listen", &listen);
-        (void)find_setting("rail_addresses", &rails);
-        status =
-            conf_nodes_find_own(conf, conf->sources[0], &conf->sources[listen], &conf->sources[rails], error);
-    }
-    if (status == STATUS_OK) {
-        status = expand_paths(conf, error);
+    if (status == STATUS_OK && conf->nodes_dns[0] == '\0') {
+        status = conf_nodes_find_own(conf, error);
     }
     if (status == STATUS_OK) {
         status = default_revocation_list(conf, error);
@@ -600,7 +557,7 @@ enum status conf_set_text(struct conf *conf, const char *key, const char *text, 
     enum status status = set_text(conf, setting, text, source, error);
     if (status == STATUS_CONFIG) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%s = \"%.64s\": expected %s", key, text,
-                         text_expectation(setting->type, text));
+                         conf_setting_expected(setting->type, text));
     }
     return status == STATUS_OK ? set_source(conf, index, source, error) : status;
 }

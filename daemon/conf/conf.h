@@ -25,6 +25,12 @@ struct conf_node {
     char *source;         /* "file:line" */
 };
 
+/* Nodes from one source, this node included. All zero: empty. */
+struct conf_node_list {
+    struct conf_node *nodes;
+    size_t count, capacity;
+};
+
 /* A user who may have ranks only on some nodes. */
 struct conf_user {
     uint32_t uid;
@@ -37,8 +43,11 @@ struct conf_user {
 struct conf {
     char *path; /* "" without a file (standalone) */
     bool standalone;
+    bool is_listed; /* this node's own entry among the nodes is what it listens on */
     char *node_name;
     char *cluster_name;
+    char *nodes_file; /* "": none; see nodes_file.h */
+    char *nodes_dns;  /* "": none; the name of SRV records */
     char *listen;
     char *rail_addresses; /* of this node: rail_addresses.h */
     char *certificate;
@@ -77,7 +86,7 @@ struct conf {
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;
     uint64_t user_limits[BUDGET_KINDS]; /* what one user may hold; 0: the kind's default */
-    struct conf_node *nodes;            /* the other nodes, in the file's order */
+    struct conf_node *nodes;            /* the other nodes, in the order of their source */
     size_t node_count;
     struct conf_user *users; /* sorted by uid; users not listed may be on every node */
     size_t user_count;
@@ -94,11 +103,36 @@ struct conf_options {
     size_t override_count;
 };
 
-/* Reads and checks the file. CONFIG with "file:line: key: what was expected", SYSTEM when it cannot be read,
- * NO_MEMORY. */
+/* Reads and checks the file, and nodes_file. With nodes_dns, the nodes are left to the caller (nodes.h).
+ * CONFIG with "file:line: key: what was expected", SYSTEM when it cannot be read, NO_MEMORY. */
 enum status conf_load(const struct conf_options *options, struct conf **out,
                       struct error *error) COMM_MUST_USE;
 void conf_free(struct conf *conf);
+
+/* Appends a node. The texts are copied and already checked. LIMIT beyond CONF_NODES_MAX; NO_MEMORY. */
+enum status conf_node_list_add(struct conf_node_list *list, const char *name, const char *address,
+                               const char *rail_addresses, const char *source,
+                               struct error *error) COMM_MUST_USE;
+void conf_node_list_free(struct conf_node_list *list);
+void conf_node_list_sort(struct conf_node_list *list); /* by name */
+
+/*
+ * Makes the nodes of the list those of conf: this node is taken out, and gives `listen` and `rail_addresses`
+ * where these are not set, as conf_load does. where: what the list came from, for messages. The list gets the
+ * nodes that conf had before. CONFIG if this node is not in the list, but was or must be, or if two nodes
+ * have one name or one address; NO_MEMORY: conf is as it was, and the list still has its nodes.
+ */
+enum status conf_take_nodes(struct conf *conf, struct conf_node_list *list, const char *where,
+                            struct error *error) COMM_MUST_USE;
+/* Exchanges the nodes of conf, which do not include this node, with those of the list. */
+void conf_swap_nodes(struct conf *conf, struct conf_node_list *list);
+/* Copies the nodes of `present`, which is in force, and what this node listens on: for a reload while DNS is
+ * asked again. NO_MEMORY. */
+enum status conf_inherit_nodes(struct conf *conf, const struct conf *present,
+                               struct error *error) COMM_MUST_USE;
+/* Whether the list names the nodes that conf has, in the same order, with the same addresses; and this node,
+ * if it must. */
+bool conf_has_nodes(const struct conf *conf, const struct conf_node_list *list);
 
 /* Whether the user may have ranks on the node. */
 bool conf_user_may(const struct conf *conf, uint32_t uid, const char *node);

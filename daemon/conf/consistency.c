@@ -26,5 +26,9 @@ enum status conf_check_consistency(const struct conf *conf, struct error *error)
                          "%s: nodes: other nodes are listed, but --standalone was given",
                          conf->nodes[0].source);
     }
+    if (conf->standalone && conf->nodes_dns[0] != '\0') {
+        return error_set(error, STATUS_CONFIG, "%s: nodes_dns: it is set, but --standalone was given",
+                         conf_source(conf, "nodes_dns"));
+    }
     return STATUS_OK;
 }

@@ -139,9 +139,10 @@ enum status conf_users_read(struct conf *conf, const config_setting_t *list, con
     return STATUS_OK;
 }
 
+/* Nodes that come from elsewhere may come later. */
 static bool is_known_node(const struct conf *conf, const char *name)
 {
-    if (strcmp(conf->node_name, name) == 0) {
+    if (conf->nodes_file[0] != '\0' || conf->nodes_dns[0] != '\0' || strcmp(conf->node_name, name) == 0) {
         return true;
     }
     for (size_t i = 0; i < conf->node_count; i++) {

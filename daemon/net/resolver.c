@@ -12,7 +12,9 @@
 struct question {
     struct question *next;
     uint32_t id;
+    bool is_service;
     bool found;
+    struct srv_answer services; /* if is_service */
     char address[QUIC_ADDRESS_TEXT_MAX_BYTES];
     struct error why;
     char text[];
@@ -29,6 +31,7 @@ struct desk {
     pthread_cond_t more;
     int family;
     resolver_lookup *lookup;
+    resolver_lookup_services *lookup_services;
     int done_fd;
     /* Protected by the mutex. */
     unsigned references;
@@ -42,6 +45,7 @@ struct resolver {
     struct desk *desk;
     struct loop_watch *watch;
     resolver_function *done;
+    resolver_services_function *services_done;
     void *context;
 };
 
@@ -70,11 +74,17 @@ static struct question *queue_take(struct question_queue *queue)
     return first;
 }
 
+static void question_free(struct question *question)
+{
+    srv_answer_free(&question->services);
+    free(question);
+}
+
 static void queue_free(struct question_queue *queue)
 {
     for (struct question *next, *each = queue_take_all(queue); each != NULL; each = next) {
         next = each->next;
-        free(each);
+        question_free(each);
     }
 }
 
@@ -108,6 +118,14 @@ static void desk_leave(struct desk *desk)
     }
 }
 
+static void question_look_up(const struct desk *desk, struct question *question)
+{
+    enum status status = question->is_service
+                             ? desk->lookup_services(question->text, &question->services, &question->why)
+                             : desk->lookup(question->text, desk->family, question->address, &question->why);
+    question->found = status == STATUS_OK;
+}
+
 static void *resolver_main(void *context)
 {
     struct desk *desk = context;
@@ -122,8 +140,7 @@ static void *resolver_main(void *context)
             continue;
         }
         pthread_mutex_unlock(&desk->mutex);
-        question->found =
-            desk->lookup(question->text, desk->family, question->address, &question->why) == STATUS_OK;
+        question_look_up(desk, question);
         pthread_mutex_lock(&desk->mutex);
         queue_put(&desk->done, question);
         (void)!write(desk->done_fd, &one, sizeof one);
@@ -164,9 +181,14 @@ static void on_done(void *context, unsigned events, uint64_t now_ns)
     pthread_mutex_unlock(&desk->mutex);
     for (; done != NULL; done = next) {
         next = done->next;
-        resolver->done(resolver->context, done->id, done->text, done->found ? done->address : NULL,
-                       &done->why, now_ns);
-        free(done);
+        if (done->is_service) {
+            resolver->services_done(resolver->context, done->text, done->found ? &done->services : NULL,
+                                    &done->why, now_ns);
+        } else {
+            resolver->done(resolver->context, done->id, done->text, done->found ? done->address : NULL,
+                           &done->why, now_ns);
+        }
+        question_free(done);
     }
 }
 
@@ -176,6 +198,7 @@ static struct desk *desk_new(const struct resolver_options *options)
     if (desk != NULL) {
         desk->family = options->family;
         desk->lookup = options->lookup != NULL ? options->lookup : look_up;
+        desk->lookup_services = options->lookup_services != NULL ? options->lookup_services : srv_lookup;
         desk->references = 1;
         (void)queue_take_all(&desk->waiting);
         (void)queue_take_all(&desk->done);
@@ -197,6 +220,7 @@ enum status resolver_new(const struct resolver_options *options, struct resolver
         status = error_set_errno(error, errno, "eventfd");
     } else {
         resolver->done = options->done;
+        resolver->services_done = options->services_done;
         resolver->context = options->context;
         status = loop_watch_new(options->loop, desk->done_fd, LOOP_READ, on_done, resolver, &resolver->watch,
                                 error);
@@ -228,7 +252,8 @@ void resolver_free(struct resolver *resolver)
     free(resolver);
 }
 
-enum status resolver_ask(struct resolver *resolver, uint32_t id, const char *text, struct error *error)
+static enum status ask(struct resolver *resolver, uint32_t id, const char *text, bool is_service,
+                       struct error *error)
 {
     struct desk *desk = resolver->desk;
     size_t size = strlen(text) + 1;
@@ -237,6 +262,7 @@ enum status resolver_ask(struct resolver *resolver, uint32_t id, const char *tex
         return error_set(error, STATUS_NO_MEMORY, "no memory for finding the address \"%s\"", text);
     }
     question->id = id;
+    question->is_service = is_service;
     memcpy(question->text, text, size);
     enum status status = STATUS_OK;
     pthread_mutex_lock(&desk->mutex);
@@ -262,4 +288,14 @@ enum status resolver_ask(struct resolver *resolver, uint32_t id, const char *tex
         free(question);
     }
     return status;
+}
+
+enum status resolver_ask(struct resolver *resolver, uint32_t id, const char *text, struct error *error)
+{
+    return ask(resolver, id, text, false, error);
+}
+
+enum status resolver_ask_services(struct resolver *resolver, const char *name, struct error *error)
+{
+    return ask(resolver, 0, name, true, error);
 }

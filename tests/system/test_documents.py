@@ -74,6 +74,10 @@ class Documents(unittest.TestCase):
             folder = next(volume["hostPath"] for volume in volumes.values() if "hostPath" in volume)
             self.assertEqual(folder["path"], "/run/commd", "the folder, not the socket")
             self.assertTrue(pod["hostIPC"] and pod["hostPID"])
+        service, pods = yaml.safe_load_all((TOP / "client/examples/kubernetes/statefulset.yaml").read_text())
+        self.assertEqual((service["kind"], service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]), ("Service", "None", True))
+        self.assertEqual([(port["name"], port["protocol"]) for port in service["spec"]["ports"]], [("commd", "UDP")], "the records are _commd._udp")
+        self.assertEqual((pods["kind"], pods["spec"]["serviceName"]), ("StatefulSet", service["metadata"]["name"]))
 
     def test_manifests_fit_the_schema_of_kubernetes(self):
         try:

@@ -14,8 +14,9 @@
 /*
  * Verdicts, drawn at random: 3 to 6 nodes with up to 2 ranks each reduce, and at some moment a daemon is
  * killed, a host falls silent, or the cluster is cut in two, in both directions or one. Every rank that is
- * left is told within the bound. All that go on were told the same result, text, lost ranks and last
- * operation; so were all others. COMMD_CASES says how many cases to draw (100), COMMD_SEED where to begin.
+ * left is told within the bound (half of the cases lose no datagrams). All that go on were told the same
+ * result, text, lost ranks and last operation; so were all others. COMMD_CASES says how many cases to draw
+ * (100), COMMD_SEED where to begin.
  */
 
 enum { CASES = 100, NODES_LEAST = 3, NODES_MOST = 6, OPS = 3 };
@@ -26,13 +27,15 @@ static const char *const fault_names[FAULTS] = {"daemon killed", "host silent", 
 /* Until a silent host is lost, and beyond it the agreement of the others. */
 static const uint64_t bound_ns[FAULTS] = {TIME_S, 4500 * TIME_MS, 5 * TIME_S, 5 * TIME_S};
 
-static const struct network_conditions narrow = {.loss = 0.02,
-                                                 .delay_ns = 50 * TIME_US,
+/* If datagrams get lost, so may messages of the agreement, and more than once. */
+#define LOSS_SLACK_NS (250 * TIME_MS)
+
+static const struct network_conditions narrow = {.delay_ns = 50 * TIME_US,
                                                  .jitter_ns = 100 * TIME_US,
                                                  .packet_bytes = 8192,
                                                  .bandwidth_bytes_s = 100000000};
 
-static uint64_t worst_ns[FAULTS];
+static uint64_t worst_ns[FAULTS], lossy_worst_ns[FAULTS];
 static uint32_t told[FAULTS];
 
 /* What one rank was told. */
@@ -169,10 +172,12 @@ static void run_case(uint64_t seed, enum fault fault)
     struct random chance;
     random_seed(&chance, seed * FAULTS + fault);
     uint32_t node_count = NODES_LEAST + (uint32_t)random_below(&chance, NODES_MOST - NODES_LEAST + 1);
+    struct network_conditions conditions = narrow;
+    conditions.loss = random_below(&chance, 2) == 0 ? 0 : 0.02;
     struct cluster *cluster =
         cluster_new(&(struct cluster_options){.seed = random_u64(&chance),
                                               .node_count = node_count,
-                                              .conditions = narrow,
+                                              .conditions = conditions,
                                               .slice_bytes = 32768,
                                               .datagrams = random_below(&chance, 2) == 0});
     const struct sim_call call = {.kind = OP_KIND_ALL_REDUCE,
@@ -189,11 +194,15 @@ static void run_case(uint64_t seed, enum fault fault)
     uint64_t began_ns = cluster->now_ns;
     assert_true(cluster_run_until(cluster, all_told, comm, 20 * TIME_S));
     uint64_t took_ns = cluster->now_ns - began_ns;
-    if (took_ns > bound_ns[fault]) {
+    if (took_ns > bound_ns[fault] + (conditions.loss > 0 ? LOSS_SLACK_NS : 0)) {
         fail_msg("case %llu, %s: told after %llu ms", (unsigned long long)seed, fault_names[fault],
                  (unsigned long long)(took_ns / TIME_MS));
     }
-    worst_ns[fault] = took_ns > worst_ns[fault] ? took_ns : worst_ns[fault];
+    if (conditions.loss > 0) {
+        lossy_worst_ns[fault] = took_ns > lossy_worst_ns[fault] ? took_ns : lossy_worst_ns[fault];
+    } else {
+        worst_ns[fault] = took_ns > worst_ns[fault] ? took_ns : worst_ns[fault];
+    }
     told[fault]++;
     check_verdicts(comm, first, seed);
     check_ops(comm);
@@ -207,8 +216,9 @@ static void run_cases(enum fault fault)
     for (uint64_t i = 0; i < count; i++) {
         run_case(begin + i, fault);
     }
-    print_message("%s: %u cases, told after at most %llu ms\n", fault_names[fault], told[fault],
-                  (unsigned long long)(worst_ns[fault] / TIME_MS));
+    print_message("%s: %u cases, told after at most %llu ms, and with 2 %% loss %llu ms\n",
+                  fault_names[fault], told[fault], (unsigned long long)(worst_ns[fault] / TIME_MS),
+                  (unsigned long long)(lossy_worst_ns[fault] / TIME_MS));
 }
 
 static void test_a_daemon_is_killed(void **state)

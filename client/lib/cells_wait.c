@@ -171,6 +171,10 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
     if (!cells_is_oldest(comm, slot->op)) {
         return false; /* commd has an earlier one */
     }
+    if (slot->op->staging) { /* another thread copies a slice, and says when it has */
+        (void)pthread_cond_wait(&client->changed, &client->lock);
+        return true;
+    }
     struct watch watch = {.cells = cells,
                           .seq = slot->seq,
                           .deadline_ns =

@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -213,6 +214,11 @@ class Cluster:
     def log(self, name):
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_logged(self, name, text, is_pattern=False):
+        """Waits until the log has the text, or a match of the pattern. A thread writes it, so it comes a moment after what it tells."""
+        pattern = text if is_pattern else re.escape(text)
+        self.wait(lambda: re.search(pattern, self.log(name)), f"the log of node {name} has {text!r}")
 
     def tuning_setting(self):
         """Nothing is measured, and nothing is written to the machine's /var/lib, unless a test says how."""

@@ -100,7 +100,7 @@ class BulkLinks(FailureCase):
                 for name in "ab":
                     cluster.start(name)
                 cluster.wait_ready()
-                self.assertIn("TCP socket for bulk links", cluster.log("b"))
+                cluster.wait_logged("b", "TCP socket for bulk links")
                 self.check_works(cluster, "work")
                 row = node_row(cluster, "a", "b")
                 self.assertEqual((row["bulk_connected"], row["bulk_tls_bytes"]), (False, 0))

@@ -47,7 +47,7 @@ class Certificates(FailureCase):
                 self.expect(process, "NODE_LOST", "node ", "the configuration of node a does not name it any more", within_s=10)
             self.assertEqual(names(cluster, "a"), {"a", "c"})
             cluster.wait(lambda: cluster.commctl("b", "status").returncode == 5, "node b is told")
-            self.assertIn("does not name it any more", cluster.log("b"))
+            cluster.wait_logged("b", "does not name it any more")
             self.assertEqual(cluster.commctl("a", "status").returncode, 0, "nothing is missing")
             self.assertNotEqual(cluster.commctl("a", "ping", "-n", "1", "b").returncode, 0)
             for process in of_two:
@@ -74,7 +74,7 @@ class Certificates(FailureCase):
                 self.assertNotEqual(row["state"], "up")
                 cluster.wait(lambda name=name: "revoked" in next(row["last_error"] for row in cluster.json(name, "nodes")["nodes"] if row["name"] == "b"),
                              f"node {name} says why", 5)
-                self.assertIn("the certificate (subject \"CN=b\", name \"b\") is revoked", cluster.log(name))
+                cluster.wait_logged(name, "the certificate (subject \"CN=b\", name \"b\") is revoked")
             late = self.ranks(cluster, "ab", "late", "once", "timeout_ms=1500")
             for process in late:
                 self.expect(process, "TIMED_OUT", within_s=10)
@@ -115,7 +115,7 @@ class Certificates(FailureCase):
                 for name in "ab":
                     pki(cluster, "renew", name, *(["--new-key"] if turn else []))
                     reload(cluster, name)
-                    self.assertIn("reload: done", cluster.log(name).splitlines()[-1])
+                    cluster.wait_logged(name, r"reload: done[^\n]*\n\Z", is_pattern=True)
                 self.run_ranks(cluster, "ab", f"turn-{turn}")
             cluster.daemons["b"].kill()  # with the latest certificates
             cluster.daemons["b"].wait()
@@ -160,8 +160,8 @@ class Certificates(FailureCase):
                                      ("node_name", "c", "only with a restart")):
                 cluster.write_config("a", **{key: value})
                 reload(cluster, "a")
-                self.assertIn(text, cluster.log("a"))
-                self.assertIn("stay as they were", cluster.log("a"))
+                cluster.wait_logged("a", text)
+                cluster.wait_logged("a", "stay as they were")
                 self.assertEqual(names(cluster, "a"), {"a", "b"}, key)
             cluster.names = ["a", "b"]
             self.run_ranks(cluster, "ab", "still")

@@ -170,7 +170,7 @@ class Reload(FailureCase):
                     failed = cluster.commctl("a", "reload")
                     self.assertEqual((failed.returncode, failed.stdout), (1, ""))
                     self.assertRegex(failed.stderr, text)
-                self.assertRegex(cluster.log("a"), text)
+                cluster.wait_logged("a", text, is_pattern=True)
             self.assertEqual(settings(cluster, "a"), before)
             self.assertEqual(cluster.commctl("a", "status").returncode, 0)
 
@@ -243,7 +243,7 @@ class Reload(FailureCase):
             self.write(cluster, "slice_bytes = 65536;\n", names="a")
             cluster.daemons["a"].send_signal(signal.SIGHUP)
             cluster.wait(lambda: "reload: done" in cluster.log("a"), "reloaded")
-            self.assertIn("reload: waits for a restart: slice_bytes = 65536", cluster.log("a"))
+            cluster.wait_logged("a", "reload: waits for a restart: slice_bytes = 65536")
 
 
 class OneFile(FailureCase):
@@ -335,7 +335,7 @@ class Names(FailureCase):
         self.say(cluster, {"b.example": "10.97.0.22"})
         cluster.wait_ready()
         self.assertEqual(node_row(cluster, "a", "b")["resolved_address"], "10.97.0.22:7400")
-        self.assertIn("node b: b.example:7400 is 10.97.0.22:7400 now", cluster.log("a"))
+        cluster.wait_logged("a", "node b: b.example:7400 is 10.97.0.22:7400 now")
         for process in self.ranks(cluster, "ab", "moved", "once"):
             self.expect(process, "OK", within_s=20)
 

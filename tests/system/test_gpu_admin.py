@@ -64,7 +64,7 @@ class GpuAdmin(FailureCase):
         for rule, shown in (("cuInit:1=999", "cuInit: unknown error"), ("cuInit:1+=100", "no CUDA-capable device")):
             Cluster.daemon_command = pretend
             with Cluster("a", gpus=1, daemon_environment={"CUDA_DOUBLE_FAIL": rule}) as cluster:
-                self.assertRegex(cluster.log("a"), "no GPUs, though the NVIDIA driver is loaded.*" + shown)
+                cluster.wait_logged("a", "no GPUs, though the NVIDIA driver is loaded.*" + shown, is_pattern=True)
                 self.check_new_communicator(cluster, "aa", "host")
         Cluster.daemon_command = []
         with Cluster("a", gpus=1, daemon_environment={"CUDA_DOUBLE_FAIL": "cuInit:1"}) as cluster:
@@ -103,8 +103,8 @@ class GpuAdmin(FailureCase):
             for rule, symbol in (("cuModuleLoadData:2=209", "cuModuleLoadData"), ("cuDevicePrimaryCtxRetain:1", "cuDevicePrimaryCtxRetain")):
                 daemon = cluster.start("a", environment={"CUDA_DOUBLE_FAIL": rule})
                 self.assertNotEqual(daemon.wait(timeout=10), 0)
-                self.assertIn(symbol, cluster.log("a"))
-                self.assertIn('gpus = "off" starts without them', cluster.log("a"))
+                cluster.wait_logged("a", symbol)
+                cluster.wait_logged("a", 'gpus = "off" starts without them')
 
     def test_a_rank_that_does_not_come(self):
         """At the deadline the stream of the waiting rank is released, and the error names the missing rank."""

@@ -52,6 +52,8 @@ class GpuNccl(FailureCase):
                     self.assertEqual((refused, failed), (1 if rule else 0, 0))
                     shown = cluster.json("a", "gpus")["nccl_error"]
                     self.assertIn(rule.split(":", maxsplit=1)[0], shown)
+                    if rule:
+                        cluster.wait_logged("a", "run without NCCL")
                     self.assertEqual(bool(rule), "run without NCCL" in cluster.log("a"), cluster.log("a"))
                     self.assertIn(f"{by_nccl} by NCCL", cluster.commctl("a", "gpus").stdout)
                     cluster.daemons["a"].terminate()
@@ -64,6 +66,8 @@ class GpuNccl(FailureCase):
                     self.expect(process, "OK", within_s=15)
                 self.assertEqual(counts(cluster)[0] > 0, used)
                 self.assertEqual(cluster.json("a", "gpus")["nccl_version"], f"{version // 10000}.{version // 100 % 100}.{version % 100}" if used else "")
+                if not used:
+                    cluster.wait_logged("a", "NCCL 2.18.5 is too old")
                 self.assertEqual("NCCL 2.18.5 is too old" in cluster.log("a"), not used)
 
     def test_an_init_that_hangs(self):

@@ -196,7 +196,7 @@ class GpuTuning(TuningCase):
                 path.unlink() if not path.is_dir() else path.rmdir()
                 make()
                 self.restart(cluster)
-                self.assertIn("commd measures the GPUs again", cluster.log("a"))
+                cluster.wait_logged("a", "commd measures the GPUs again")
         self.run_once(cluster)
         self.wait_measured(cluster)
         cluster.wait(lambda: not path.is_symlink() and path.is_file(), "the table is written in place of the link", timeout_s=20)
@@ -213,7 +213,7 @@ class GpuTuning(TuningCase):
         cluster.settings = cluster.settings.replace("32", "0")
         cluster.write_config("a")
         self.restart(cluster)
-        self.assertIn("other GPUs or versions", cluster.log("a"))
+        cluster.wait_logged("a", "other GPUs or versions")
         self.run_once(cluster)
         self.wait_measured(cluster)
 

@@ -141,7 +141,7 @@ class HostileFiles(unittest.TestCase):
             self.client.work_on(ATTACK_S, *session)
         self.assertLess(self.client.longest_s, NOTICED_S)
         self.assertGreater(self.files.waiting(), 0, "somebody waits for the file system")
-        self.assertIn("file descriptors wait to be closed", self.cluster.log("solo"))
+        self.cluster.wait_logged("solo", "file descriptors wait to be closed")
 
     def ends_in_time(self):
         self.daemon.send_signal(signal.SIGTERM)

@@ -83,7 +83,7 @@ class File(SourceCase):
         self.rename_into_place(self.text(cluster, "ab"))
         for name in "ab":
             self.wait_gone(cluster, name, "c")
-            self.assertIn(f"{self.file}: node c: removed", cluster.log(name))
+            cluster.wait_logged(name, f"{self.file}: node c: removed")
         self.check_alive(ranks)
         # It comes again.
         self.rename_into_place(self.text(cluster, "abc"))
@@ -114,7 +114,7 @@ class File(SourceCase):
         self.check_alive(ranks)
         self.rename_into_place(self.text(cluster, "abc"))
         cluster.wait(lambda: "c" in names(cluster, "a"), "the file is right again")
-        self.assertIn(f"{self.file} names the nodes again", cluster.log("a"))
+        cluster.wait_logged("a", f"{self.file} names the nodes again")
         self.check_alive(ranks)
 
     def test_links_as_kubernetes_makes_them(self):
@@ -210,7 +210,7 @@ class Dns(SourceCase):
             before = cluster.log("a").count("the nodes stay as they were")
             self.say(nodes, mode)
             cluster.wait(lambda before=before: cluster.log("a").count("the nodes stay as they were") > before, f"{mode}: {reason}", timeout_s=GONE_S)
-            self.assertIn(reason, cluster.log("a"))
+            cluster.wait_logged("a", reason)
             self.assertEqual(names(cluster, "a"), {"a", "b", "c"})
         self.check_alive(ranks)
         self.say("abc")
@@ -221,7 +221,7 @@ class Dns(SourceCase):
         for name in "ab":
             self.wait_gone(cluster, name, "c", timeout_s=GONE_S)
         self.assertGreater(time.monotonic() - began, 3.5, "an answer alone removes no node")
-        self.assertIn(f"{SERVICE}: node c: removed", cluster.log("a"))
+        cluster.wait_logged("a", f"{SERVICE}: node c: removed")
         self.check_alive(ranks)
 
     def test_dns_cannot_fake_a_node(self):

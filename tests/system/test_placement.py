@@ -42,7 +42,7 @@ class Placement(FailureCase):
             for rank in ranks:
                 rank.kill()
             cluster.wait(lambda: self.count(cluster) == [2, 2], "threads are spread again")
-            self.assertIn("2 NUMA nodes", cluster.log("a"))
+            cluster.wait_logged("a", "2 NUMA nodes")
 
     def test_off(self):
         with Cluster("a", SETTINGS + 'numa_placement = "off";', namespaces=False, daemon_environment=TWO_NODES) as cluster:

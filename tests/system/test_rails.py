@@ -80,7 +80,7 @@ class Rails(FailureCase):
             for process in without:
                 output = process.communicate(timeout=40)[0].strip().splitlines()[-1]
                 self.assertTrue(output.startswith("OK"), output)
-            self.assertIn('communicator "without" of uid 0 goes on without rail 2: node ', cluster.log("a"))
+            cluster.wait_logged("a", 'communicator "without" of uid 0 goes on without rail 2: node ')
 
             # The rail works again: once both ends know that the old connection has ended, all rails are in use.
             cluster.cut_rail("a", "b", 2, cut=False)

@@ -200,7 +200,7 @@ class Certificates(unittest.TestCase):
             prepare(cluster)
             process = cluster.start("b")
             self.assertEqual(process.wait(timeout=10), 78)
-            self.assertIn("c.crt", cluster.log("b"))
+            cluster.wait_logged("b", "c.crt")
 
     def test_expired(self):
         with Cluster("ab", start=False) as cluster:
@@ -209,7 +209,7 @@ class Certificates(unittest.TestCase):
             run(BUILD / "commctl", "pki", "issue", "b", "--days", "-1", "--dir", cluster.folder / "pki")
             process = cluster.start("b")
             self.assertEqual(process.wait(timeout=10), 78)
-            self.assertIn("expired", cluster.log("b"))
+            cluster.wait_logged("b", "expired")
 
 
 class Datagrams(unittest.TestCase):

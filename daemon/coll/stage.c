@@ -213,7 +213,7 @@ static void put_by_domains(struct stage_plan *plan, struct coll_stage_place *pla
 void stage_put(struct stage_plan *plan)
 {
     struct coll_stage_piece *piece = &plan->piece;
-    if (piece->count_elements == 0 || piece->source_count == 0 || piece->target_count == 0) {
+    if (piece->source_count == 0 || piece->target_count == 0 || piece->count_elements == 0) {
         return;
     }
     assert(piece->source_count <= COLL_STAGE_PLACES_MAX && piece->target_count <= COLL_STAGE_PLACES_MAX);

@@ -64,7 +64,7 @@ static const struct setting schema[] = {
     TEXT(log_level, SETTING_LEVEL, "info", true),
     NUMBER(heartbeat_interval_ms, 500, 10, 60000, false),
     NUMBER(heartbeat_timeout_ms, 4000, 50, 600000, false),
-    NUMBER(suspect_timeout_ms, 600, 20, 600000, false),
+    NUMBER(suspect_timeout_ms, 450, 20, 600000, false),
     NUMBER(reconnect_min_ms, 100, 10, 60000, false),
     NUMBER(reconnect_max_ms, 5000, 10, 600000, false),
     NUMBER(handshake_timeout_ms, 5000, 100, 60000, false),

@@ -15,7 +15,7 @@ void mesh_options_default(struct mesh_options *options)
         .algorithms = "",
         .heartbeat_interval_ns = 500 * TIME_MS,
         .heartbeat_timeout_ns = 4000 * TIME_MS,
-        .suspect_timeout_ns = 600 * TIME_MS,
+        .suspect_timeout_ns = 450 * TIME_MS,
         .reconnect_min_ns = 100 * TIME_MS,
         .reconnect_max_ns = 5 * TIME_S,
     };

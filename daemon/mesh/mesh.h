@@ -46,7 +46,7 @@ struct mesh_options {
     uint64_t
         heartbeat_timeout_ns;    /* the patience, default 4 s: a pause of the path, or of the other
                                     daemon, of 3.9 s ends nothing, and a silent host is noticed within 4.44 s */
-    uint64_t suspect_timeout_ns; /* default 600 ms: used once the peer's host said that nobody listens */
+    uint64_t suspect_timeout_ns; /* default 450 ms: used once the peer's host said that nobody listens */
     uint64_t reconnect_min_ns;   /* default 100 ms */
     uint64_t reconnect_max_ns;   /* default 5 s */
     uint64_t probe_interval_ns;  /* between measurements of links; default 0: none */

@@ -26,7 +26,7 @@ static const struct sim_call small = {
 static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 
 #define SILENT_HOST_BOUND_NS (4500 * TIME_MS)
-#define CRASH_BOUND_NS (1200 * TIME_MS)
+#define CRASH_BOUND_NS TIME_S
 #define PARTITION_BOUND_NS (5 * TIME_S)
 
 /* Forms a communicator on all live nodes. Ranks are in the reverse order of the nodes, and every third

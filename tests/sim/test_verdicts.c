@@ -24,11 +24,9 @@ enum fault { DAEMON_KILLED, HOST_SILENT, CUT_BOTH_WAYS, CUT_ONE_WAY, FAULTS };
 
 static const char *const fault_names[FAULTS] = {"daemon killed", "host silent", "two-way partition",
                                                 "one-way partition"};
-/*
- * If nothing is sent to a killed daemon, its host refuses nothing before the next heartbeat, which comes
- * within 500 ms; 600 ms later the node is lost. So the first bound is 200 ms more than the goal of a second.
- */
-static const uint64_t bound_ns[FAULTS] = {1200 * TIME_MS, 4500 * TIME_MS, 5 * TIME_S, 5 * TIME_S};
+/* If nothing is sent to a killed daemon, its host refuses nothing before the next heartbeat, which comes
+ * within 500 ms; 450 ms later the node is lost. */
+static const uint64_t bound_ns[FAULTS] = {TIME_S, 4500 * TIME_MS, 5 * TIME_S, 5 * TIME_S};
 
 /* If datagrams get lost, so may messages of the agreement, and more than once. */
 #define LOSS_SLACK_NS (250 * TIME_MS)

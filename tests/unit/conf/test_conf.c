@@ -33,7 +33,7 @@ static void test_standalone_defaults(void **state)
     assert_string_equal(conf->log_level, "info");
     assert_int_equal(conf->heartbeat_interval_ms, 500);
     assert_int_equal(conf->heartbeat_timeout_ms, 4000);
-    assert_int_equal(conf->suspect_timeout_ms, 600);
+    assert_int_equal(conf->suspect_timeout_ms, 450);
     assert_int_equal(conf->reconnect_min_ms, 100);
     assert_int_equal(conf->reconnect_max_ms, 5000);
     assert_int_equal(conf->handshake_timeout_ms, 5000);

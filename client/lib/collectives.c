@@ -1,4 +1,5 @@
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /* The calls: what each reads and writes on which rank, and which buffers may be in place. */
 

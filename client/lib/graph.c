@@ -9,6 +9,7 @@
 
 #include "client/lib/buffers.h"
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /*
  * A captured operation is a record that commd keeps, and three steps of the graph, at each replay: set the

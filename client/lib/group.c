@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /* Groups of a thread: the operations called within a group are collected, and submitted together. */
 

@@ -5,6 +5,7 @@
 
 #include "client/lib/buffers.h"
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /*
  * commd takes a limited number of collectives of a communicator at a time, with limited staging. Further

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /* Collectives on lists of buffers. They are the _v forms, with blocks that may be anywhere. */
 

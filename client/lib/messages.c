@@ -1,4 +1,5 @@
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /* Messages from rank to rank. */
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
+#include "client/lib/submit.h"
 
 /* Handles, to wait for single operations. */
 

@@ -4,6 +4,7 @@
 #include "client/lib/buffers.h"
 #include "client/lib/internal.h"
 #include "client/lib/layout.h"
+#include "client/lib/submit.h"
 
 /* Turns calls into operations, and makes their records for commd. */
 

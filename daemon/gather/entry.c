@@ -369,7 +369,6 @@ void gathers_list(const struct gathers *gathers, gathers_view_function *each, vo
         DL_FOREACH(here->entries, entry)
         {
             view.here_waiting += entry->generation == 0 && entry->asks;
-            view.here_seated += entry->generation != 0;
             view.generation = entry->generation > view.generation ? entry->generation : view.generation;
         }
         if (!each(context, &view)) {

@@ -137,8 +137,7 @@ struct gathers_view {
     const char *name;
     uint32_t owner_uid;
     uint32_t here_waiting; /* of this node */
-    uint32_t here_seated;
-    uint32_t waiting; /* on all nodes, as the place said last */
+    uint32_t waiting;      /* on all nodes, as the place said last */
     uint64_t generation;
     const char *place; /* a node */
     const char *text;  /* why no generation forms yet; "" */

@@ -321,5 +321,4 @@ void members_statistics(const struct members *members, struct members_statistics
     for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
         out->neighbours += members->links[i].index != MEMBER_RINGS_NONE;
     }
-    out->neighbours_up = (uint32_t)__builtin_popcount(members->up_mask);
 }

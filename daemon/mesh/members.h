@@ -143,17 +143,11 @@ uint32_t members_own_epoch(const struct members *members);
 struct members_statistics {
     uint32_t states[3];     /* other nodes, by enum member_state */
     uint32_t neighbours;    /* wanted */
-    uint32_t neighbours_up; /* of these */
     uint64_t messages_sent; /* to neighbours */
     uint64_t bytes_sent;
     uint64_t records_sent;
-    uint64_t messages_received;
-    uint64_t bytes_received;
-    uint64_t records_received;     /* the sum of the next four and of news */
-    uint64_t records_known;        /* told nothing new, or was older than what we know */
-    uint64_t records_unknown_node; /* of nodes that our configuration lacks */
+    uint64_t records_unknown_node; /* received, of nodes that our configuration lacks */
     uint64_t records_ahead;        /* their incarnation lies more than a day ahead of our clock */
-    uint64_t records_own;          /* about us */
     uint64_t messages_dropped;     /* of nodes that are no neighbours, beyond their budget */
     uint64_t votes_cast;           /* by us */
     uint64_t refutations;          /* by us */

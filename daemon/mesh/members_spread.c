@@ -222,7 +222,6 @@ static void take_digest(struct members *members, const struct member_reader *rea
 static void take_records(struct members *members, const struct member_reader *reader, uint32_t link,
                          uint64_t now_ns)
 {
-    members->statistics.records_received += reader->count;
     for (uint32_t i = 0; i < reader->count; i++) {
         struct member_record_wire news = member_reader_record(reader, i);
         uint32_t index = member_rings_find(members->rings, news.id);
@@ -241,8 +240,6 @@ bool members_receive(struct members *members, uint32_t node, const uint8_t *byte
     uint32_t index = node + members->offset;
     members_begin(members, now_ns);
     assert(member_rings_id(members->rings, index) != 0);
-    members->statistics.messages_received++;
-    members->statistics.bytes_received += size;
     if (!member_reader_begin(&reader, bytes, size, why)) {
         return false;
     }

@@ -204,7 +204,6 @@ static void table_hear_of_self(struct members *members, const struct member_reco
                                uint64_t now_ns)
 {
     const struct member_record *own = &members->records[members->self];
-    members->statistics.records_own++;
     bool later = is_later(news->incarnation, news->epoch, own->incarnation, own->epoch);
     bool same = news->incarnation == own->incarnation && news->epoch == own->epoch;
     if (members->left || !(later || (same && (news->votes != 0 || news->left))) ||
@@ -237,7 +236,6 @@ static void table_known(struct members *members, uint32_t index, const struct me
                         uint32_t link)
 {
     struct member_record *record = &members->records[index];
-    members->statistics.records_known += link != MEMBERS_NO_LINK;
     if (news->incarnation == record->incarnation && news->epoch == record->epoch &&
         news->votes == record->votes && news->left == ((record->flags & MEMBER_LEFT) != 0)) {
         record->pending &= (uint16_t)~member_link_bit(link); /* it need not hear it from us */

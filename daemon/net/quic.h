@@ -69,9 +69,9 @@ struct quic_tls;
  */
 enum status net_quic_load(const struct quic_options *options, struct quic_tls **out,
                           struct error *error) COMM_MUST_USE;
-/* Takes another reference, to be released by net_quic_unload, which any thread may call. */
 /* Those that the endpoint uses now. */
 struct quic_tls *net_quic_certificates(const struct net *net);
+/* Takes another reference, to be released by net_quic_unload, which any thread may call. */
 struct quic_tls *net_quic_share(struct quic_tls *tls);
 /* Releases a reference. Endpoints that use the certificates keep them. Null is accepted. */
 void net_quic_unload(struct quic_tls *tls);

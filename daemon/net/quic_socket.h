@@ -16,7 +16,6 @@
 
 struct sock_extended_err;
 
-#define QUIC_DATAGRAM_MAX_BYTES 65507u   /* the most that UDP over IPv4 carries */
 #define QUIC_BATCH_MAX_BYTES 65507u      /* of one GSO batch */
 #define QUIC_BATCH_MAX_DATAGRAMS 64u     /* UDP_MAX_SEGMENTS of kernels before 6.9 */
 #define QUIC_RECEIVE_MESSAGES_MAX 8u     /* of one recvmmsg; GRO may join many datagrams in each */

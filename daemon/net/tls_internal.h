@@ -194,7 +194,6 @@ struct tls_peer {
     struct tls_connection *connection; /* the epoch's carrier; null: the tunnel */
     struct tls_connection *attempt;    /* a connection that may become the carrier */
     bool greeted;                      /* the peer's greeting of this epoch has come */
-    bool greeting_due;                 /* ours is still to be sent */
 
     struct net_stream *tunnel; /* outgoing; null: not opened */
     size_t tunnel_bytes;       /* not acknowledged */

@@ -202,6 +202,15 @@ void registrations_end(struct communicator *communicator);
 /* For cuMemUnmap: if a communicator has registered some of this memory, its context fails. */
 void registrations_unmapped(uint64_t address, uint64_t bytes);
 
+static inline bool call_is_pair(const struct call *call)
+{
+    return call->kind == PAIR_SEND || call->kind == PAIR_RECEIVE;
+}
+/* nccl_operation.c: whether NCCL has the call's type, or its operator; its name; the bytes of its count. */
+bool call_has_type(const struct call *call);
+bool call_has_operator(const struct call *call);
+const char *call_kind_text(const struct call *call);
+uint64_t call_block_bytes(const struct call *call);
 /* nccl_operation.c: the bytes that a rank's call reads and writes. */
 uint64_t call_send_bytes(const struct call *call, int size, int rank);
 uint64_t call_receive_bytes(const struct call *call, int size, int rank);

@@ -30,8 +30,23 @@ static const enum reduce reduces[] = {[NCCL_REDUCE_SUM] = REDUCE_SUM,
                                       [NCCL_REDUCE_MIN] = REDUCE_MIN};
 #define REDUCE_TYPE_COUNT ((int)(sizeof reduces / sizeof reduces[0]))
 
+bool call_has_type(const struct call *call)
+{
+    return call->type >= 0 && call->type < TYPE_COUNT;
+}
+
+bool call_has_operator(const struct call *call)
+{
+    return call->reduce >= 0 && call->reduce < REDUCE_TYPE_COUNT;
+}
+
 static const char *const kinds[] = {"all_reduce", "reduce_scatter", "reduce",  "all_gather",
                                     "broadcast",  "send",           "receive", "window"};
+
+const char *call_kind_text(const struct call *call)
+{
+    return kinds[call->kind];
+}
 
 void operation_unref(struct operation *operation)
 {
@@ -41,17 +56,12 @@ void operation_unref(struct operation *operation)
     }
 }
 
-static bool is_pair(const struct call *call)
-{
-    return call->kind == PAIR_SEND || call->kind == PAIR_RECEIVE;
-}
-
 /* Sets which operation the rank's next call belongs to. */
 static void find_key(struct communicator *communicator, const struct call *call, struct operation *key)
 {
     int rank = communicator->rank;
     *key = (struct operation){.sender = -1, .receiver = -1, .expected = communicator->clique->size};
-    if (!is_pair(call)) {
+    if (!call_is_pair(call)) {
         key->number = communicator->calls++;
         return;
     }
@@ -96,14 +106,14 @@ static void forget(struct operation *operation)
 static bool same(const struct call *a, const struct call *b)
 {
     bool alike = a->kind == b->kind && a->reduce == b->reduce && a->root == b->root;
-    return (is_pair(a) || alike) && a->count == b->count && a->type == b->type;
+    return (call_is_pair(a) || alike) && a->count == b->count && a->type == b->type;
 }
 
 /* Returns which part of the operation a rank's call is. */
 static struct part *part_of(struct operation *operation, const struct communicator *communicator,
                             const struct call *call)
 {
-    return &operation->parts[is_pair(call) ? call->kind == PAIR_RECEIVE : communicator->rank];
+    return &operation->parts[call_is_pair(call) ? call->kind == PAIR_RECEIVE : communicator->rank];
 }
 
 struct operation *operation_call(struct communicator *communicator, const struct call *call)
@@ -180,7 +190,7 @@ struct bytes {
     struct pin receive_pin;
 };
 
-static uint64_t block_bytes(const struct call *call)
+uint64_t call_block_bytes(const struct call *call)
 {
     return call->count * dtype_size_bytes(types[call->type].dtype);
 }
@@ -190,7 +200,7 @@ uint64_t call_send_bytes(const struct call *call, int size, int rank)
     if ((call->kind == COLLECTIVE_BROADCAST && call->root != rank) || call->kind == PAIR_RECEIVE) {
         return 0;
     }
-    return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_REDUCE_SCATTER ? size : 1);
+    return call_block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_REDUCE_SCATTER ? size : 1);
 }
 
 uint64_t call_receive_bytes(const struct call *call, int size, int rank)
@@ -198,7 +208,7 @@ uint64_t call_receive_bytes(const struct call *call, int size, int rank)
     if ((call->kind == COLLECTIVE_REDUCE && call->root != rank) || call->kind == PAIR_SEND) {
         return 0;
     }
-    return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_ALL_GATHER ? size : 1);
+    return call_block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_ALL_GATHER ? size : 1);
 }
 
 static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
@@ -253,14 +263,14 @@ static void run_reduction(const struct call *call, const struct bytes *bytes, in
         if (call->kind == COLLECTIVE_REDUCE && rank != call->root) {
             continue;
         }
-        memcpy(bytes[rank].receive, room + (scatters ? block_bytes(call) * (uint64_t)rank : 0),
-               block_bytes(call));
+        memcpy(bytes[rank].receive, room + (scatters ? call_block_bytes(call) * (uint64_t)rank : 0),
+               call_block_bytes(call));
     }
 }
 
 static void run_copies(const struct call *call, const struct bytes *bytes, int size, unsigned char *room)
 {
-    uint64_t block = block_bytes(call);
+    uint64_t block = call_block_bytes(call);
     bool gathers = call->kind == COLLECTIVE_ALL_GATHER;
     for (int rank = 0; rank < size && gathers; rank++) {
         memcpy(room + block * (uint64_t)rank, bytes[rank].send, block);
@@ -280,7 +290,7 @@ static void execute(struct operation *operation)
     int size = operation->expected;
     const struct call *call = &operation->parts[0].call;
     struct bytes *bytes = calloc((size_t)size, sizeof *bytes);
-    unsigned char *room = malloc(block_bytes(call) * (uint64_t)size);
+    unsigned char *room = malloc(call_block_bytes(call) * (uint64_t)size);
     int touched = 0;
     for (; touched < size && bytes != NULL && room != NULL; touched++) {
         cuda_result result = touch(&operation->parts[touched], size, &bytes[touched]);
@@ -296,8 +306,8 @@ static void execute(struct operation *operation)
     if (operation->done) {
         operation->done = false; /* the other streams must still wait */
         double_unlock();
-        if (is_pair(call)) {
-            memcpy(bytes[1].receive, bytes[0].send, block_bytes(call));
+        if (call_is_pair(call)) {
+            memcpy(bytes[1].receive, bytes[0].send, call_block_bytes(call));
         } else if (call->kind <= COLLECTIVE_REDUCE) {
             run_reduction(call, bytes, size, room);
         } else {
@@ -443,198 +453,4 @@ nccl_result operations_enqueue(struct operation *const *operations, size_t count
     communicator->clique->outstanding++;
     return stream_submit(stream, &parts->work, NULL) == CUDA_RESULT_OK ? NCCL_RESULT_OK
                                                                        : NCCL_RESULT_UNHANDLED_CUDA_ERROR;
-}
-
-/* ---- calls */
-
-static bool apart(const char *a, uint64_t a_bytes, const char *b, uint64_t b_bytes)
-{
-    return a + a_bytes <= b || b + b_bytes <= a;
-}
-
-/* In place means: the same buffer, or this rank's block of the larger buffer. The buffers may not overlap
- * in any other way. */
-static bool buffers_are_sound(const struct call *call, int size, int rank)
-{
-    const char *send = call->send;
-    const char *receive = call->receive;
-    uint64_t mine = block_bytes(call) * (uint64_t)rank;
-    uint64_t bytes = call_send_bytes(call, size, rank);
-    bool in_place = false;
-    switch (call->kind) {
-    case COLLECTIVE_ALL_REDUCE:
-    case COLLECTIVE_REDUCE:
-    case COLLECTIVE_BROADCAST:
-        in_place = send == receive;
-        break;
-    case COLLECTIVE_ALL_GATHER:
-        in_place = send == receive + mine;
-        break;
-    case COLLECTIVE_REDUCE_SCATTER:
-        in_place = receive == send + mine;
-        break;
-    case PAIR_SEND:
-    case PAIR_RECEIVE:
-    case WINDOW:
-        break;
-    }
-    uint64_t room = call_receive_bytes(call, size, rank);
-    return (receive != NULL || room == 0) && (send != NULL || bytes == 0) &&
-           (bytes == 0 || room == 0 || in_place || apart(send, bytes, receive, room));
-}
-
-static bool has_root(const struct call *call)
-{
-    return call->kind == COLLECTIVE_BROADCAST || call->kind == COLLECTIVE_REDUCE || is_pair(call);
-}
-
-/* FP8 came with 2.24. Its sums need devices of sm_90. */
-static nccl_result check_type(const struct communicator *communicator, const struct call *call)
-{
-    bool is_f8 = call->type >= NCCL_TYPE_F8E4M3;
-    if (call->type < 0 || call->type >= TYPE_COUNT || (is_f8 && nccl_version_now() < 22400)) {
-        return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "%s: rank %d: type %d", kinds[call->kind],
-                         communicator->rank, call->type);
-    }
-    if (is_f8 && call->kind <= COLLECTIVE_REDUCE && settings()->capability < 90) {
-        return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT,
-                         "FP8 reduction support begins with sm90 capable devices.");
-    }
-    return NCCL_RESULT_OK;
-}
-
-static nccl_result check(const struct communicator *communicator, const struct call *call)
-{
-    struct stream *stream;
-    nccl_result result = communicator_check(communicator);
-    result = result == NCCL_RESULT_OK ? check_type(communicator, call) : result;
-    if (result != NCCL_RESULT_OK) {
-        return result;
-    }
-    int size = communicator->clique->size;
-    if (call->reduce >= REDUCE_TYPE_COUNT || call->root >= size || (has_root(call) && call->root < 0) ||
-        (call->kind <= COLLECTIVE_REDUCE && call->reduce < 0) ||
-        !buffers_are_sound(call, size, communicator->rank)) {
-        return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "%s: rank %d: type, operator, root or buffers",
-                         kinds[call->kind], communicator->rank);
-    }
-    if (stream_find_of(communicator->context, call->stream, &stream) != CUDA_RESULT_OK ||
-        stream->context != communicator->context || stream->capture != NULL) {
-        return nccl_fail(
-            NCCL_RESULT_UNHANDLED_CUDA_ERROR,
-            "%s: rank %d: the stream is not of its device, is capturing, or its context is broken",
-            kinds[call->kind], communicator->rank);
-    }
-    return NCCL_RESULT_OK;
-}
-
-static nccl_result collective(const char *symbol, nccl_comm comm, const struct call *call)
-{
-    nccl_result result = nccl_enter(symbol);
-    double_lock();
-    struct communicator *communicator = object_get(OBJECT_COMMUNICATOR, (uintptr_t)comm);
-    if (result == NCCL_RESULT_OK) {
-        result = check(communicator, call);
-    }
-    if (result != NCCL_RESULT_OK) {
-        result = group_note(result);
-    } else if (call->count > 0) {
-        result = group_add_call(communicator, call);
-    }
-    double_unlock();
-    return result;
-}
-
-nccl_result ncclAllReduce(const void *send, void *receive, size_t count, int type, int reduce, nccl_comm comm,
-                          cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = COLLECTIVE_ALL_REDUCE,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = reduce,
-                                     .root = -1,
-                                     .send = send,
-                                     .receive = receive,
-                                     .stream = stream});
-}
-
-nccl_result ncclReduceScatter(const void *send, void *receive, size_t count, int type, int reduce,
-                              nccl_comm comm, cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = COLLECTIVE_REDUCE_SCATTER,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = reduce,
-                                     .root = -1,
-                                     .send = send,
-                                     .receive = receive,
-                                     .stream = stream});
-}
-
-nccl_result ncclAllGather(const void *send, void *receive, size_t count, int type, nccl_comm comm,
-                          cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = COLLECTIVE_ALL_GATHER,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = -1,
-                                     .root = -1,
-                                     .send = send,
-                                     .receive = receive,
-                                     .stream = stream});
-}
-
-nccl_result ncclBroadcast(const void *send, void *receive, size_t count, int type, int root, nccl_comm comm,
-                          cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = COLLECTIVE_BROADCAST,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = -1,
-                                     .root = root,
-                                     .send = send,
-                                     .receive = receive,
-                                     .stream = stream});
-}
-
-nccl_result ncclReduce(const void *send, void *receive, size_t count, int type, int reduce, int root,
-                       nccl_comm comm, cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = COLLECTIVE_REDUCE,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = reduce,
-                                     .root = root,
-                                     .send = send,
-                                     .receive = receive,
-                                     .stream = stream});
-}
-
-nccl_result ncclSend(const void *send, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = PAIR_SEND,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = -1,
-                                     .root = peer,
-                                     .send = send,
-                                     .stream = stream});
-}
-
-nccl_result ncclRecv(void *receive, size_t count, int type, int peer, nccl_comm comm, cuda_stream stream)
-{
-    return collective(__func__, comm,
-                      &(struct call){.kind = PAIR_RECEIVE,
-                                     .count = count,
-                                     .type = type,
-                                     .reduce = -1,
-                                     .root = peer,
-                                     .receive = receive,
-                                     .stream = stream});
 }

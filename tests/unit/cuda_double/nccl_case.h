@@ -98,4 +98,22 @@ __attribute__((unused)) static nccl_result all_reduce(int rank, cuda_pointer sen
     return nccl->all_reduce(at(send), at(receive), count, type, NCCL_REDUCE_SUM, comms[rank], streams[rank]);
 }
 
+/* One mapping of virtual memory on the rank's device. */
+__attribute__((unused)) static cuda_pointer mapped(int rank)
+{
+    struct cuda_allocation_properties of = {.type = CUDA_ALLOCATION_PINNED,
+                                            .location = {.type = CUDA_LOCATION_DEVICE, .id = rank}};
+    struct cuda_access access = {.location = {.type = CUDA_LOCATION_DEVICE, .id = rank},
+                                 .flags = CUDA_ACCESS_READ_WRITE};
+    cuda_allocation allocation;
+    cuda_pointer pointer;
+    here(rank);
+    OK(cuda->allocation_create(&allocation, 2 * MIB, &of, 0));
+    OK(cuda->address_reserve(&pointer, 2 * MIB, 0, 0, 0));
+    OK(cuda->address_map(pointer, 2 * MIB, 0, allocation, 0));
+    OK(cuda->address_set_access(pointer, 2 * MIB, &access, 1));
+    OK(cuda->allocation_release(allocation));
+    return pointer;
+}
+
 #endif

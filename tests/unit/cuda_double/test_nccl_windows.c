@@ -2,23 +2,6 @@
 
 /* Windows of NCCL, with what the double refuses or spoils because NCCL would. */
 
-static cuda_pointer mapped(int rank)
-{
-    struct cuda_allocation_properties of = {.type = CUDA_ALLOCATION_PINNED,
-                                            .location = {.type = CUDA_LOCATION_DEVICE, .id = rank}};
-    struct cuda_access access = {.location = {.type = CUDA_LOCATION_DEVICE, .id = rank},
-                                 .flags = CUDA_ACCESS_READ_WRITE};
-    cuda_allocation allocation;
-    cuda_pointer pointer;
-    here(rank);
-    OK(cuda->allocation_create(&allocation, 2 * MIB, &of, 0));
-    OK(cuda->address_reserve(&pointer, 2 * MIB, 0, 0, 0));
-    OK(cuda->address_map(pointer, 2 * MIB, 0, allocation, 0));
-    OK(cuda->address_set_access(pointer, 2 * MIB, &access, 1));
-    OK(cuda->allocation_release(allocation));
-    return pointer;
-}
-
 static nccl_result register_all(const cuda_pointer *memory, const size_t *bytes, nccl_window_handle *windows)
 {
     OK(nccl->group_start());

@@ -467,7 +467,7 @@ void comms_dispute_local(struct communicator_op *op, const struct error *cause,
  * long as either rank states, so only this check keeps it within both buffers.
  */
 void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uint64_t now_ns);
-/* Another node's call differs from ours (exec_comm_options.disagreed). */
+/* Another node's call differs from ours (exec_comm_handler.disagreed). */
 void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
 /* The caller has checked the numbers, and that the node may send this. */
 void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns);
@@ -513,7 +513,7 @@ bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_messa
 /* The member leaves: no more callbacks for its messages. */
 void comms_p2p_leave(struct comms_member *member);
 bool comms_p2p_pending(const struct comms_member *member);
-/* p2p has ended a message (p2p_comm_options.done). */
+/* p2p has ended a message (p2p_comm_handler.done). */
 void comms_p2p_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns);
 /* Ends messages whose deadline has passed, each by itself. Returns the next deadline. */
 uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns);

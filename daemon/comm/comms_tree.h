@@ -32,7 +32,7 @@
 /* The communicator needs the connection to the node with that index, until its nodes are forgotten. If there
  * is none in time, the communicator fails. */
 void comms_link_need(struct communicator *comm, uint32_t index, enum mesh_need how, uint64_t now_ns);
-/* exec_comm_options.need and p2p_comm_options.need. */
+/* exec_comm_handler.need and p2p_comm_handler.need. */
 bool comms_links_wanted(void *context, uint32_t index, bool mutual, uint64_t now_ns);
 /* Whether the communicator needs the connection to that node, of the mesh's index. */
 bool comms_link_is_needed(const struct communicator *comm, uint32_t node);

@@ -372,95 +372,96 @@ static uint32_t *peers_of(const struct communicator *comm)
     return peers;
 }
 
-static enum status make_exec(struct communicator *comm, struct error *error)
+/* What exec and p2p share. */
+static enum status make_map(const struct communicator *comm, struct comm_map **out, struct error *error)
 {
-    comm->ops = calloc(COMMS_PENDING_OPS_MAX, sizeof(struct communicator_op *));
     uint32_t *peers = peers_of(comm);
-    enum status status = STATUS_OK;
-    if (comm->ops == NULL || peers == NULL) {
-        status = error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    if (peers == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
     }
-    comm->agrees_rails = comms_reach_is_agreed(comm);
-    struct exec_comm_options options = {
+    struct comm_map facts = {
         .comm_id = comm->comm_id,
-        .generation = 1, /* constant, as each incarnation has its own id */
         .owner_uid = comm->terms.owner_uid,
-        .node_count = comm->node_count,
-        .node_index = comm->own_index,
+        .name = comm->name,
+        .ranks = {.size = comm->terms.size, .node_count = comm->node_count, .node_index = comm->own_index},
+        .node_of_rank = comm->node_of_rank,
         .peers = peers,
         .node_names = comm->node_names,
-        .slice_bytes = comm->terms.slice_bytes,
-        .name = comm->name,
-        .size = comm->terms.size,
-        .node_of_rank = comm->node_of_rank,
-        .failed = on_exec_failed,
-        .disagreed = comms_dispute_found,
-        .need = comm->sparse ? comms_links_wanted : NULL,
-        .context = comm,
         .account = comm->account,
+        .slice_bytes = comm->terms.slice_bytes,
         .rail_count = agreed_rails(comm),
         .few_links = comm->sparse,
         .rails_wait = comm->agrees_rails,
         .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,
     };
-    if (status == STATUS_OK) {
-        status = exec_comm_new(comm->comms->exec, &options, &comm->exec, error);
-    }
+    enum status status = comm_map_new(&facts, out, error);
     free(peers);
-    if (status != STATUS_OK) {
-        free(comm->ops);
-        comm->ops = NULL;
-    }
     return status;
 }
 
-/* Call it after make_exec. If it fails, it frees the exec too. */
-static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct error *error)
+static enum status make_exec(struct communicator *comm, struct comm_map *map, struct error *error)
 {
-    uint32_t *peers = peers_of(comm);
+    const struct exec_comm_handler handler = {
+        .context = comm,
+        .failed = on_exec_failed,
+        .disagreed = comms_dispute_found,
+        .need = comm->sparse ? comms_links_wanted : NULL,
+    };
+    return exec_comm_new(comm->comms->exec, map, &handler, &comm->exec, error);
+}
+
+static enum status make_p2p(struct communicator *comm, struct comm_map *map, struct error *error)
+{
+    const struct p2p_comm_handler handler = {
+        .context = comm,
+        .done = comms_p2p_done,
+        .failed = on_exec_failed,
+        .need = comm->sparse ? comms_links_wanted : NULL,
+    };
     struct budget_account **accounts = calloc((size_t)comm->local_count + 1, sizeof(struct budget_account *));
-    enum status status = STATUS_NO_MEMORY;
-    if (peers == NULL || accounts == NULL) {
-        error_set(error, status, "communicator \"%s\": no memory", comm->name);
-        goto cleanup;
+    if (accounts == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
     }
     for (uint32_t i = 0; i < comm->local_count; i++) {
         accounts[i] = comm->locals[i] != NULL ? comm->locals[i]->client.account : NULL;
     }
-    struct p2p_comm_options options = {
-        .comm_id = comm->comm_id,
-        .owner_uid = comm->terms.owner_uid,
-        .size = comm->terms.size,
-        .node_of_rank = comm->node_of_rank,
-        .node_count = comm->node_count,
-        .node_index = comm->own_index,
-        .peers = peers,
-        .node_names = comm->node_names,
-        .name = comm->name,
-        .accounts = accounts,
-        .account = comm->account,
-        .done = comms_p2p_done,
-        .failed = on_exec_failed,
-        .need = comm->sparse ? comms_links_wanted : NULL,
-        .context = comm,
-    };
-    status = p2p_comm_new(comm->comms->p2p, &options, &comm->p2p, error);
-    for (uint32_t rank = 0; status == STATUS_OK && rank < comm->terms.size; rank++) {
+    enum status status = p2p_comm_new(comm->comms->p2p, map, accounts, &handler, &comm->p2p, error);
+    free(accounts);
+    return status;
+}
+
+/* Makes all that carries out operations and messages; if it fails, nothing of it. */
+static enum status make_engines(struct communicator *comm, uint64_t now_ns, struct error *error)
+{
+    struct comm_map *map = NULL;
+    comm->agrees_rails = comms_reach_is_agreed(comm);
+    comm->ops = calloc(COMMS_PENDING_OPS_MAX, sizeof(struct communicator_op *));
+    enum status status =
+        comm->ops != NULL ? make_map(comm, &map, error)
+                          : error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    if (status == STATUS_OK) {
+        status = make_exec(comm, map, error);
+    }
+    if (status == STATUS_OK) {
+        status = make_p2p(comm, map, error);
+    }
+    comm_map_release(map);
+    if (status != STATUS_OK) {
+        if (comm->exec != NULL) {
+            exec_comm_free(comm->exec);
+        }
+        comm->exec = NULL;
+        free(comm->ops);
+        comm->ops = NULL;
+        return status;
+    }
+    for (uint32_t rank = 0; rank < comm->terms.size; rank++) {
         if (comm->has_left[rank]) { /* its node had formed the communicator earlier */
             p2p_rank_left(comm->p2p, rank, comm->left_messages[rank], now_ns);
         }
     }
-cleanup:
-    free(accounts);
-    free(peers);
-    if (status != STATUS_OK) {
-        exec_comm_free(comm->exec);
-        comm->exec = NULL;
-        free(comm->ops);
-        comm->ops = NULL;
-    }
-    return status;
+    return STATUS_OK;
 }
 
 /*
@@ -485,7 +486,7 @@ static void refuse_others(struct communicator *comm)
 void comms_formation_formed(struct communicator *comm, uint64_t now_ns)
 {
     struct error error;
-    if (make_exec(comm, &error) != STATUS_OK || make_p2p(comm, now_ns, &error) != STATUS_OK) {
+    if (make_engines(comm, now_ns, &error) != STATUS_OK) {
         communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         return;
     }

@@ -22,7 +22,7 @@ bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op)
 bool compressed_copies_residual(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct exec_rank *first = &op->ranks[0]; /* the residuals of others are not used */
-    return comm->options.node_count > 1 && op->is_staged && op->stage.vector_ranks == 0 &&
+    return comm->map->ranks.node_count > 1 && op->is_staged && op->stage.vector_ranks == 0 &&
            op->call.terms.compression != COMPRESSION_NONE && first->on_gpu && first->residual != NULL &&
            !first->residual_on_host;
 }

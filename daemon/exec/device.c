@@ -27,7 +27,7 @@ enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct 
     struct exec_device *device = calloc(1, sizeof *device);
     if (device == NULL || !device_bounces_init(&device->bounces, device_entries(op), device->marks)) {
         free(device);
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->map->name);
     }
     op->device = device;
     return STATUS_OK;
@@ -39,7 +39,7 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
         return;
     }
     if (op->device->is_ahead) {
-        budget_release(comm->options.account, BUDGET_GPU_WAITS, 1);
+        budget_release(comm->map->account, BUDGET_GPU_WAITS, 1);
     }
     device_bounces_release(comm, &op->device->bounces);
     gpu_nccl_free(op->device->nccl);
@@ -62,11 +62,11 @@ enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct gpu_queue 
     if (comm->queues == NULL) {
         comm->queues = calloc(GPU_DEVICES_MAX, sizeof *comm->queues);
         if (comm->queues == NULL) {
-            return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for queues", comm->options.name);
+            return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for queues", comm->map->name);
         }
     }
     if (comm->queues[gpu] == NULL) {
-        status = gpu_queue_new(comm->exec->gpus, gpu, comm->options.account, &comm->queues[gpu], error);
+        status = gpu_queue_new(comm->exec->gpus, gpu, comm->map->account, &comm->queues[gpu], error);
     }
     *out = comm->queues[gpu];
     return status;
@@ -131,7 +131,7 @@ static bool words_are_reached(const struct exec_op *op)
 
 static enum device_step device_failed(struct exec_comm *comm, struct error *error)
 {
-    (void)error_prefix(error, "\"%s\"", comm->options.name);
+    (void)error_prefix(error, "\"%s\"", comm->map->name);
     return DEVICE_STEP_FAILED;
 }
 
@@ -173,8 +173,8 @@ static uint32_t trace_row(const struct exec_op *op)
 static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct op_terms *terms = &op->call.terms;
-    trace_op_started(comm->options.comm_id, op->call.seq, terms->kind, 0, 0, 1);
-    trace_slice_started(comm->options.comm_id, op->call.seq, terms->kind, trace_row(op), 0,
+    trace_op_started(comm->map->comm_id, op->call.seq, terms->kind, 0, 0, 1);
+    trace_slice_started(comm->map->comm_id, op->call.seq, terms->kind, trace_row(op), 0,
                         terms->count_elements * dtype_size_bytes(terms->dtype));
 }
 
@@ -353,7 +353,7 @@ static enum device_step device_local(struct exec_comm *comm, struct exec_op *op,
     }
     enum device_step step = device_finish(comm, device, now_ns, error);
     if (step == DEVICE_STEP_GO) {
-        trace_slice_done(comm->options.comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
+        trace_slice_done(comm->map->comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
         return DEVICE_STEP_ENDED;
     }
     return step;
@@ -439,8 +439,9 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
     case DEVICE_WAITS:
         for (uint32_t i = 0; i < device_entries(op); i++) {
             if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
-                uint32_t own = comm->map.node_first[comm->options.node_index] + i % op->call.rank_count;
-                (void)snprintf(text, size, "waiting for the stream of rank %u", comm->map.order[own]);
+                uint32_t own =
+                    comm->map->ranks.node_first[comm->map->ranks.node_index] + i % op->call.rank_count;
+                (void)snprintf(text, size, "waiting for the stream of rank %u", comm->map->ranks.order[own]);
                 return true;
             }
         }

@@ -67,7 +67,7 @@ void device_run_ahead(struct exec_comm *comm, uint64_t now_ns)
         device_gpus(first, gpus) != 1 || first->device->marks[gpus[0]] == DEVICE_UNMARKED) {
         return;
     }
-    if (comm->release_queue == NULL && gpu_queue_new(comm->exec->gpus, gpus[0], comm->options.account,
+    if (comm->release_queue == NULL && gpu_queue_new(comm->exec->gpus, gpus[0], comm->map->account,
                                                      &comm->release_queue, &error) != STATUS_OK) {
         return;
     }
@@ -77,13 +77,13 @@ void device_run_ahead(struct exec_comm *comm, uint64_t now_ns)
         }
         /* Without room, the processor waits for the words, as usual. */
         if (!can_run_ahead(comm, op, gpus[0]) ||
-            budget_charge(comm->options.account, BUDGET_GPU_WAITS, 1, &error) != STATUS_OK) {
+            budget_charge(comm->map->account, BUDGET_GPU_WAITS, 1, &error) != STATUS_OK) {
             return;
         }
         op->device->is_ahead = true;
         gpu_ahead_count(comm->exec->gpus);
         if (put_ahead(comm, op, gpus[0], &error) != STATUS_OK) {
-            (void)error_prefix(&error, "\"%s\"", comm->options.name);
+            (void)error_prefix(&error, "\"%s\"", comm->map->name);
             exec_comm_fail(comm, &error, now_ns);
             return;
         }

@@ -35,13 +35,13 @@ static enum status bounce_add(struct exec_comm *comm, struct device_bounces *bou
     struct device_bounce *bounce = &bounces->list[bounces->count];
     uint64_t pinned_bytes = gpu_pinned_size(bytes);
     void *host = NULL;
-    enum status status = budget_charge(comm->options.account, BUDGET_BOUNCES, pinned_bytes, error);
+    enum status status = budget_charge(comm->map->account, BUDGET_BOUNCES, pinned_bytes, error);
     if (status != STATUS_OK) {
         return status;
     }
     status = gpu_pinned_alloc(comm->exec->gpus, bytes, &host, error);
     if (status != STATUS_OK) {
-        budget_release(comm->options.account, BUDGET_BOUNCES, pinned_bytes);
+        budget_release(comm->map->account, BUDGET_BOUNCES, pinned_bytes);
         return status;
     }
     *bounce =
@@ -137,7 +137,7 @@ void device_bounces_release(struct exec_comm *comm, struct device_bounces *bounc
 {
     for (uint32_t i = 0; i < bounces->count; i++) {
         gpu_pinned_free(comm->exec->gpus, bounces->list[i].host);
-        budget_release(comm->options.account, BUDGET_BOUNCES, gpu_pinned_size(bounces->list[i].bytes));
+        budget_release(comm->map->account, BUDGET_BOUNCES, gpu_pinned_size(bounces->list[i].bytes));
     }
     free(bounces->list);
 }

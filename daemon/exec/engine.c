@@ -30,8 +30,8 @@ bool engine_is_nccl(const struct exec_comm *comm, const struct exec_op *op, uint
 /* NCCL's way copies each block by a call of its own; kernels copy many at once. */
 static bool moves_few_blocks(const struct exec_comm *comm, const struct op_terms *terms)
 {
-    uint64_t local = comm->map.local_count;
-    return (terms->kind == OP_KIND_ALL_TO_ALL ? local : 1) * comm->options.size <= NCCL_BLOCKS_MAX;
+    uint64_t local = comm->map->ranks.local_count;
+    return (terms->kind == OP_KIND_ALL_TO_ALL ? local : 1) * comm->map->ranks.size <= NCCL_BLOCKS_MAX;
 }
 
 /* NCCL has no scans. Of a sum that not all ranks get, a slot holds a slice's shard. */
@@ -39,8 +39,8 @@ static bool sum_serves(const struct exec_comm *comm, const struct op_terms *term
 {
     bool all_get_it = !op_kind_has_root(terms->kind) && !op_kind_has_blocks(terms->kind);
     return gpu_nccl_reduces(terms->dtype, terms->reduce) && !op_kind_is_scan(terms->kind) &&
-           (all_get_it || (!terms->has_layouts && comm->options.slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
-                           comm->options.size + terms->bucket_ops <= GPU_SLICE_PIECES_MAX));
+           (all_get_it || (!terms->has_layouts && comm->map->slice_bytes <= EXEC_SLICE_BYTES_DEFAULT &&
+                           comm->map->ranks.size + terms->bucket_ops <= GPU_SLICE_PIECES_MAX));
 }
 
 static bool kind_serves(const struct exec_comm *comm, const struct op_terms *terms)
@@ -75,7 +75,7 @@ bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op
     uint32_t gpus[GPU_DEVICES_MAX];
     enum exec_gpu_engine engine = device_engine(comm, op);
     struct tuner *tuner = comm->exec->tuner;
-    if (engine == EXEC_GPU_KERNELS || comm->options.node_count < 2 || comm->share_index > 0 ||
+    if (engine == EXEC_GPU_KERNELS || comm->map->ranks.node_count < 2 || comm->share_index > 0 ||
         !lane_device_serves(comm, op) || !kind_serves(comm, &op->call.terms) || device_gpus(op, gpus) < 2 ||
         !gpu_nccl_is_there() || !gpu_nccl_orders_launches() || !buffers_serve(op)) {
         return false;
@@ -88,7 +88,7 @@ bool engine_of_slices_is_nccl(const struct exec_comm *comm, const struct exec_op
     }
     bool moves = op_kind_has_private_counts(op->call.terms.kind); /* these are not measured */
     return !moves && tuner != NULL &&
-           tuner_prefers_nccl_for_slices(tuner, op, comm->options.slice_bytes, now_ns);
+           tuner_prefers_nccl_for_slices(tuner, op, comm->map->slice_bytes, now_ns);
 }
 
 /* --- Messages within the node --- */

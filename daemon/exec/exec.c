@@ -98,8 +98,8 @@ static void run_comms(struct exec *exec, uint64_t now_ns)
             exec_comm_rest(comm);
             continue;
         }
-        spending_turn(&exec->spending, comm->options.account);
-        exec_serve(exec, comm->options.account, now_ns);
+        spending_turn(&exec->spending, comm->map->account);
+        exec_serve(exec, comm->map->account, now_ns);
         if (exec_comm_step(comm, now_ns)) { /* may free it */
             exec->rounds.more = true;
             steps--;
@@ -156,8 +156,8 @@ static void fail_cut(struct exec *exec, uint64_t now_ns)
     while ((comm = exec->cut) != NULL && comm->cut_ns <= now_ns) {
         struct error error;
         error_set(&error, STATUS_PROTOCOL,
-                  "\"%s\": node %s reset a stream within a message, and gave no reason", comm->options.name,
-                  comm->options.node_names[comm->cut_node]);
+                  "\"%s\": node %s reset a stream within a message, and gave no reason", comm->map->name,
+                  comm->map->node_names[comm->cut_node]);
         exec_forget_cut(comm);
         exec_comm_fail(comm, &error, now_ns);
     }

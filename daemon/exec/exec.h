@@ -6,7 +6,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/base/fence.h"
-#include "daemon/coll/registry.h"
+#include "daemon/coll/comm_map.h"
 #include "daemon/coll/stage.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpu/tuning.h"
@@ -38,14 +38,13 @@
  * byte. In some operations a node could end without having heard, directly or through others, from every
  * other node (a broadcast's root, for example). There a barrier of empty messages runs beside the data, and
  * the operation ends after both, so no node ends an operation on which two nodes disagree. A disagreement is
- * reported (exec_comm_options.disagreed), and the operation waits for exec_cancel. Messages that arrive for
+ * reported (exec_comm_handler.disagreed), and the operation waits for exec_cancel. Messages that arrive for
  * it afterwards are dropped, and the next operations run.
  *
  * Single-threaded, on the loop's thread. The exec never blocks: it works in bounded pieces from exec_run.
  */
 struct exec;
 struct exec_comm;
-struct budget_account;
 
 #define EXEC_LANES_MAX 8
 #define EXEC_OPS_MAX 4096 /* that one communicator can have queued; one more fails with LIMIT */
@@ -139,23 +138,10 @@ bool exec_awaits_nodes(const struct exec *exec);
 uint64_t exec_next_deadline_ns(const struct exec *exec);
 void exec_tick(struct exec *exec, uint64_t now_ns);
 
-/* This node's part of one communicator. exec_comm_new copies everything that the pointers refer to. */
+/* What a communicator tells its owner. */
 #define EXEC_ALL_NODES UINT32_MAX
-struct exec_comm_options {
-    uint64_t comm_id; /* the same on all nodes; never used by another communicator */
-    uint32_t generation;
-    uint32_t owner_uid;            /* the user whose turns it uses */
-    uint32_t size;                 /* ranks */
-    const uint32_t *node_of_rank;  /* size. Nodes are ordered by their lowest rank */
-    uint32_t node_count;           /* 1..COLL_NODES_MAX */
-    uint32_t node_index;           /* of this node */
-    const uint32_t *peers;         /* node_count: net's peer index of each node; ignored for ourselves */
-    const char *const *node_names; /* node_count, for messages */
-    uint64_t slice_bytes;          /* agreed by all nodes */
-    const char *name;              /* for messages */
-    /* The owner's account. Data that other nodes send for calls that are not posted yet is charged to it, on
-     * any thread. Null: nothing is charged. The exec keeps a reference. */
-    struct budget_account *account;
+struct exec_comm_handler {
+    void *context;
     /*
      * The net stage failed: a stream or peer was lost, or a message was malformed or contradictory. Called
      * once, from exec_run or a network callback, never from within exec_submit. The caller is expected to
@@ -172,20 +158,15 @@ struct exec_comm_options {
      * Null: the node has connections to all nodes of the communicator. Otherwise they may be missing: an
      * operation that sends to such a node waits, and asks for the connection. EXEC_ALL_NODES: for those to
      * all nodes, because slices are spread over rails. mutual: the other node will ask for it as well.
-     * Called from exec_run, repeatedly. Returns whether the
-     * connection is there. If not, the callee fails the communicator if it is not there in time, and calls
-     * exec_link_up when it is.
+     * Called from exec_run, repeatedly. Returns whether the connection is there. If not, the callee fails the
+     * communicator if it is not there in time, and calls exec_link_up when it is.
      */
     bool (*need)(void *context, uint32_t node, bool mutual, uint64_t now_ns);
-    void *context;
-    uint32_t rail_count;         /* agreed by all nodes; 0 or 1: rail 0 alone. Ignored on one node */
-    bool few_links;              /* as in coll_choice: agreed by all nodes */
-    bool rails_wait;             /* operations of several slices wait for exec_comm_use_rails */
-    struct coll_network network; /* agreed by all nodes: input to the choice of algorithms */
-    const struct coll_overrides *overrides; /* agreed by all nodes; null for none */
 };
-enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
-                          struct error *error) COMM_MUST_USE;
+/* Makes this node's part of one communicator. It keeps a reference to the map, which is charged for it.
+ * LIMIT, NO_MEMORY. */
+enum status exec_comm_new(struct exec *exec, struct comm_map *map, const struct exec_comm_handler *handler,
+                          struct exec_comm **out, struct error *error) COMM_MUST_USE;
 
 /* Both return rails of the communicator as bits. The first: those on which this node is connected to all of
  * its nodes, which always include rail 0. The second: all of its rails. */

@@ -18,13 +18,13 @@ static void comm_release(struct exec_comm *comm)
     ranges_free(&comm->cancelled);
     device_free_queues(comm);
     gpu_group_release(comm->group, comm->exec->now_ns);
-    exec_map_release(comm->shared_map);
+    comm_map_release(comm->map);
     free(comm);
 }
 
 static bool comm_allocate(struct exec_comm *comm)
 {
-    size_t nodes = comm->options.node_count;
+    size_t nodes = comm->map->ranks.node_count;
     bool complete = true;
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && complete; i++) {
         struct exec_lane *lane = &comm->lanes[i];
@@ -41,9 +41,9 @@ static bool comm_allocate(struct exec_comm *comm)
 }
 
 /* Memory for the shares of all rails. In a large cluster most of it is per node. */
-static uint64_t comm_shares_bytes(const struct exec *exec, const struct exec_comm_options *options)
+static uint64_t comm_shares_bytes(const struct exec *exec, const struct comm_map *map)
 {
-    uint64_t nodes = options->node_count, shares = options->rail_count;
+    uint64_t nodes = map->ranks.node_count, shares = map->rail_count;
     uint64_t of_lane = nodes * (2 * sizeof(struct net_stream *) + 2 * sizeof(struct stream_reader *) + 1) +
                        2 * (nodes + 1) * sizeof(uint64_t) + EXEC_TABLES_KEPT_BYTES;
     if (exec->rails != NULL && nodes == 1) {
@@ -52,42 +52,36 @@ static uint64_t comm_shares_bytes(const struct exec *exec, const struct exec_com
     return (sizeof(struct exec_comm) + (EXEC_LANES_MAX + 1) * of_lane) * (shares > 1 ? shares : 1);
 }
 
-enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
-                          struct error *error)
+enum status exec_comm_new(struct exec *exec, struct comm_map *map, const struct exec_comm_handler *handler,
+                          struct exec_comm **out, struct error *error)
 {
-    struct exec_map *map;
-    enum status status = exec_map_new(options, comm_shares_bytes(exec, options), &map, error);
-    if (status == STATUS_OK) {
-        status = comm_new_part(exec, map, &map->options, 0, 1, out, error);
-        exec_map_release(map);
-    }
-    return status;
+    enum status status = comm_map_charge(map, comm_shares_bytes(exec, map), error);
+    return status == STATUS_OK ? comm_new_part(exec, map, handler, 0, 1, out, error) : status;
 }
 
-enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct exec_comm_options *options,
+enum status comm_new_part(struct exec *exec, struct comm_map *map, const struct exec_comm_handler *handler,
                           uint32_t share_index, uint32_t share_count, struct exec_comm **out,
                           struct error *error)
 {
     struct exec_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", map->name);
     }
     comm->exec = exec;
-    comm->shared_map = exec_map_ref(map);
-    comm->map = map->ranks;
-    comm->options = *options;
+    comm->map = comm_map_ref(map);
+    comm->handler = *handler;
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
-    comm->share_count = options->node_count == 1 ? 1 : share_count;
-    comm_use_rails(comm, rails_of(comm->share_count), !options->rails_wait);
+    comm->share_count = map->ranks.node_count == 1 ? 1 : share_count;
+    comm_use_rails(comm, rails_of(comm->share_count), !map->rails_wait);
     bool complete = comm_allocate(comm);
     if (complete) {
-        HASH_ADD(hh, exec->comms, options.comm_id, sizeof options->comm_id, comm);
+        HASH_ADD_KEYPTR(hh, exec->comms, &map->comm_id, sizeof map->comm_id, comm);
         complete = table_has(comm, hh);
     }
     if (!complete) {
         comm_release(comm);
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", map->name);
     }
     enum status status = shared_new(comm, error);
     if (status != STATUS_OK) {
@@ -95,11 +89,11 @@ enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct 
         comm_release(comm);
         return status;
     }
-    comm->streams = (struct stream_group){.comm_id = options->comm_id,
-                                          .peers = options->peers,
-                                          .node_count = options->node_count,
-                                          .node_index = options->node_index,
-                                          .account = comm->options.account};
+    comm->streams = (struct stream_group){.comm_id = map->comm_id,
+                                          .peers = map->peers,
+                                          .node_count = map->ranks.node_count,
+                                          .node_index = map->ranks.node_index,
+                                          .account = map->account};
     stream_readers_claim(&exec->readers, &comm->streams);
     *out = comm;
     return STATUS_OK;
@@ -112,7 +106,7 @@ void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t 
     }
     comm->failed = true;
     comm->cause = *cause;
-    comm->options.failed(comm->options.context, cause, now_ns);
+    comm->handler.failed(comm->handler.context, cause, now_ns);
 }
 
 /* --- Operations --- */
@@ -131,7 +125,7 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
         return error_set(error, comm->cause.status, "%s", comm->cause.text);
     }
     if (comm->op_count >= EXEC_OPS_MAX) {
-        return error_set(error, STATUS_LIMIT, "\"%s\": %d operations are queued", comm->options.name,
+        return error_set(error, STATUS_LIMIT, "\"%s\": %d operations are queued", comm->map->name,
                          EXEC_OPS_MAX);
     }
     enum status status = exec_op_new(comm, call, &op, error);
@@ -142,7 +136,7 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
     comm->last_op = &op->next;
     comm->op_count++;
     comm->queued_seq = call->seq;
-    rounds_put(&comm->exec->rounds, &comm->turn, comm->options.owner_uid);
+    rounds_put(&comm->exec->rounds, &comm->turn, comm->map->owner_uid);
     *out = op;
     exec_wake(comm->exec);
     return STATUS_OK;
@@ -165,7 +159,7 @@ static void comm_finish(struct exec_comm *comm, struct exec_op **link, const str
     }
     comm->op_count--;
     struct exec_call call = op->call;
-    comm->exec->between_nodes -= op->begun && comm->options.node_count > 1 ? 1 : 0;
+    comm->exec->between_nodes -= op->begun && comm->map->ranks.node_count > 1 ? 1 : 0;
     device_release(comm, op);
     spread_release(op);
     free(op);
@@ -228,7 +222,7 @@ void exec_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const str
     comm->exec->now_ns = now_ns;
     if (!ranges_add(&comm->cancelled, seq, count, 0, EXEC_CANCELLED_MAX)) {
         struct error error;
-        error_set(&error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", comm->options.name);
+        error_set(&error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", comm->map->name);
         exec_comm_fail(comm, &error, now_ns);
     }
     comm_cancel_ops(comm, seq, count, cause);
@@ -249,7 +243,7 @@ static bool lane_is_free(const struct exec_lane *lane)
 static bool slice_waits(struct exec_comm *comm)
 {
     bool runs = false;
-    if (!budget_is_scarce(comm->options.account, BUDGET_LANES)) {
+    if (!budget_is_scarce(comm->map->account, BUDGET_LANES)) {
         return false;
     }
     for (int l = 0; l < EXEC_LANES_MAX; l++) {
@@ -348,7 +342,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     exec_op_begin(comm, op);
-    trace_op_started(comm->options.comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
+    trace_op_started(comm->map->comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
                      op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
         comm_agree(comm, now_ns);
@@ -461,8 +455,8 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     if (comm->failed || (!op->begun && !comm_start_op(comm, now_ns, &more))) {
         return more;
     }
-    more = comm->options.node_count == 1 && !op->is_staged ? local_step(comm, now_ns)
-                                                           : comm_step_lanes(comm, now_ns);
+    more = comm->map->ranks.node_count == 1 && !op->is_staged ? local_step(comm, now_ns)
+                                                              : comm_step_lanes(comm, now_ns);
     if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
         comm_agree(comm, now_ns); /* only now it is known whether sizes agree */
         receive_resume(comm);

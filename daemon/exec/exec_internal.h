@@ -13,7 +13,6 @@
 #include "daemon/base/trace.h"
 #include "daemon/coll/slice.h"
 #include "daemon/exec/exec.h"
-#include "daemon/exec/exec_map.h"
 #include "daemon/exec/vector.h"
 #include "daemon/gpu/groups.h"
 #include "daemon/gpu/queue.h"
@@ -23,6 +22,7 @@
 
 /* What the files of daemon/exec share. */
 
+#define EXEC_GENERATION 1 /* in headers: constant, as each incarnation of a communicator has its own id */
 #define EXEC_AGREEMENT_LANE EXEC_LANES_MAX /* index of the lane for the barrier beside the data */
 #define EXEC_AGREEMENT_SLICE UINT32_MAX    /* slice number in that lane's messages */
 /* Unacknowledged sends of a lane at which it delays the next message of a transfer. */
@@ -205,10 +205,9 @@ struct exec_comm {
     uint32_t rails; /* bits of the rails in use, out of share_count */
     bool rails_agreed;
     struct rounds_entry turn;
-    struct exec_map *shared_map;      /* owns the constant data that members below refer to */
-    struct exec_comm_options options; /* the map's, except a rail's callbacks */
-    struct coll_map map;              /* its arrays lie in shared_map */
-    struct exec_op *first_op;         /* the first one runs */
+    struct comm_map *map;
+    struct exec_comm_handler handler;
+    struct exec_op *first_op; /* the first one runs */
     struct exec_op **last_op;
     uint32_t op_count;
     struct exec_lane lanes[EXEC_LANES_MAX + 1];
@@ -332,7 +331,7 @@ static inline void comm_use_rails(struct exec_comm *comm, uint32_t rails, bool a
 /* exec_comm.c */
 void comm_free_now(struct exec_comm *comm);
 /* A rail's share of a communicator. */
-enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct exec_comm_options *options,
+enum status comm_new_part(struct exec *exec, struct comm_map *map, const struct exec_comm_handler *handler,
                           uint32_t share_index, uint32_t share_count, struct exec_comm **out,
                           struct error *error) COMM_MUST_USE;
 enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,

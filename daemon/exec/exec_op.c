@@ -20,17 +20,17 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
                                                       .count_elements = rank->count_elements,
                                                       .has_output = rank->output != NULL};
     }
-    op->stage =
-        (struct coll_stage_op){.map = &comm->map,
-                               .terms = op->call.terms,
-                               .mode = comm->options.node_count == 1 ? COLL_STAGE_ALONE : COLL_STAGE_UNSTAGED,
-                               .has_memory = true,
-                               .divides = op->divisor > 1,
-                               .part_counts = op->call.part_counts,
-                               .ranks = op->stage_ranks,
-                               .element_bytes = op->element_bytes,
-                               .many_blocks = COLL_STAGE_MANY_BLOCKS,
-                               .strip_bytes = COLL_STAGE_STRIP_BYTES};
+    op->stage = (struct coll_stage_op){.map = &comm->map->ranks,
+                                       .terms = op->call.terms,
+                                       .mode = comm->map->ranks.node_count == 1 ? COLL_STAGE_ALONE
+                                                                                : COLL_STAGE_UNSTAGED,
+                                       .has_memory = true,
+                                       .divides = op->divisor > 1,
+                                       .part_counts = op->call.part_counts,
+                                       .ranks = op->stage_ranks,
+                                       .element_bytes = op->element_bytes,
+                                       .many_blocks = COLL_STAGE_MANY_BLOCKS,
+                                       .strip_bytes = COLL_STAGE_STRIP_BYTES};
 }
 
 enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
@@ -41,7 +41,7 @@ enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, st
     struct exec_op *op =
         calloc(1, sizeof *op + rank_count * rank_bytes + call->terms.bucket_ops * sizeof(uint64_t));
     if (op == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->map->name);
     }
     struct exec_rank *ranks = (struct exec_rank *)(op->stage_ranks + rank_count);
     uint64_t *part_counts = (uint64_t *)(ranks + rank_count);
@@ -57,7 +57,7 @@ enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, st
     op->call.part_counts = part_counts;
     op->element_bytes = dtype_size_bytes(call->terms.dtype);
     op->divisor =
-        op_kind_reduces(call->terms.kind) && call->terms.reduce == REDUCE_AVG ? comm->options.size : 0;
+        op_kind_reduces(call->terms.kind) && call->terms.reduce == REDUCE_AVG ? comm->map->ranks.size : 0;
     op->result.status = STATUS_OK;
     op_describe(comm, op);
     if (device_is_needed(&op->call) && device_new(comm, op, error) != STATUS_OK) {
@@ -74,7 +74,8 @@ enum status exec_op_check_memories(const struct exec_comm *comm, struct exec_op 
     if (holes == op->holes_seen) {
         return STATUS_OK;
     }
-    const uint32_t *local_ranks = comm->map.order + comm->map.node_first[comm->options.node_index];
+    const uint32_t *local_ranks =
+        comm->map->ranks.order + comm->map->ranks.node_first[comm->map->ranks.node_index];
     for (uint32_t i = 0; i < op->call.rank_count * op->call.terms.bucket_ops; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         const struct memory *memories[] = {rank->input_memory, rank->output_memory, rank->residual_memory};
@@ -83,8 +84,8 @@ enum status exec_op_check_memories(const struct exec_comm *comm, struct exec_op 
             if (status != STATUS_OK) {
                 (void)error_prefix(error, "op %llu %s on \"%s\": rank %u, node %s",
                                    (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind),
-                                   comm->options.name, local_ranks[i % op->call.rank_count],
-                                   comm->options.node_names[comm->options.node_index]);
+                                   comm->map->name, local_ranks[i % op->call.rank_count],
+                                   comm->map->node_names[comm->map->ranks.node_index]);
                 return status;
             }
         }
@@ -95,10 +96,10 @@ enum status exec_op_check_memories(const struct exec_comm *comm, struct exec_op 
 
 static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op *op)
 {
-    uint32_t nodes = comm->options.node_count;
-    uint32_t each = comm->options.size / nodes;
+    uint32_t nodes = comm->map->ranks.node_count;
+    uint32_t each = comm->map->ranks.size / nodes;
     for (uint32_t node = 0; node < nodes; node++) {
-        if (comm->map.node_first[node + 1] - comm->map.node_first[node] != each) {
+        if (comm->map->ranks.node_first[node + 1] - comm->map->ranks.node_first[node] != each) {
             return false;
         }
     }
@@ -110,13 +111,14 @@ static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_o
 {
     bool gathers = op->schedule_kind != op->call.terms.kind;
     bool for_caches = op->stage.mode == COLL_STAGE_ALONE;
-    uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->map.run_count : 1);
+    uint64_t slice_bytes = comm->map->slice_bytes / (gathers ? comm->map->ranks.run_count : 1);
     if (for_caches) {
         slice_bytes = slice_bytes < EXEC_LOCAL_SLICE_BYTES ? slice_bytes : EXEC_LOCAL_SLICE_BYTES;
         slice_bytes = coll_stage_alone_slice_bytes(&op->stage, slice_bytes, EXEC_TURN_BYTES);
     }
     if (op->call.terms.kind == OP_KIND_ALL_TO_ALL) {
-        slice_bytes = coll_exchange_slice_bytes(slice_bytes, comm->options.size, comm->options.node_count);
+        slice_bytes =
+            coll_exchange_slice_bytes(slice_bytes, comm->map->ranks.size, comm->map->ranks.node_count);
     }
     return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
 }
@@ -124,7 +126,7 @@ static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_o
 /* The data that stays on this node has slices of its own. */
 static void op_measure_exchange(const struct exec_comm *comm, struct exec_op *op)
 {
-    uint64_t slice_bytes = comm->options.slice_bytes;
+    uint64_t slice_bytes = comm->map->slice_bytes;
     slice_bytes = slice_bytes > EXEC_LOCAL_SLICE_BYTES ? EXEC_LOCAL_SLICE_BYTES : slice_bytes;
     op->stage.local_slice_elements =
         coll_stage_local_slice_elements(&op->stage, slice_bytes * COLL_EXCHANGE_SLICES);
@@ -159,26 +161,26 @@ static void op_stage(const struct exec_comm *comm, struct exec_op *op)
 
 enum status exec_op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
-    const struct exec_comm_options *options = &comm->options;
+    const struct comm_map *map = comm->map;
     struct coll_stage_op *stage = &op->stage;
     uint64_t bytes;
     if (op_kind_has_root(op->call.terms.kind)) {
-        op->root_node = options->node_of_rank[op->call.terms.root_rank];
+        op->root_node = map->node_of_rank[op->call.terms.root_rank];
     }
     if (op->is_staged) {
         op_stage(comm, op);
     }
-    op->schedule_kind = coll_stage_schedule_kind(op->call.terms.kind, &comm->map);
+    op->schedule_kind = coll_stage_schedule_kind(op->call.terms.kind, &comm->map->ranks);
     if (!coll_stage_total(stage, &stage->total_elements) ||
         !checked_mul_u64(stage->total_elements, op->element_bytes, &bytes)) {
         return error_set(error, STATUS_LIMIT, "op %llu %s on \"%s\": too many elements",
-                         (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), options->name);
+                         (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), map->name);
     }
     stage->slice_bytes = op_slice_bytes(comm, op);
     op_measure_exchange(comm, op);
     stage->slice_count = op_slice_count(op);
     if (stage->slice_count >= EXEC_AGREEMENT_SLICE) {
-        return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", options->name,
+        return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", map->name,
                          EXEC_AGREEMENT_SLICE - 1, (unsigned long long)stage->slice_bytes);
     }
     return STATUS_OK;
@@ -186,12 +188,12 @@ enum status exec_op_measure(const struct exec_comm *comm, struct exec_op *op, st
 
 static void op_choose(const struct exec_comm *comm, struct exec_op *op)
 {
-    const struct exec_comm_options *options = &comm->options;
+    const struct comm_map *map = comm->map;
     bool private_sizes = coll_stage_sizes_are_private(&op->stage);
     struct coll_choice choice = {
-        .few_links = comm->options.few_links,
+        .few_links = comm->map->few_links,
         .kind = op->schedule_kind,
-        .node_count = options->node_count,
+        .node_count = map->ranks.node_count,
         .root_node = op->root_node,
         .size_bytes = private_sizes ? 0 : op->stage.total_elements * op->element_bytes,
         .element_bytes = op->element_bytes,
@@ -205,7 +207,7 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
         bool exchanges = op->call.terms.kind == OP_KIND_ALL_TO_ALL;
         op->algorithm = coll_registry_by_name(op->schedule_kind, exchanges ? "pairwise" : "direct");
     } else {
-        op->algorithm = coll_select(&choice, &options->network, options->overrides);
+        op->algorithm = coll_select(&choice, &map->network, map->overrides);
     }
 }
 
@@ -218,7 +220,7 @@ static bool reducing_one_copies(const struct exec_op *op)
 
 void exec_op_begin(const struct exec_comm *comm, struct exec_op *op)
 {
-    bool one_node = comm->options.node_count == 1;
+    bool one_node = comm->map->ranks.node_count == 1;
     if (one_node) { /* any thread takes slices */
         op->own_slices = op->stage.slice_count;
     } else {

@@ -65,8 +65,8 @@ static bool all_reach_first(const struct exec_comm *comm, const struct exec_op *
 uint32_t gpu_coding_vector_ranks(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct exec_rank *first = &op->ranks[0];
-    if (op->call.terms.compression == COMPRESSION_NONE || comm->options.node_count < 2 ||
-        comm->options.slice_bytes > SLICE_BYTES_MAX ||
+    if (op->call.terms.compression == COMPRESSION_NONE || comm->map->ranks.node_count < 2 ||
+        comm->map->slice_bytes > SLICE_BYTES_MAX ||
         (first->residual != NULL && (first->residual_on_host || !is_aligned(first->residual)))) {
         return 0;
     }
@@ -138,8 +138,7 @@ static enum status make_parts(struct exec_lane *lane, uint32_t wanted, struct er
     }
     return coding != NULL && wanted <= coding->capacity
                ? STATUS_OK
-               : error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a round",
-                           lane->comm->options.name);
+               : error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a round", lane->comm->map->name);
 }
 
 enum status gpu_coding_begin(struct exec_lane *lane, struct error *error)

@@ -89,7 +89,7 @@ bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op 
 
 bool gpu_direct_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
-    if (comm->options.node_count != 1) {
+    if (comm->map->ranks.node_count != 1) {
         return false;
     }
     return op->ranks[0].on_gpu && device_reach_each_other(comm, op);

@@ -56,7 +56,7 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
     const struct op_terms *terms = &op->call.terms;
     uint32_t gpus[GPU_DEVICES_MAX];
     bool used[GPU_DEVICES_MAX] = {0};
-    return device_engine(comm, op) != EXEC_GPU_KERNELS && comm->options.node_count == 1 &&
+    return device_engine(comm, op) != EXEC_GPU_KERNELS && comm->map->ranks.node_count == 1 &&
            op->call.rank_count <= GPU_QUEUE_BUFFERS_MAX && !coll_stage_is_scan(terms) &&
            device_gpus(op, gpus) > 1 &&
            (!op_kind_reduces(terms->kind) || gpu_nccl_reduces(terms->dtype, terms->reduce)) &&
@@ -82,7 +82,7 @@ enum status gpu_nccl_new(struct exec_comm *comm, struct exec_op *op, uint64_t no
 {
     struct gpu_nccl *nccl = calloc(1, sizeof *nccl);
     if (nccl == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->map->name);
     }
     *nccl = (struct gpu_nccl){.comm = comm, .op = op};
     enum status status = device_copies_init(&nccl->copies, op, error);

@@ -114,7 +114,7 @@ void lane_device_return_memory(struct exec_lane *lane)
     struct lane_device *device = lane->device;
     if (device != NULL && device->memory != NULL) {
         gpu_pinned_free(lane->comm->exec->gpus, device->memory);
-        budget_release(lane->comm->options.account, BUDGET_LANES, device->memory_bytes);
+        budget_release(lane->comm->map->account, BUDGET_LANES, device->memory_bytes);
         device->memory = NULL;
         device->memory_bytes = 0;
     }
@@ -201,13 +201,13 @@ enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct e
     }
     lane_device_return_memory(lane);
     uint64_t size_bytes = gpu_pinned_size(bytes);
-    if (budget_charge(comm->options.account, BUDGET_LANES, size_bytes, &why) != STATUS_OK) {
-        return error_set(error, why.status, "\"%s\": %s", comm->options.name, why.text);
+    if (budget_charge(comm->map->account, BUDGET_LANES, size_bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "\"%s\": %s", comm->map->name, why.text);
     }
     void *memory = NULL;
     enum status status = gpu_pinned_alloc(comm->exec->gpus, bytes, &memory, error);
     if (status != STATUS_OK) {
-        budget_release(comm->options.account, BUDGET_LANES, size_bytes);
+        budget_release(comm->map->account, BUDGET_LANES, size_bytes);
         return status;
     }
     device->memory = memory;
@@ -370,7 +370,7 @@ enum status lane_device_code(const struct exec_lane *lane, const struct gpu_codi
     }
     return device->status == STATUS_OK
                ? STATUS_OK
-               : error_set(error, device->status, "\"%s\": %s", lane->comm->options.name, device->error.text);
+               : error_set(error, device->status, "\"%s\": %s", lane->comm->map->name, device->error.text);
 }
 
 bool lane_device_is_by_nccl(const struct exec_lane *lane)
@@ -404,7 +404,7 @@ enum status lane_device_end(struct exec_lane *lane, struct error *error)
     }
     return device->status == STATUS_OK
                ? STATUS_OK
-               : error_set(error, device->status, "\"%s\": %s", lane->comm->options.name, device->error.text);
+               : error_set(error, device->status, "\"%s\": %s", lane->comm->map->name, device->error.text);
 }
 
 bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *status, struct error *error)

@@ -22,7 +22,7 @@ static void lane_expect(const struct exec_lane *lane)
         uint64_t bytes = receive->count_elements * op->element_bytes;
         for (uint32_t bulk = 0; bulk < 2 && bytes > NET_STREAM_FIRST_WINDOW_BYTES / 2; bulk++) {
             struct stream_reader *source =
-                lane->sources[receive->node + bulk * lane->comm->options.node_count];
+                lane->sources[receive->node + bulk * lane->comm->map->ranks.node_count];
             if (source != NULL) {
                 stream_reader_expect(source, bytes);
             }
@@ -58,7 +58,7 @@ static enum status lane_go_on_sending(struct exec_lane *lane, struct error *erro
             return status;
         }
     }
-    trace_round_sent(comm->options.comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+    trace_round_sent(comm->map->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                      lane_row(lane), (uint32_t)lane->slice, lane->round);
     return STATUS_OK;
 }
@@ -107,8 +107,7 @@ static enum status lane_make_room(struct exec_lane *lane, struct error *error)
     if (wanted > lane->transfers_capacity) {
         struct coll_transfer *space = realloc(lane->transfers.sends, 2 * (size_t)wanted * sizeof *space);
         if (space == NULL) {
-            return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a round",
-                             lane->comm->options.name);
+            return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a round", lane->comm->map->name);
         }
         lane->transfers.sends = space;
         lane->transfers_capacity = wanted;
@@ -119,17 +118,17 @@ static enum status lane_make_room(struct exec_lane *lane, struct error *error)
 
 static enum status lane_begin(struct exec_lane *lane, struct error *error)
 {
-    trace_stage_in_done(lane->comm->options.comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+    trace_stage_in_done(lane->comm->map->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                         lane_row(lane), (uint32_t)lane->slice, 0);
     lane->state = LANE_ROUNDS;
     lane->round = 0;
     lane->prefix_begun = false;
     lane->round_count = 0;
     lane_clear_round(lane);
-    if (lane->comm->options.node_count == 1) {
+    if (lane->comm->map->ranks.node_count == 1) {
         return STATUS_OK;
     }
-    memset(lane->routes, LANE_ROUTE_NOT, lane->comm->options.node_count);
+    memset(lane->routes, LANE_ROUTE_NOT, lane->comm->map->ranks.node_count);
     lane->round_count = lane->algorithm->round_count(&lane->call);
     enum status status = lane_make_room(lane, error);
     if (status == STATUS_OK && gpu_coding_applies(lane)) {
@@ -148,7 +147,7 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
 {
     lane->slice = slice;
     lane->loan.is_done = false; /* left by a cancelled operation */
-    trace_slice_started(lane->comm->options.comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
+    trace_slice_started(lane->comm->map->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         (uint32_t)slice, op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
     lane->staged = op->is_staged;
@@ -158,14 +157,14 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
 
 enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, struct error *error)
 {
-    const struct exec_comm_options *options = &lane->comm->options;
+    const struct comm_map *map = lane->comm->map;
     lane->slice = EXEC_AGREEMENT_SLICE;
-    trace_slice_started(lane->comm->options.comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
+    trace_slice_started(lane->comm->map->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         EXEC_AGREEMENT_SLICE, 0);
     lane->staged = false;
     lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
     lane->call = (struct coll_call){
-        .kind = OP_KIND_BARRIER, .node_count = options->node_count, .node_index = options->node_index};
+        .kind = OP_KIND_BARRIER, .node_count = map->ranks.node_count, .node_index = map->ranks.node_index};
     lane->lent.count = 0;
     enum status status = lane_table(lane, &lane->vectors[COLL_WORK], op->element_bytes, 0, error);
     return status == STATUS_OK ? lane_begin(lane, error) : status;
@@ -180,7 +179,7 @@ static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *
 
 static void lane_trace_done(const struct exec_lane *lane)
 {
-    trace_slice_done(lane->comm->options.comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+    trace_slice_done(lane->comm->map->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                      lane_row(lane), (uint32_t)lane->slice, 0);
 }
 
@@ -248,7 +247,7 @@ static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
     lane->comm->exec->pacer.waits |= !reached;
     lane->comm->exec->pacer.advanced |= reached;
     if (status != STATUS_OK) {
-        (void)error_prefix(&error, "\"%s\"", lane->comm->options.name);
+        (void)error_prefix(&error, "\"%s\"", lane->comm->map->name);
         exec_comm_fail(lane->comm, &error, now_ns);
     }
     return reached && status == STATUS_OK;
@@ -291,7 +290,7 @@ static enum status lane_next_round(struct exec_lane *lane, bool *moved, struct e
         return status;
     }
     if (lane->round_count > 0) {
-        trace_round_received(lane->comm->options.comm_id, lane_op(lane)->call.seq,
+        trace_round_received(lane->comm->map->comm_id, lane_op(lane)->call.seq,
                              lane_op(lane)->call.terms.kind, lane_row(lane), (uint32_t)lane->slice,
                              lane->round);
     }
@@ -409,7 +408,7 @@ void lane_stop(struct exec_lane *lane)
 
 void lane_reset_streams(struct exec_lane *lane, bool give_up)
 {
-    for (uint32_t i = 0; lane->streams != NULL && i < 2 * lane->comm->options.node_count; i++) {
+    for (uint32_t i = 0; lane->streams != NULL && i < 2 * lane->comm->map->ranks.node_count; i++) {
         if (lane->streams[i] != NULL && give_up) {
             net_stream_reset(lane->streams[i]);
         } else if (lane->streams[i] != NULL) {

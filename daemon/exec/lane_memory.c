@@ -46,10 +46,10 @@ void exec_free_spares(struct exec *exec)
 
 static enum status charge(const struct exec_lane *lane, uint64_t bytes, struct error *error)
 {
-    const struct exec_comm_options *options = &lane->comm->options;
+    const struct comm_map *map = lane->comm->map;
     struct error why;
-    enum status status = budget_charge(options->account, BUDGET_LANES, bytes, &why);
-    return status == STATUS_OK ? status : error_set(error, status, "\"%s\": %s", options->name, why.text);
+    enum status status = budget_charge(map->account, BUDGET_LANES, bytes, &why);
+    return status == STATUS_OK ? status : error_set(error, status, "\"%s\": %s", map->name, why.text);
 }
 
 /* The charge for a lane's tables, without the part that the communicator's charge includes. */
@@ -72,8 +72,8 @@ enum status lane_table(struct exec_lane *lane, struct exec_vector *vector, uint6
         return status;
     }
     if (!vector_begin(vector, element_bytes, pieces)) {
-        budget_release(comm->options.account, BUDGET_LANES, more);
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->options.name);
+        budget_release(comm->map->account, BUDGET_LANES, more);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->map->name);
     }
     lane->table_bytes = bytes;
     return STATUS_OK;
@@ -88,7 +88,7 @@ static void return_tables(struct exec_lane *lane)
         vector_free(&lane->vectors[space]);
     }
     vector_free(&lane->lent.from);
-    budget_release(lane->comm->options.account, BUDGET_LANES, tables_charge(lane->table_bytes));
+    budget_release(lane->comm->map->account, BUDGET_LANES, tables_charge(lane->table_bytes));
     lane->table_bytes = 0;
 }
 
@@ -110,7 +110,7 @@ enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct e
     size_t size_bytes;
     unsigned char *memory = spare_take(comm->exec, (size_t)wanted_bytes, &size_bytes);
     if (memory == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->options.name);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->map->name);
     }
     enum status status = charge(lane, size_bytes, error);
     if (status != STATUS_OK) {
@@ -125,7 +125,7 @@ enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct e
 static void return_encoded(struct exec_lane *lane)
 {
     if (lane->encoded != NULL) {
-        budget_release(lane->comm->options.account, BUDGET_LANES, lane->encoded_capacity_bytes);
+        budget_release(lane->comm->map->account, BUDGET_LANES, lane->encoded_capacity_bytes);
         free(lane->encoded);
         lane->encoded = NULL;
         lane->encoded_capacity_bytes = 0;
@@ -145,8 +145,8 @@ enum status lane_reserve_encoded(struct exec_lane *lane, uint64_t bytes, struct 
     }
     lane->encoded = malloc((size_t)bytes);
     if (lane->encoded == NULL) {
-        budget_release(comm->options.account, BUDGET_LANES, bytes);
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->options.name);
+        budget_release(comm->map->account, BUDGET_LANES, bytes);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->map->name);
     }
     lane->encoded_capacity_bytes = bytes;
     return STATUS_OK;
@@ -160,7 +160,7 @@ void lane_return_memory(struct exec_lane *lane)
     return_tables(lane);
     return_encoded(lane);
     if (lane->memory != NULL) {
-        budget_release(lane->comm->options.account, BUDGET_LANES, lane->memory_bytes);
+        budget_release(lane->comm->map->account, BUDGET_LANES, lane->memory_bytes);
         spare_give(lane->comm->exec, lane->memory, lane->memory_bytes);
         lane->memory = NULL;
         lane->memory_bytes = 0;

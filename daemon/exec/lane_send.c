@@ -29,10 +29,10 @@ static void measure_more(struct exec_lane *lane, uint32_t node, uint64_t bytes)
     if (!measure->is_on && lane->unacknowledged == 0) {
         *measure = (struct lane_measure){.is_on = true,
                                          .on_bulk = lane->routes[node] == LANE_ROUTE_BULK,
-                                         .peer = lane->comm->options.peers[node]};
+                                         .peer = lane->comm->map->peers[node]};
         net_bulk_began(exec->net, measure->peer, measure->on_bulk, exec->now_ns);
     }
-    if (measure->is_on && measure->peer == lane->comm->options.peers[node]) {
+    if (measure->is_on && measure->peer == lane->comm->map->peers[node]) {
         measure->bytes += bytes;
     }
 }
@@ -59,7 +59,7 @@ struct lane_copy {
 
 static void lane_copy_free(struct lane_copy *copy)
 {
-    budget_release(copy->lane->comm->options.account, BUDGET_LANES, copy->charged_bytes);
+    budget_release(copy->lane->comm->map->account, BUDGET_LANES, copy->charged_bytes);
     free(copy);
 }
 
@@ -79,13 +79,13 @@ static bool node_is_linked(const struct exec_lane *lane, uint32_t node)
 {
     const struct exec_comm *comm = lane->comm;
     bool mutual = false;
-    if (comm->options.need == NULL || lane->streams[node] != NULL) {
+    if (comm->handler.need == NULL || lane->streams[node] != NULL) {
         return true;
     }
     for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
         mutual = mutual || lane->transfers.receives[i].node == node; /* it sends to us in this round */
     }
-    return comm->options.need(comm->options.context, node, mutual, comm->exec->now_ns);
+    return comm->handler.need(comm->handler.context, node, mutual, comm->exec->now_ns);
 }
 
 bool lane_may_send(const struct exec_lane *lane)
@@ -96,7 +96,7 @@ bool lane_may_send(const struct exec_lane *lane)
 static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
                                struct error *error)
 {
-    const struct exec_comm_options *options = &lane->comm->options;
+    const struct comm_map *map = lane->comm->map;
     const struct exec_op *op = lane_op(lane);
     char rail[24] = "";
     if (lane->comm->share_count > 1) {
@@ -104,8 +104,8 @@ static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum
     }
     return error_set(
         error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: sending to node %s%s failed: %s",
-        (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), options->name,
-        options->node_names[options->node_index], options->node_names[node], rail, status_text(status));
+        (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), map->name,
+        map->node_names[map->ranks.node_index], map->node_names[node], rail, status_text(status));
 }
 
 /* How the slice's data for that node travel, of which this transfer is the first. */
@@ -115,18 +115,18 @@ static enum lane_route route_of(const struct exec_lane *lane, uint32_t node, uin
     if (transfer_bytes < EXEC_BULK_LEAST_BYTES) {
         return LANE_ROUTE_SMALL;
     }
-    return net_bulk_choose(exec->net, lane->comm->options.peers[node], exec->now_ns) ? LANE_ROUTE_BULK
-                                                                                     : LANE_ROUTE_NET;
+    return net_bulk_choose(exec->net, lane->comm->map->peers[node], exec->now_ns) ? LANE_ROUTE_BULK
+                                                                                  : LANE_ROUTE_NET;
 }
 
 /* Opens a stream on the bulk link, if the slice goes there. Returns null if it cannot. */
 static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
 {
     struct exec_comm *comm = lane->comm;
-    struct net_stream **stream = &lane->streams[node + comm->options.node_count];
+    struct net_stream **stream = &lane->streams[node + comm->map->ranks.node_count];
     if (*stream == NULL &&
-        net_stream_open_bulk(comm->exec->net, comm->options.peers[node], NET_STREAM_DATA,
-                             comm->options.owner_uid, comm->options.account, stream, NULL) != STATUS_OK) {
+        net_stream_open_bulk(comm->exec->net, comm->map->peers[node], NET_STREAM_DATA, comm->map->owner_uid,
+                             comm->map->account, stream, NULL) != STATUS_OK) {
         lane->routes[node] = LANE_ROUTE_NET;
         *stream = NULL;
     }
@@ -150,11 +150,11 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
     if (lane->streams[node] == NULL) {
         struct error why;
         enum status status =
-            net_stream_open_for(comm->exec->net, comm->options.peers[node], NET_STREAM_DATA,
-                                comm->options.owner_uid, comm->options.account, &lane->streams[node], &why);
+            net_stream_open_for(comm->exec->net, comm->map->peers[node], NET_STREAM_DATA,
+                                comm->map->owner_uid, comm->map->account, &lane->streams[node], &why);
         if (status == STATUS_LIMIT) {
-            return error_set(error, status, "\"%s\": node %s: %s", comm->options.name,
-                             comm->options.node_names[node], why.text);
+            return error_set(error, status, "\"%s\": node %s: %s", comm->map->name,
+                             comm->map->node_names[node], why.text);
         }
         if (status != STATUS_OK) {
             return send_failed(lane, node, status, error);
@@ -169,9 +169,9 @@ static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, ui
     const struct exec_comm *comm = lane->comm;
     const struct exec_op *op = lane_op(lane);
     bool agreement = lane->index == EXEC_AGREEMENT_LANE;
-    struct data_header header = {.comm_id = comm->options.comm_id,
+    struct data_header header = {.comm_id = comm->map->comm_id,
                                  .seq = op->call.seq,
-                                 .generation = comm->options.generation,
+                                 .generation = EXEC_GENERATION,
                                  .slice = agreement ? EXEC_AGREEMENT_SLICE : (uint32_t)lane->slice,
                                  .round = lane->round,
                                  .algorithm = op->algorithm->id,
@@ -233,15 +233,15 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
 
 enum status lane_copy_new(struct exec_lane *lane, uint64_t bytes, struct lane_copy **out, struct error *error)
 {
-    const struct exec_comm_options *options = &lane->comm->options;
+    const struct comm_map *map = lane->comm->map;
     struct error why;
-    if (budget_charge(options->account, BUDGET_LANES, bytes, &why) != STATUS_OK) {
-        return error_set(error, why.status, "\"%s\": %s", options->name, why.text);
+    if (budget_charge(map->account, BUDGET_LANES, bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "\"%s\": %s", map->name, why.text);
     }
     struct lane_copy *copy = malloc(sizeof *copy + (size_t)bytes);
     if (copy == NULL) {
-        budget_release(options->account, BUDGET_LANES, bytes);
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", options->name);
+        budget_release(map->account, BUDGET_LANES, bytes);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", map->name);
     }
     copy->lane = lane;
     copy->charged_bytes = bytes;

@@ -18,7 +18,7 @@ bool exec_lends(const struct exec_comm *comm)
 {
     const struct exec *exec = comm->exec;
     const struct exec_user *other =
-        exec->last_user.account != comm->options.account ? &exec->last_user : &exec->other_user;
+        exec->last_user.account != comm->map->account ? &exec->last_user : &exec->other_user;
     return exec->rails != NULL && exec->rails->count > exec->rails->network_count && other->account != NULL &&
            exec->now_ns - other->served_ns < EXEC_SHARED_NS;
 }
@@ -43,12 +43,12 @@ bool loans_run(struct exec *exec)
     struct exec_loan *loan = (struct exec_loan *)((char *)turn - offsetof(struct exec_loan, turn));
     const struct exec_comm *comm = loan->lane->comm;
     uint64_t left_bytes = EXEC_TURN_BYTES;
-    spending_turn(&exec->spending, comm->options.account);
+    spending_turn(&exec->spending, comm->map->account);
     if (stage_run(loan->lane, loan->op, loan->step, loan->slice, &loan->cursor, &left_bytes)) {
         loan->mail.deliver = loan_is_back;
         mailbox_put(rails_mailbox(comm->exec->rails, 0), &loan->mail); /* belongs to the lender from now on */
     } else {
-        fair_put(&exec->loans, turn, comm->options.owner_uid);
+        fair_put(&exec->loans, turn, comm->map->owner_uid);
     }
     spending_turn(&exec->spending, NULL);
     return exec->loans.count > 0;
@@ -58,7 +58,7 @@ static void loan_begins(void *context, uint64_t now_ns)
 {
     struct exec_loan *loan = context;
     (void)now_ns;
-    fair_put(&loan->borrower->loans, &loan->turn, loan->lane->comm->options.owner_uid);
+    fair_put(&loan->borrower->loans, &loan->turn, loan->lane->comm->map->owner_uid);
 }
 
 /* --- The lender --- */

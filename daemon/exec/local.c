@@ -6,7 +6,7 @@
 /* The row in a trace. */
 static uint32_t local_row(const struct exec_comm *comm)
 {
-    bool alone = comm->options.node_count == 1;
+    bool alone = comm->map->ranks.node_count == 1;
     return alone ? lane_row(&comm->lanes[0]) : TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
 }
 
@@ -16,7 +16,7 @@ static enum status local_ran(struct exec_comm *comm, bool over, struct error *er
     struct exec_op *op = comm->first_op;
     op->is_within_slice = !over;
     if (over) {
-        trace_slice_done(comm->options.comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
+        trace_slice_done(comm->map->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
                          (uint32_t)op->slice, 0);
     }
     return exec_op_check_memories(comm, op, error);
@@ -28,7 +28,7 @@ static void local_begin(struct exec_comm *comm, uint64_t slice)
     op->is_within_slice = true;
     op->slice = slice;
     op->cursor = (struct coll_stage_cursor){0};
-    trace_slice_started(comm->options.comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
+    trace_slice_started(comm->map->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
                         (uint32_t)slice, op->stage.slice_bytes);
 }
 

@@ -22,8 +22,8 @@ void exec_link_up(struct exec *exec)
 static uint32_t node_of_peer(const struct exec_comm *comm, uint32_t peer)
 {
     uint32_t node = 0;
-    while (node < comm->options.node_count &&
-           (node == comm->options.node_index || comm->options.peers[node] != peer)) {
+    while (node < comm->map->ranks.node_count &&
+           (node == comm->map->ranks.node_index || comm->map->peers[node] != peer)) {
         node++;
     }
     return node;
@@ -40,13 +40,13 @@ void exec_link_lost(struct exec *exec, uint32_t rail, uint32_t peer, const struc
     HASH_ITER (hh, exec->comms, comm, next) {
         const struct exec_op *op = comm->first_op;
         uint32_t node = node_of_peer(comm, peer);
-        if (node == comm->options.node_count || op == NULL || !spread_needs(op, rail)) {
+        if (node == comm->map->ranks.node_count || op == NULL || !spread_needs(op, rail)) {
             continue;
         }
         struct error error;
         error_set(&error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: rail %u to node %s is lost: %s",
-                  (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), comm->options.name,
-                  comm->options.node_names[comm->options.node_index], rail, comm->options.node_names[node],
+                  (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), comm->map->name,
+                  comm->map->node_names[comm->map->ranks.node_index], rail, comm->map->node_names[node],
                   cause->text);
         exec_comm_fail(comm, &error, now_ns);
     }
@@ -59,9 +59,10 @@ void exec_link_streams_lost(struct exec *main_exec, uint32_t rail, uint32_t peer
     struct exec_comm *comm, *next;
     HASH_ITER (hh, exec->comms, comm, next) {
         uint32_t node = node_of_peer(comm, peer);
-        for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && node < comm->options.node_count; i++) {
+        for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && node < comm->map->ranks.node_count; i++) {
             for (uint32_t bulk = 0; bulk < 2 && comm->first_op == NULL; bulk++) {
-                struct net_stream **stream = &comm->lanes[i].streams[node + bulk * comm->options.node_count];
+                struct net_stream **stream =
+                    &comm->lanes[i].streams[node + bulk * comm->map->ranks.node_count];
                 if (*stream != NULL) {
                     net_stream_reset(*stream);
                 }

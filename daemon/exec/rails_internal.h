@@ -64,7 +64,7 @@ struct shared_rail {
 
 struct exec_shared {
     struct rails *rails;
-    struct exec_map *map;
+    struct comm_map *map;
     struct exec_comm *home; /* the main exec's; null once it is freed */
     /* One of the main thread, one of each rail that has not left, one of each failure mail to the main
      * thread. */

@@ -55,16 +55,16 @@ static enum match set_disagreement(const struct data_reader *incoming, struct ex
     struct exec_comm *comm = comm_of(&incoming->reader);
     if (!op->disputed) {
         op->disputed = true;
-        comm->options.disagreed(comm->options.context, op->call.seq, incoming->reader.node, how, now_ns);
+        comm->handler.disagreed(comm->handler.context, op->call.seq, incoming->reader.node, how, now_ns);
     }
     return MATCH_WAIT;
 }
 
 static enum match set_fault(const struct data_reader *incoming, const char *what, struct error *error)
 {
-    const struct exec_comm_options *options = &comm_of(&incoming->reader)->options;
-    error_set(error, STATUS_PROTOCOL, "\"%s\", operation %llu: node %s sent %s", options->name,
-              (unsigned long long)incoming->header.seq, options->node_names[incoming->reader.node], what);
+    const struct comm_map *map = comm_of(&incoming->reader)->map;
+    error_set(error, STATUS_PROTOCOL, "\"%s\", operation %llu: node %s sent %s", map->name,
+              (unsigned long long)incoming->header.seq, map->node_names[incoming->reader.node], what);
     return MATCH_FAULT;
 }
 
@@ -83,7 +83,7 @@ static bool expected_later(const struct exec_lane *lane, uint32_t node)
  * slice on one stream. */
 static bool comes_elsewhere(const struct data_reader *incoming, const struct exec_lane *lane)
 {
-    uint32_t nodes = lane->comm->options.node_count;
+    uint32_t nodes = lane->comm->map->ranks.node_count;
     uint32_t other = incoming->source < nodes ? incoming->source + nodes : incoming->source - nodes;
     struct stream_reader *reader = lane->sources[other];
     return reader != NULL && data_of(reader)->lane != NULL;
@@ -415,9 +415,9 @@ static enum status payload_make_room(struct data_reader *incoming, struct error 
         !compressed_applies(incoming->lane, lane_op(incoming->lane))) {
         return STATUS_OK;
     }
-    struct budget_account *account = incoming->lane->comm->options.account;
+    struct budget_account *account = incoming->lane->comm->map->account;
     uint64_t bytes = incoming->header.payload_bytes;
-    const char *name = incoming->lane->comm->options.name;
+    const char *name = incoming->lane->comm->map->name;
     struct error why;
     enum status status = budget_charge(account, BUDGET_LANES, bytes, &why);
     if (status != STATUS_OK) {
@@ -468,11 +468,11 @@ static const char *data_claim(struct stream_reader *reader)
 {
     struct data_reader *incoming = data_of(reader);
     struct exec_lane *lane = lane_of_header(comm_of(reader), &incoming->header);
-    if (incoming->header.generation != comm_of(reader)->options.generation) {
+    if (incoming->header.generation != EXEC_GENERATION) {
         return "a data header of another generation";
     }
     bool on_bulk = reader->stream != NULL && reader->stream->on_bulk;
-    incoming->source = reader->node + (on_bulk ? comm_of(reader)->options.node_count : 0);
+    incoming->source = reader->node + (on_bulk ? comm_of(reader)->map->ranks.node_count : 0);
     if (lane->sources[incoming->source] != NULL) {
         return "a second stream of data for one lane of slices";
     }
@@ -484,7 +484,7 @@ static const char *data_claim(struct stream_reader *reader)
 static const char *data_check_next(const struct stream_reader *reader)
 {
     const struct data_reader *incoming = (const struct data_reader *)reader;
-    if (incoming->header.generation != comm_of(reader)->options.generation) {
+    if (incoming->header.generation != EXEC_GENERATION) {
         return "a data header of another generation";
     }
     bool same = lane_of_header(comm_of(reader), &incoming->header) == incoming->feeds;
@@ -515,8 +515,8 @@ static void data_violated(struct stream_reader *reader, const char *what)
 {
     struct exec_comm *comm = comm_of(reader);
     struct error error;
-    error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
-              comm->options.node_names[reader->node], what);
+    error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->map->name,
+              comm->map->node_names[reader->node], what);
     exec_comm_fail(comm, &error, comm->exec->now_ns);
 }
 
@@ -528,12 +528,11 @@ static void data_cut(struct stream_reader *reader, uint64_t now_ns)
 static void data_crowded(struct stream_reader *reader, const struct error *why)
 {
     struct exec_comm *comm = comm_of(reader);
-    const struct exec_comm_options *options = &comm->options;
+    const struct comm_map *map = comm->map;
     struct error error;
     error_set(&error, STATUS_LIMIT,
-              "\"%s\": ranks of node %s have not posted calls for the data that node %s sends: %s",
-              options->name, options->node_names[options->node_index], options->node_names[reader->node],
-              why->text);
+              "\"%s\": ranks of node %s have not posted calls for the data that node %s sends: %s", map->name,
+              map->node_names[map->ranks.node_index], map->node_names[reader->node], why->text);
     exec_comm_fail(comm, &error, comm->exec->now_ns);
 }
 

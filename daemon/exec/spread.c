@@ -17,7 +17,7 @@ static void put(const struct exec_shared *shared, uint32_t rail, struct mail *ma
 static void shared_release(struct exec_shared *shared)
 {
     if (atomic_fetch_sub(&shared->references, 1) == 1) {
-        exec_map_release(shared->map);
+        comm_map_release(shared->map);
         free(shared);
     }
 }
@@ -47,9 +47,9 @@ static void home_disagreed(void *context, uint64_t now_ns)
     const struct spread_part *part = context;
     struct exec_op *op = part->spread->op;
     if (op != NULL && !op->disputed) {
-        const struct exec_comm_options *options = &part->spread->shared->home->options;
+        const struct exec_comm_handler *handler = &part->spread->shared->home->handler;
         op->disputed = true;
-        options->disagreed(options->context, op->call.seq, part->disputed_node, part->disputed_how, now_ns);
+        handler->disagreed(handler->context, op->call.seq, part->disputed_node, part->disputed_how, now_ns);
     }
 }
 
@@ -71,13 +71,11 @@ static void rail_create(void *context, uint64_t now_ns)
 {
     struct shared_rail *at = context;
     struct exec_shared *shared = at->shared;
-    struct exec_comm_options options = shared->map->options;
     struct error error;
-    options.failed = rail_failed;
-    options.need = NULL; /* the rail's connections are there; only the main thread may ask for one */
-    options.disagreed = rail_disagreed;
-    options.context = at;
-    if (comm_new_part(shared->rails->execs[at->rail], shared->map, &options, at->rail, shared->rail_count,
+    /* The rail's connections are there; only the main thread may ask for one. */
+    const struct exec_comm_handler handler = {
+        .failed = rail_failed, .disagreed = rail_disagreed, .context = at};
+    if (comm_new_part(shared->rails->execs[at->rail], shared->map, &handler, at->rail, shared->rail_count,
                       &at->comm, &error) != STATUS_OK) {
         rail_failed(at, &error, now_ns);
     }
@@ -88,39 +86,39 @@ static void want_rails(struct exec_comm *comm)
 {
     const struct exec_links *links = &comm->exec->links;
     comm->shared->wants_rails = true;
-    for (uint32_t node = 0; node < comm->options.node_count; node++) {
-        if (node != comm->options.node_index) {
-            links->need(links->context, comm->options.peers[node], comm->shared->rail_count);
+    for (uint32_t node = 0; node < comm->map->ranks.node_count; node++) {
+        if (node != comm->map->ranks.node_index) {
+            links->need(links->context, comm->map->peers[node], comm->shared->rail_count);
         }
     }
 }
 
 enum status shared_new(struct exec_comm *comm, struct error *error)
 {
-    const struct exec_comm_options *options = &comm->options;
+    const struct comm_map *map = comm->map;
     struct rails *rails = comm->exec->rails;
     if (rails == NULL || comm->share_index > 0) {
         return STATUS_OK;
     }
-    bool alone = options->node_count == 1;
-    uint32_t rail_count = alone ? rails->count : options->rail_count;
+    bool alone = map->ranks.node_count == 1;
+    uint32_t rail_count = alone ? rails->count : map->rail_count;
     rail_count = !alone && rail_count > rails->network_count ? rails->network_count : rail_count;
     if (rail_count < 2) {
         return STATUS_OK;
     }
     struct exec_shared *shared = calloc(1, sizeof *shared);
     if (shared == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", map->name);
     }
     shared->rails = rails;
-    shared->map = exec_map_ref(comm->shared_map);
+    shared->map = comm_map_ref(comm->map);
     shared->home = comm;
     shared->rail_count = rail_count;
     atomic_init(&shared->references, rail_count);
     comm->shared = shared;
     comm->share_count = alone ? 1 : rail_count;
-    comm_use_rails(comm, rails_of(comm->share_count), !options->rails_wait);
-    if (options->need == NULL) {
+    comm_use_rails(comm, rails_of(comm->share_count), !map->rails_wait);
+    if (comm->handler.need == NULL) {
         want_rails(comm);
     }
     for (uint32_t rail = 1; rail < rail_count; rail++) {
@@ -214,9 +212,9 @@ void shared_leave(struct exec_comm *comm)
         return;
     }
     const struct exec_links *links = &comm->exec->links;
-    for (uint32_t node = 0; shared->wants_rails && node < comm->options.node_count; node++) {
-        if (node != comm->options.node_index) {
-            links->unneed(links->context, comm->options.peers[node], shared->rail_count);
+    for (uint32_t node = 0; shared->wants_rails && node < comm->map->ranks.node_count; node++) {
+        if (node != comm->map->ranks.node_index) {
+            links->unneed(links->context, comm->map->peers[node], shared->rail_count);
         }
     }
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
@@ -277,7 +275,7 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     struct spread_part *part = context;
     struct exec_spread *spread = part->spread;
     struct exec_comm *comm = spread->shared->of_rail[part->rail].comm;
-    bool local = spread->shared->map->options.node_count == 1;
+    bool local = spread->shared->map->ranks.node_count == 1;
     struct error error = {.status = STATUS_OK};
     struct exec_op *op = NULL;
     uint64_t slice = 0;
@@ -288,7 +286,7 @@ static void rail_part_begin(void *context, uint64_t now_ns)
         return;
     }
     if (comm == NULL) {
-        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory on rail %u", spread->shared->map->options.name,
+        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory on rail %u", spread->shared->map->name,
                   part->rail);
         rail_part_done(part, &error, now_ns);
         return;
@@ -323,9 +321,9 @@ static uint32_t unreached_node(const struct exec_comm *comm, uint32_t rail)
 {
     const struct exec_links *links = &comm->exec->links;
     uint32_t node = 0;
-    while (node < comm->options.node_count &&
-           (node == comm->options.node_index ||
-            links->missing(links->context, comm->options.peers[node], rail) == NULL)) {
+    while (node < comm->map->ranks.node_count &&
+           (node == comm->map->ranks.node_index ||
+            links->missing(links->context, comm->map->peers[node], rail) == NULL)) {
         node++;
     }
     return node;
@@ -335,8 +333,8 @@ uint32_t spread_missing_rail(const struct exec_comm *comm, const struct exec_op 
 {
     for (uint32_t rail = 1; rail < comm->share_count; rail++) {
         bool needed = (comm->rails >> rail & 1) != 0 && spread_slices(comm, rail, op->stage.slice_count) > 0;
-        *node = needed ? unreached_node(comm, rail) : comm->options.node_count;
-        if (*node < comm->options.node_count) {
+        *node = needed ? unreached_node(comm, rail) : comm->map->ranks.node_count;
+        if (*node < comm->map->ranks.node_count) {
             return rail;
         }
     }
@@ -352,7 +350,7 @@ uint32_t exec_comm_reached_rails(const struct exec_comm *comm)
 {
     uint32_t reached = 1;
     for (uint32_t rail = 1; rail < comm->share_count; rail++) {
-        reached |= unreached_node(comm, rail) == comm->options.node_count ? UINT32_C(1) << rail : 0;
+        reached |= unreached_node(comm, rail) == comm->map->ranks.node_count ? UINT32_C(1) << rail : 0;
     }
     return reached;
 }
@@ -385,7 +383,7 @@ static uint32_t parts_of(const struct exec_comm *comm, const struct exec_op *op,
                          uint32_t rails[EXEC_RAILS_MAX])
 {
     const struct exec_shared *shared = comm->shared;
-    bool local = comm->options.node_count == 1;
+    bool local = comm->map->ranks.node_count == 1;
     uint32_t count = 0;
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
         bool has_part =
@@ -403,14 +401,14 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     if (shared == NULL) {
         return SPREAD_NOT;
     }
-    bool local = comm->options.node_count == 1;
+    bool local = comm->map->ranks.node_count == 1;
     if (op->stage.slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
         return SPREAD_NOT;
     }
     uint32_t node;
     if (!local && !shared->wants_rails) {
         want_rails(comm);
-        (void)comm->options.need(comm->options.context, EXEC_ALL_NODES, true, comm->exec->now_ns);
+        (void)comm->handler.need(comm->handler.context, EXEC_ALL_NODES, true, comm->exec->now_ns);
     }
     if (!local && (!comm->rails_agreed || spread_missing_rail(comm, op, &node) > 0)) {
         return SPREAD_WAITS;
@@ -422,7 +420,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
         if (local) {
             return SPREAD_NOT; /* the main thread does all of it */
         }
-        error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
+        error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->map->name);
         return SPREAD_FAILED;
     }
     spread->op = op;

@@ -344,19 +344,25 @@ static enum status make_comm(struct tuner *tuner, struct error *error)
 {
     uint32_t nodes[GPU_DEVICES_MAX] = {0}, peer = 0;
     const char *name = "this node";
-    struct exec_comm_options options = {.size = tuner->set.gpu_count,
-                                        .owner_uid = UINT32_MAX,
-                                        .node_of_rank = nodes,
-                                        .node_count = 1,
-                                        .peers = &peer,
-                                        .node_names = &name,
-                                        .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
-                                        .name = "(tuning)",
-                                        .failed = comm_failed,
-                                        .context = tuner,
-                                        .network = coll_network_default};
-    enum status status = random_secure(&options.comm_id, sizeof options.comm_id, error);
-    return status == STATUS_OK ? exec_comm_new(tuner->exec, &options, &tuner->comm, error) : status;
+    const struct exec_comm_handler handler = {.context = tuner, .failed = comm_failed};
+    struct comm_map facts = {.ranks = {.size = tuner->set.gpu_count, .node_count = 1},
+                             .owner_uid = UINT32_MAX,
+                             .node_of_rank = nodes,
+                             .peers = &peer,
+                             .node_names = &name,
+                             .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
+                             .name = "(tuning)",
+                             .network = coll_network_default};
+    struct comm_map *map = NULL;
+    enum status status = random_secure(&facts.comm_id, sizeof facts.comm_id, error);
+    if (status == STATUS_OK) {
+        status = comm_map_new(&facts, &map, error);
+    }
+    if (status == STATUS_OK) {
+        status = exec_comm_new(tuner->exec, map, &handler, &tuner->comm, error);
+    }
+    comm_map_release(map);
+    return status;
 }
 
 static void begin(struct tuner *tuner, uint32_t index, uint64_t now_ns)

@@ -35,7 +35,7 @@ void rails_publish_waits(const struct exec *exec)
 {
     for (const struct exec_comm *comm = exec->comms; comm != NULL; comm = comm->hh.next) {
         const struct exec_op *op = comm->first_op;
-        if (op != NULL && comm->options.node_count > 1) {
+        if (op != NULL && comm->map->ranks.node_count > 1) {
             struct spread_part *part = op->call.context;
             atomic_store_explicit(&part->wait, comm_wait(comm), memory_order_relaxed);
         }
@@ -44,7 +44,7 @@ void rails_publish_waits(const struct exec *exec)
 
 static void wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size)
 {
-    const char *node = comm->options.node_names[wait->node];
+    const char *node = comm->map->node_names[wait->node];
     switch ((enum exec_waiting)wait->waiting) {
     case EXEC_WAITING_NOT:
         (void)snprintf(text, size, "at work");
@@ -78,9 +78,9 @@ static void spread_describe_start(const struct exec_comm *comm, const struct exe
         (void)snprintf(text, size, "waiting until all nodes have said which rails they reach");
     } else if (rail > 0) {
         const struct exec_links *links = &comm->exec->links;
-        const char *why = links->missing(links->context, comm->options.peers[node], rail);
+        const char *why = links->missing(links->context, comm->map->peers[node], rail);
         (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)%s%s",
-                       rail, comm->options.node_names[node], rail, why[0] == '\0' ? "" : ": ", why);
+                       rail, comm->map->node_names[node], rail, why[0] == '\0' ? "" : ": ", why);
     }
 }
 
@@ -93,7 +93,7 @@ static void spread_describe(const struct exec_comm *comm, const struct exec_op *
     if (spread == NULL || spread->parts_left == 0) {
         return;
     }
-    if (comm->options.node_count == 1) {
+    if (comm->map->ranks.node_count == 1) {
         (void)snprintf(text, size, "%u other threads have not finished their slices", spread->parts_left);
         return;
     }

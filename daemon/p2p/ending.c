@@ -116,7 +116,7 @@ static bool memory_failed(const struct p2p_message *message, struct error *error
     if (message->memory == NULL || memory_check(message->memory, error) == STATUS_OK) {
         return false;
     }
-    (void)error_prefix(error, "%s on \"%s\": rank %u", name_of(message->sends), message->comm->options.name,
+    (void)error_prefix(error, "%s on \"%s\": rank %u", name_of(message->sends), message->comm->map->name,
                        message->rank);
     return true;
 }
@@ -124,17 +124,17 @@ static bool memory_failed(const struct p2p_message *message, struct error *error
 void message_set_peer_ended(const struct p2p_comm *comm, struct error *error, enum status status, bool sends,
                             uint32_t rank, uint32_t tag)
 {
-    error_set(error, status, "\"%s\": the %s of rank %u (node %s), tag %u, ended first: %s",
-              comm->options.name, name_of(sends), rank, p2p_node_name(comm, rank), tag, status_text(status));
+    error_set(error, status, "\"%s\": the %s of rank %u (node %s), tag %u, ended first: %s", comm->map->name,
+              name_of(sends), rank, p2p_node_name(comm, rank), tag, status_text(status));
 }
 
 void message_set_left(const struct p2p_comm *comm, struct error *error, uint32_t peer_rank)
 {
     if (peer_rank == COMM_ANY_SOURCE_RANK) {
-        error_set(error, STATUS_RANK_LOST, "\"%s\": every other rank has left", comm->options.name);
+        error_set(error, STATUS_RANK_LOST, "\"%s\": every other rank has left", comm->map->name);
     } else {
-        error_set(error, STATUS_RANK_LOST, "\"%s\": rank %u (node %s) has left", comm->options.name,
-                  peer_rank, p2p_node_name(comm, peer_rank));
+        error_set(error, STATUS_RANK_LOST, "\"%s\": rank %u (node %s) has left", comm->map->name, peer_rank,
+                  p2p_node_name(comm, peer_rank));
     }
 }
 
@@ -143,7 +143,7 @@ void message_set_mismatch(const struct p2p_comm *comm, struct error *error, cons
 {
     error_set(error, STATUS_MISMATCH,
               "\"%s\": rank %u sent %llu %s to rank %u, tag %u; its recv has room for %llu %s",
-              comm->options.name, sent->source_rank, (unsigned long long)sent->count_elements,
+              comm->map->name, sent->source_rank, (unsigned long long)sent->count_elements,
               dtype_text((enum dtype)sent->dtype), sent->to_rank, sent->tag,
               (unsigned long long)count_elements, dtype_text(dtype));
 }
@@ -181,7 +181,7 @@ void message_unhold(struct p2p_message *send)
 
 static struct p2p_link *link_of(const struct p2p_message *send)
 {
-    return send->comm->links[send->comm->node_of_rank[send->peer_rank]];
+    return send->comm->links[send->comm->map->node_of_rank[send->peer_rank]];
 }
 
 /* Removes the message from the lists of waiting messages. */

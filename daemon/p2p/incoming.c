@@ -122,8 +122,8 @@ static void message_violated(struct stream_reader *reader, const char *what)
 {
     struct p2p_comm *comm = comm_of(reader);
     struct error error;
-    error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
-              comm->options.node_names[reader->node], what);
+    error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->map->name,
+              comm->map->node_names[reader->node], what);
     p2p_comm_fail(comm, &error);
 }
 
@@ -145,7 +145,7 @@ void incoming_end_cut(struct p2p *p2p, uint64_t now_ns)
         struct error error;
         error_set(&error, STATUS_PROTOCOL,
                   "\"%s\": node %s reset the payload of rank %u's send, tag %u, and gave no reason",
-                  comm->options.name, comm->options.node_names[arrival->link->node], arrival->source_rank,
+                  comm->map->name, comm->map->node_names[arrival->link->node], arrival->source_rank,
                   arrival->tag);
         arrival->cut_ns = 0;
         DL_DELETE(p2p->cut, arrival);
@@ -158,8 +158,8 @@ static void message_crowded(struct stream_reader *reader, const struct error *wh
 {
     struct p2p_comm *comm = comm_of(reader);
     struct error error;
-    error_set(&error, STATUS_LIMIT, "\"%s\": no room for what node %s sends: %s", comm->options.name,
-              comm->options.node_names[reader->node], why->text);
+    error_set(&error, STATUS_LIMIT, "\"%s\": no room for what node %s sends: %s", comm->map->name,
+              comm->map->node_names[reader->node], why->text);
     p2p_comm_fail(comm, &error);
 }
 
@@ -200,8 +200,9 @@ static bool ranks_are_right(const struct message_reader *incoming)
     bool is_reply = flow_of(header->kind) == MESSAGE_FLOW_REPLIES;
     uint32_t there = is_reply ? header->to_rank : header->source_rank;
     uint32_t here = is_reply ? header->source_rank : header->to_rank;
-    return there < comm->options.size && here < comm->options.size &&
-           comm->node_of_rank[there] == incoming->reader.node && comm->local_of_rank[here] != UINT32_MAX;
+    return there < comm->map->ranks.size && here < comm->map->ranks.size &&
+           comm->map->node_of_rank[there] == incoming->reader.node &&
+           comm->map->ranks.local_of_rank[here] != UINT32_MAX;
 }
 
 /* The message of an envelope that arrived and is not over; null if it is over. */
@@ -310,7 +311,7 @@ static void set_refused(const struct p2p_message *send, const struct message_hea
     } else if (header->status == STATUS_LIMIT) {
         error_set(error, STATUS_LIMIT,
                   "\"%s\": rank %u (node %s) has no room for another message that no recv has taken",
-                  send->comm->options.name, send->peer_rank, p2p_node_name(send->comm, send->peer_rank));
+                  send->comm->map->name, send->peer_rank, p2p_node_name(send->comm, send->peer_rank));
     } else if (header->status == STATUS_RANK_LOST) {
         message_set_left(send->comm, error, send->peer_rank);
     } else {

@@ -96,7 +96,7 @@ bool match_add_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival)
     }
     DL_APPEND2(exact->arrivals, arrival, of_source_prev, of_source_next);
     DL_APPEND2(any->arrivals, arrival, of_any_prev, of_any_next);
-    DL_APPEND(comm->locals[comm->local_of_rank[arrival->to_rank]].arrivals, arrival);
+    DL_APPEND(comm->locals[comm->map->ranks.local_of_rank[arrival->to_rank]].arrivals, arrival);
     arrival->queued = true;
     return true;
 }
@@ -109,7 +109,7 @@ void match_remove_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival)
         arrival->queued = false;
         DL_DELETE2(exact->arrivals, arrival, of_source_prev, of_source_next);
         DL_DELETE2(any->arrivals, arrival, of_any_prev, of_any_next);
-        DL_DELETE(comm->locals[comm->local_of_rank[arrival->to_rank]].arrivals, arrival);
+        DL_DELETE(comm->locals[comm->map->ranks.local_of_rank[arrival->to_rank]].arrivals, arrival);
         queue_free_if_empty(comm, exact);
         queue_free_if_empty(comm, any);
     }
@@ -117,7 +117,7 @@ void match_remove_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival)
 
 struct p2p_arrival *match_take_arrival(struct p2p_comm *comm, const struct p2p_message *receive)
 {
-    if (comm->locals[comm->local_of_rank[receive->rank]].arrivals == NULL) {
+    if (comm->locals[comm->map->ranks.local_of_rank[receive->rank]].arrivals == NULL) {
         return NULL; /* usual case: receives are early, and a lookup in a large table costs most */
     }
     const struct message_queue *queue = queue_find(comm, receive->rank, receive->peer_rank, receive->tag);
@@ -130,7 +130,7 @@ struct p2p_arrival *match_take_arrival(struct p2p_comm *comm, const struct p2p_m
 
 void match_release(struct p2p_comm *comm)
 {
-    for (uint32_t i = 0; comm->locals != NULL && i < comm->local_count; i++) {
+    for (uint32_t i = 0; comm->locals != NULL && i < comm->map->ranks.local_count; i++) {
         while (comm->locals[i].arrivals != NULL) {
             struct p2p_arrival *arrival = comm->locals[i].arrivals;
             match_remove_arrival(comm, arrival);

@@ -17,7 +17,7 @@ _Static_assert(MESSAGE_EAGER_MAX_BYTES <= MESSAGE_PIPE_CHUNK_BYTES, "what is sma
 
 static void fail(struct p2p_message *message, struct error *error)
 {
-    (void)error_prefix(error, "\"%s\"", message->comm->options.name);
+    (void)error_prefix(error, "\"%s\"", message->comm->map->name);
     message_give_up(message, error, true);
 }
 
@@ -36,7 +36,7 @@ static enum status queue_of(struct p2p_comm *comm, uint32_t gpu, enum message_wa
     }
     struct gpu_queue **queue = &comm->gpu_queues[gpu * MESSAGE_WAYS + (uint32_t)way];
     enum status status =
-        *queue == NULL ? gpu_queue_new(comm->p2p->gpus, gpu, comm->options.account, queue, error) : STATUS_OK;
+        *queue == NULL ? gpu_queue_new(comm->p2p->gpus, gpu, comm->map->account, queue, error) : STATUS_OK;
     *out = *queue;
     return status;
 }
@@ -177,7 +177,7 @@ static enum room take_room(struct p2p_message *owner, enum message_way way, uint
                            struct error *error)
 {
     struct p2p_comm *comm = owner->comm;
-    struct budget_account *account = comm->options.account;
+    struct budget_account *account = comm->map->account;
     uint64_t held_bytes = comm->pipe_bytes[way];
     bool is_first = comm->crowded[way] == NULL || owner->is_next;
     if (bytes == 0) {
@@ -197,7 +197,7 @@ static enum room take_room(struct p2p_message *owner, enum message_way way, uint
 static void give_room_back(struct p2p_comm *comm, enum message_way way, uint64_t bytes)
 {
     comm->pipe_bytes[way] -= bytes;
-    budget_release(comm->options.account, BUDGET_LANES, bytes);
+    budget_release(comm->map->account, BUDGET_LANES, bytes);
 }
 
 /*

@@ -62,7 +62,7 @@ void p2p_retry(struct p2p *p2p)
 
 void p2p_comm_set_busy(struct p2p_comm *comm)
 {
-    rounds_put(&comm->p2p->rounds, &comm->turn, comm->options.owner_uid);
+    rounds_put(&comm->p2p->rounds, &comm->turn, comm->map->owner_uid);
     p2p_wake(comm->p2p);
 }
 
@@ -88,7 +88,7 @@ bool p2p_run(struct p2p *p2p, uint64_t now_ns)
             rounds_remove(&p2p->rounds, &comm->turn);
             continue;
         }
-        spending_turn(&p2p->spending, comm->options.account);
+        spending_turn(&p2p->spending, comm->map->account);
         if (messages_step(comm, now_ns)) {
             p2p->rounds.more = true;
             steps--;
@@ -130,117 +130,89 @@ static void comm_release(struct p2p_comm *comm)
     HASH_ITER (hh, comm->pairs, pair, next) {
         HASH_DEL(comm->pairs, pair);
         if (pair->charged) {
-            budget_release(comm->locals[comm->local_of_rank[pair->key.rank]].account, BUDGET_OPERATIONS,
-                           P2P_PAIR_COST_BYTES);
+            budget_release(comm->locals[comm->map->ranks.local_of_rank[pair->key.rank]].account,
+                           BUDGET_OPERATIONS, P2P_PAIR_COST_BYTES);
         }
         free(pair);
     }
-    for (uint32_t node = 0; comm->links != NULL && node < comm->options.node_count; node++) {
+    for (uint32_t node = 0; comm->links != NULL && node < comm->map->ranks.node_count; node++) {
         link_release(comm->links[node]);
     }
-    for (uint32_t i = 0; comm->locals != NULL && i < comm->local_count; i++) {
+    for (uint32_t i = 0; comm->locals != NULL && i < comm->map->ranks.local_count; i++) {
         budget_close(comm->locals[i].account);
     }
-    budget_release(comm->options.account, BUDGET_COMMUNICATOR_BYTES, comm->charged_bytes);
-    budget_close(comm->options.account);
     p2p_result_drop(comm->last_result);
     staging_release(comm);
     free(comm->links);
     free(comm->locals);
     free(comm->gone);
-    free(comm->local_of_rank);
-    free(comm->node_of_rank);
-    free(comm->peers);
+    comm_map_release(comm->map);
     free(comm);
 }
 
-/* Charges what the communicator needs without any message. */
-static enum status comm_charge(struct p2p_comm *comm, struct error *error)
+/* What the communicator takes without any message. */
+static uint64_t comm_bytes(const struct comm_map *map)
 {
-    const struct p2p_comm_options *options = &comm->options;
-    uint64_t of_rank = sizeof *comm->node_of_rank + sizeof *comm->local_of_rank + sizeof *comm->gone;
-    uint64_t of_node = sizeof *comm->peers + sizeof *comm->links + sizeof(struct p2p_link);
-    struct error why;
-    for (uint32_t rank = 0; rank < options->size; rank++) {
-        comm->local_count += options->node_of_rank[rank] == options->node_index ? 1 : 0;
-    }
-    uint64_t bytes = sizeof *comm + options->size * of_rank + options->node_count * of_node +
-                     (comm->local_count + UINT64_C(1)) * sizeof *comm->locals;
-    if (budget_charge(options->account, BUDGET_COMMUNICATOR_BYTES, bytes, &why) != STATUS_OK) {
-        return error_set(error, why.status, "communicator \"%s\": %s", options->name, why.text);
-    }
-    comm->charged_bytes = bytes;
-    return STATUS_OK;
+    const struct p2p_comm *comm;
+    uint64_t of_node = sizeof *comm->links + sizeof(struct p2p_link);
+    return sizeof *comm + map->ranks.size * sizeof *comm->gone + map->ranks.node_count * of_node +
+           map->ranks.local_count * sizeof *comm->locals;
 }
 
-/* Copies what the options refer to. Returns false without memory. */
-static bool comm_fill(struct p2p_comm *comm)
+/* Returns false without memory. */
+static bool comm_fill(struct p2p_comm *comm, struct budget_account *const *accounts)
 {
-    const struct p2p_comm_options *options = &comm->options;
-    size_t size = options->size, nodes = options->node_count;
-    comm->peers = calloc(nodes, sizeof *comm->peers);
-    comm->node_of_rank = calloc(size, sizeof *comm->node_of_rank);
-    comm->local_of_rank = calloc(size, sizeof *comm->local_of_rank);
-    comm->gone = calloc(size, sizeof *comm->gone);
-    comm->locals = calloc((size_t)comm->local_count + 1, sizeof *comm->locals);
-    comm->links = calloc(nodes, sizeof(struct p2p_link *));
-    if (comm->peers == NULL || comm->node_of_rank == NULL || comm->local_of_rank == NULL ||
-        comm->gone == NULL || comm->locals == NULL || comm->links == NULL) {
+    const struct coll_map *ranks = &comm->map->ranks;
+    comm->gone = calloc(ranks->size, sizeof *comm->gone);
+    comm->locals = calloc(ranks->local_count, sizeof *comm->locals);
+    comm->links = calloc(ranks->node_count, sizeof(struct p2p_link *));
+    if (comm->gone == NULL || comm->locals == NULL || comm->links == NULL) {
         return false;
     }
-    memcpy(comm->peers, options->peers, nodes * sizeof *comm->peers);
-    memcpy(comm->node_of_rank, options->node_of_rank, size * sizeof *comm->node_of_rank);
-    comm->options.node_of_rank = comm->node_of_rank;
-    comm->options.peers = comm->peers;
-    uint32_t local = 0;
-    for (uint32_t rank = 0; rank < size; rank++) {
-        bool is_here = comm->node_of_rank[rank] == options->node_index;
-        comm->local_of_rank[rank] = is_here ? local : UINT32_MAX;
-        if (is_here) {
-            struct budget_account *account = options->accounts != NULL ? options->accounts[local] : NULL;
-            comm->locals[local].account = account != NULL ? budget_ref(account) : NULL;
-            comm->locals[local++].rank = rank;
-        }
+    for (uint32_t local = 0; local < ranks->local_count; local++) {
+        struct budget_account *account = accounts != NULL ? accounts[local] : NULL;
+        comm->locals[local].account = account != NULL ? budget_ref(account) : NULL;
+        comm->locals[local].rank = coll_map_local_rank(ranks, local);
     }
-    for (uint32_t node = 0; node < nodes; node++) {
-        if (node != options->node_index && (comm->links[node] = link_new(comm, node)) == NULL) {
+    for (uint32_t node = 0; node < ranks->node_count; node++) {
+        if (node != ranks->node_index && (comm->links[node] = link_new(comm, node)) == NULL) {
             return false;
         }
     }
     return true;
 }
 
-enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options, struct p2p_comm **out,
-                         struct error *error)
+enum status p2p_comm_new(struct p2p *p2p, struct comm_map *map, struct budget_account *const *accounts,
+                         const struct p2p_comm_handler *handler, struct p2p_comm **out, struct error *error)
 {
+    enum status status = comm_map_charge(map, comm_bytes(map), error);
+    if (status != STATUS_OK) {
+        return status;
+    }
     struct p2p_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", map->name);
     }
     comm->p2p = p2p;
-    comm->options = *options;
-    comm->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
-    uint32_t others = options->size > 1 ? options->size - 1 : 1;
+    comm->map = comm_map_ref(map);
+    comm->handler = *handler;
+    uint32_t others = map->ranks.size > 1 ? map->ranks.size - 1 : 1;
     comm->credit_bytes = P2P_CREDITS_MAX_BYTES / others < P2P_CREDIT_MAX_BYTES
                              ? P2P_CREDITS_MAX_BYTES / others
                              : P2P_CREDIT_MAX_BYTES;
-    if (comm_charge(comm, error) != STATUS_OK) {
-        comm_release(comm);
-        return STATUS_LIMIT;
-    }
-    bool filled = comm_fill(comm);
+    bool filled = comm_fill(comm, accounts);
     if (filled) {
-        HASH_ADD(hh, p2p->comms, options.comm_id, sizeof options->comm_id, comm);
+        HASH_ADD_KEYPTR(hh, p2p->comms, &map->comm_id, sizeof map->comm_id, comm);
     }
     if (!filled || !table_has(comm, hh)) {
         comm_release(comm);
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", map->name);
     }
-    comm->streams = (struct stream_group){.comm_id = options->comm_id,
-                                          .peers = comm->peers,
-                                          .node_count = options->node_count,
-                                          .node_index = options->node_index,
-                                          .account = comm->options.account};
+    comm->streams = (struct stream_group){.comm_id = map->comm_id,
+                                          .peers = map->peers,
+                                          .node_count = map->ranks.node_count,
+                                          .node_index = map->ranks.node_index,
+                                          .account = map->account};
     stream_readers_claim(&p2p->readers, &comm->streams);
     *out = comm;
     incoming_resume(comm);
@@ -252,7 +224,7 @@ void p2p_comm_fail(struct p2p_comm *comm, const struct error *cause)
     if (!comm->failed) {
         comm->failed = true;
         comm->cause = *cause;
-        comm->options.failed(comm->options.context, cause, comm->p2p->now_ns);
+        comm->handler.failed(comm->handler.context, cause, comm->p2p->now_ns);
     }
 }
 
@@ -265,7 +237,7 @@ void p2p_comm_abort(struct p2p_comm *comm, const struct error *cause)
     comm->aborted = true;
     comm->cause = *cause;
     stream_readers_detach(&comm->p2p->readers, &comm->streams);
-    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+    for (uint32_t node = 0; node < comm->map->ranks.node_count; node++) {
         if (comm->links[node] != NULL) {
             link_reset(comm->links[node], true);
         }
@@ -284,7 +256,7 @@ void p2p_comm_free(struct p2p_comm *comm)
         return;
     }
     stream_readers_detach(&comm->p2p->readers, &comm->streams);
-    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+    for (uint32_t node = 0; node < comm->map->ranks.node_count; node++) {
         if (comm->links[node] != NULL) {
             link_flush(comm->links[node]);
             link_reset(comm->links[node], false);
@@ -298,7 +270,7 @@ void p2p_comm_free(struct p2p_comm *comm)
 
 const char *p2p_node_name(const struct p2p_comm *comm, uint32_t rank)
 {
-    return comm->options.node_names[comm->node_of_rank[rank]];
+    return comm->map->node_names[comm->map->node_of_rank[rank]];
 }
 
 uint64_t p2p_sent_count(const struct p2p_comm *comm, uint32_t node)
@@ -323,7 +295,7 @@ struct p2p_pair *pair_make(struct p2p_comm *comm, uint32_t rank, uint32_t peer, 
     if (pair != NULL) {
         return pair;
     }
-    struct budget_account *account = comm->locals[comm->local_of_rank[rank]].account;
+    struct budget_account *account = comm->locals[comm->map->ranks.local_of_rank[rank]].account;
     bool charged = budget_charge(account, BUDGET_OPERATIONS, P2P_PAIR_COST_BYTES, error) == STATUS_OK;
     if (!charged && !force) {
         return NULL;
@@ -359,10 +331,10 @@ static void pair_end_later(struct p2p_comm *comm, struct p2p_pair *pair)
 /* Ends receives from any source of local ranks to which no other rank can send any more. */
 static void end_any_source(struct p2p_comm *comm)
 {
-    for (uint32_t i = 0; i < comm->local_count; i++) {
+    for (uint32_t i = 0; i < comm->map->ranks.local_count; i++) {
         uint32_t rank = comm->locals[i].rank;
         struct p2p_pair *pair = pair_find(comm, rank, COMM_ANY_SOURCE_RANK);
-        if (pair != NULL && comm->gone_count == comm->options.size - 1 && !comm->gone[rank]) {
+        if (pair != NULL && comm->gone_count == comm->map->ranks.size - 1 && !comm->gone[rank]) {
             pair_end_later(comm, pair);
         }
     }
@@ -375,7 +347,7 @@ static void rank_is_gone(struct p2p_comm *comm, uint32_t rank)
     }
     comm->gone[rank] = true;
     comm->gone_count++;
-    for (uint32_t i = 0; i < comm->local_count; i++) {
+    for (uint32_t i = 0; i < comm->map->ranks.local_count; i++) {
         struct p2p_pair *pair = pair_find(comm, comm->locals[i].rank, rank);
         if (pair != NULL) {
             pair_end_later(comm, pair);
@@ -412,7 +384,7 @@ void p2p_node_lost(struct p2p_comm *comm, uint32_t node, uint64_t now_ns)
 
 void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, uint64_t sent_count, uint64_t now_ns)
 {
-    struct p2p_link *link = comm->links[comm->node_of_rank[rank]];
+    struct p2p_link *link = comm->links[comm->map->node_of_rank[rank]];
     comm->p2p->now_ns = now_ns;
     if (link == NULL || comm->failed || comm->gone[rank]) {
         return;
@@ -434,7 +406,7 @@ void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, uint64_t sent_count, ui
 void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, uint64_t now_ns)
 {
     struct p2p_pair *pair, *next;
-    struct p2p_local *local = &comm->locals[comm->local_of_rank[rank]];
+    struct p2p_local *local = &comm->locals[comm->map->ranks.local_of_rank[rank]];
     struct error left;
     comm->p2p->now_ns = now_ns;
     if (comm->failed || local->has_left) {

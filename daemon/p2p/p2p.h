@@ -9,6 +9,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/fence.h"
 #include "daemon/base/timer_heap.h"
+#include "daemon/coll/comm_map.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/host/memory.h"
 #include "daemon/net/net.h"
@@ -87,23 +88,9 @@ bool p2p_has_work(const struct p2p *p2p);
 uint64_t p2p_next_deadline_ns(const struct p2p *p2p);
 void p2p_tick(struct p2p *p2p, uint64_t now_ns);
 
-/* This node's part of one communicator. */
-struct p2p_comm_options {
-    uint64_t comm_id;   /* the same on all nodes; never used by another communicator */
-    uint32_t owner_uid; /* users take turns */
-    uint32_t size;
-    const uint32_t *node_of_rank; /* size; copied */
-    uint32_t node_count;
-    uint32_t node_index;   /* of this node */
-    const uint32_t *peers; /* node_count: net's peer index of each node; our entry is ignored. Copied */
-    const char *const *node_names; /* node_count, for messages; must outlive the p2p_comm */
-    const char *name;              /* for messages; must outlive the p2p_comm */
-    /* One account per local rank, ascending by rank: charged for messages that are stored for that rank.
-     * Null, or a null entry: nothing is charged. Only read during p2p_comm_new. */
-    struct budget_account *const *accounts;
-    /* The owner's account: charged for the communicator, pinned memory, and payloads that the network keeps.
-     * Null: nothing is charged. p2p keeps a reference. */
-    struct budget_account *account;
+/* What a communicator tells its owner. */
+struct p2p_comm_handler {
+    void *context;
     /*
      * A message has ended, with success or an error. Called exactly once for each posted message, from
      * p2p_run, never from within another call. Its storage is the caller's again. p2p_message_source and
@@ -114,12 +101,17 @@ struct p2p_comm_options {
     /* A node sent what no correct node sends, or there is no memory to go on, for example to notify a node.
      * Called once. The caller is expected to call p2p_comm_abort, now or later. */
     void (*failed)(void *context, const struct error *cause, uint64_t now_ns);
-    /* As exec_comm_options.need; called again for each message that waits. */
+    /* As exec_comm_handler.need; called again for each message that waits. */
     bool (*need)(void *context, uint32_t node, bool mutual, uint64_t now_ns);
-    void *context;
 };
-/* LIMIT, NO_MEMORY. */
-enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options, struct p2p_comm **out,
+/*
+ * Makes this node's part of one communicator. It keeps a reference to the map, which is charged for it. The
+ * map's account is also charged for pinned memory, and for payloads that the network keeps. `accounts` has
+ * one account per local rank, ascending by rank, charged for messages that are stored for that rank. Null, or
+ * a null entry: nothing is charged. It is only read here. LIMIT, NO_MEMORY.
+ */
+enum status p2p_comm_new(struct p2p *p2p, struct comm_map *map, struct budget_account *const *accounts,
+                         const struct p2p_comm_handler *handler, struct p2p_comm **out,
                          struct error *error) COMM_MUST_USE;
 /* Ends every message with `cause`. A message whose buffer GPUs or the network use ends once they have
  * released it. */

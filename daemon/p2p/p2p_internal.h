@@ -166,16 +166,12 @@ struct p2p_result {
 struct p2p_comm {
     struct p2p *p2p;
     struct p2p_result *last_result; /* of the last message; may be null */
-    struct p2p_comm_options options;
+    struct comm_map *map;
+    struct p2p_comm_handler handler;
     struct rounds_entry turn;
-    uint64_t charged_bytes; /* charged to its account, without messages */
-    uint32_t *peers;
-    uint32_t *node_of_rank;
-    uint32_t *local_of_rank; /* size; UINT32_MAX for ranks of other nodes */
-    struct p2p_local *locals;
-    uint32_t local_count;
-    uint32_t credit_bytes;   /* of each pair */
-    struct p2p_link **links; /* by node; null for this node */
+    struct p2p_local *locals; /* by local rank */
+    uint32_t credit_bytes;    /* of each pair */
+    struct p2p_link **links;  /* by node; null for this node */
     struct stream_group streams;
     struct p2p_pair *pairs;
     struct p2p_pair *busy_pairs;

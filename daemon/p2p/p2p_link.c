@@ -99,8 +99,8 @@ static bool out_has_room(const struct p2p_out *out)
 /* Whether there is a connection to the node. If it is missing, it is asked for. */
 static bool is_linked(const struct p2p_comm *comm, uint32_t node)
 {
-    return comm->options.need == NULL ||
-           comm->options.need(comm->options.context, node, false, comm->p2p->now_ns);
+    return comm->handler.need == NULL ||
+           comm->handler.need(comm->handler.context, node, false, comm->p2p->now_ns);
 }
 
 /* Returns false if it must be tried again, or if the connection is lost, which the mesh reports. */
@@ -117,8 +117,8 @@ static bool out_send(struct p2p_out *out, const struct message_header *header, c
         return false;
     }
     if (out->stream == NULL) {
-        status = net_stream_open_for(comm->p2p->net, comm->peers[link->node], NET_STREAM_MESSAGE,
-                                     comm->options.owner_uid, comm->options.account, &out->stream, &error);
+        status = net_stream_open_for(comm->p2p->net, comm->map->peers[link->node], NET_STREAM_MESSAGE,
+                                     comm->map->owner_uid, comm->map->account, &out->stream, &error);
     }
     if (status == STATUS_OK) {
         status = net_stream_send(out->stream, bytes, sizeof bytes, payload, payload_bytes, sent, context);
@@ -221,7 +221,7 @@ void link_answer(const struct p2p_arrival *arrival, enum message_kind kind, enum
     struct message_header header = {.kind = kind,
                                     .dtype = dtype,
                                     .status = status,
-                                    .comm_id = arrival->comm->options.comm_id,
+                                    .comm_id = arrival->comm->map->comm_id,
                                     .id = arrival->by_id.id,
                                     .source_rank = arrival->source_rank,
                                     .to_rank = arrival->to_rank,
@@ -237,7 +237,7 @@ static struct message_header header_of(const struct p2p_message *send, enum mess
 {
     return (struct message_header){.kind = kind,
                                    .dtype = (enum dtype)send->dtype,
-                                   .comm_id = send->comm->options.comm_id,
+                                   .comm_id = send->comm->map->comm_id,
                                    .id = id,
                                    .source_rank = send->rank,
                                    .to_rank = send->peer_rank,
@@ -323,7 +323,7 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
                               net_sent_function *sent)
 {
     struct p2p_comm *comm = send->comm;
-    uint32_t node = comm->node_of_rank[send->peer_rank];
+    uint32_t node = comm->map->node_of_rank[send->peer_rank];
     uint64_t bytes = message_bytes(send, send->count_elements);
     struct message_header header = header_of(send, MESSAGE_DATA, send->by_id.id, bytes);
     uint8_t encoded[MESSAGE_HEADER_BYTES];
@@ -333,8 +333,8 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
     if (!is_linked(comm, node)) {
         return STATUS_IN_PROGRESS;
     }
-    enum status status = net_stream_open_for(comm->p2p->net, comm->peers[node], NET_STREAM_MESSAGE,
-                                             comm->options.owner_uid, comm->options.account, &stream, &error);
+    enum status status = net_stream_open_for(comm->p2p->net, comm->map->peers[node], NET_STREAM_MESSAGE,
+                                             comm->map->owner_uid, comm->map->account, &stream, &error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -350,7 +350,7 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
 void link_payload_over(struct p2p_message *send, bool delivered)
 {
     struct p2p_transfer *transfer = send->transfer;
-    struct p2p_link *link = send->comm->links[send->comm->node_of_rank[send->peer_rank]];
+    struct p2p_link *link = send->comm->links[send->comm->map->node_of_rank[send->peer_rank]];
     if (transfer == NULL) {
         return;
     }
@@ -419,7 +419,7 @@ static void accepted_flush(struct p2p_link *link)
 
 void link_accepted(struct p2p_message *send)
 {
-    struct p2p_link *link = send->comm->links[send->comm->node_of_rank[send->peer_rank]];
+    struct p2p_link *link = send->comm->links[send->comm->map->node_of_rank[send->peer_rank]];
     send->state = MESSAGE_ACCEPTED;
     DL_APPEND2(link->accepted, send, wait_prev, wait_next);
     link_flush_soon(link);
@@ -458,7 +458,7 @@ void link_flush(struct p2p_link *link)
 
 void links_flush(struct p2p_comm *comm)
 {
-    for (uint32_t i = 0; i < comm->options.node_count && comm->flushing != NULL; i++) {
+    for (uint32_t i = 0; i < comm->map->ranks.node_count && comm->flushing != NULL; i++) {
         link_flush(comm->flushing);
     }
 }

@@ -32,7 +32,7 @@ static void return_credit(const struct p2p_arrival *arrival)
     if (pair->taken_bytes >= comm->credit_bytes / 2) {
         struct message_header header = {.kind = MESSAGE_CREDIT,
                                         .dtype = DTYPE_U8,
-                                        .comm_id = comm->options.comm_id,
+                                        .comm_id = comm->map->comm_id,
                                         .source_rank = arrival->source_rank,
                                         .to_rank = arrival->to_rank,
                                         .count_elements = pair->taken_bytes};
@@ -53,7 +53,7 @@ void arrival_free(struct p2p_arrival *arrival)
         id_table_remove(&arrival->link->arrivals, &arrival->by_id);
     }
     if (arrival->charged_bytes > 0) {
-        budget_release(comm->locals[comm->local_of_rank[arrival->to_rank]].account, BUDGET_EARLY,
+        budget_release(comm->locals[comm->map->ranks.local_of_rank[arrival->to_rank]].account, BUDGET_EARLY,
                        arrival->charged_bytes);
     }
     if (arrival->eager) {
@@ -83,7 +83,7 @@ static void arrival_refuse(struct p2p_arrival *arrival, const struct error *why)
 /* Stores an unexpected message. */
 static void arrival_store(struct p2p_comm *comm, struct p2p_arrival *arrival)
 {
-    const struct p2p_local *local = &comm->locals[comm->local_of_rank[arrival->to_rank]];
+    const struct p2p_local *local = &comm->locals[comm->map->ranks.local_of_rank[arrival->to_rank]];
     uint64_t bytes = P2P_ENVELOPE_COST_BYTES + (arrival->eager ? arrival->payload_bytes : 0);
     struct error why, error;
     if (local->has_left) {
@@ -96,7 +96,7 @@ static void arrival_store(struct p2p_comm *comm, struct p2p_arrival *arrival)
             arrival->charged_bytes = bytes;
         } else if (!arrival->eager) {
             error_set(&error, why.status, "\"%s\": rank %u has no room for another message: %s",
-                      comm->options.name, arrival->to_rank, why.text);
+                      comm->map->name, arrival->to_rank, why.text);
             arrival_refuse(arrival, &error);
             return;
         } else { /* its receive ends with LIMIT; the credit limits how many there are */
@@ -187,7 +187,7 @@ static void take(struct p2p_message *receive, struct p2p_arrival *arrival)
     struct p2p_comm *comm = receive->comm;
     receive->state = MESSAGE_MATCHED;
     receive->source_rank = arrival->source_rank;
-    trace_message_matched(comm->options.comm_id, 0, OP_KIND_RECEIVE, receive->rank, receive->tag,
+    trace_message_matched(comm->map->comm_id, 0, OP_KIND_RECEIVE, receive->rank, receive->tag,
                           arrival->source_rank);
     receive->arrival = arrival;
     arrival->receive = receive;
@@ -197,7 +197,7 @@ static void take(struct p2p_message *receive, struct p2p_arrival *arrival)
     if (arrival->lost) {
         struct error error;
         error_set(&error, STATUS_LIMIT, "\"%s\": there was no room for what rank %u sent to rank %u, tag %u",
-                  comm->options.name, arrival->source_rank, arrival->to_rank, arrival->tag);
+                  comm->map->name, arrival->source_rank, arrival->to_rank, arrival->tag);
         message_end(receive, &error);
         return;
     }
@@ -243,7 +243,7 @@ static bool send_eagerly(struct p2p_message *send, struct p2p_arrival *arrival)
 {
     struct p2p_comm *comm = send->comm;
     uint32_t bytes = (uint32_t)message_bytes(send, send->count_elements);
-    struct budget_account *account = comm->locals[comm->local_of_rank[send->peer_rank]].account;
+    struct budget_account *account = comm->locals[comm->map->ranks.local_of_rank[send->peer_rank]].account;
     uint64_t cost_bytes = P2P_ENVELOPE_COST_BYTES + bytes;
     struct error why;
     if (send->pair->sent_bytes + credit_of(bytes) > comm->credit_bytes ||
@@ -272,7 +272,7 @@ static enum status post_local_send(struct p2p_message *send, struct error *error
     struct p2p_comm *comm = send->comm;
     struct p2p_arrival *arrival = malloc(sizeof *arrival);
     if (arrival == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->options.name);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->map->name);
     }
     *arrival = arrival_of(send);
     const struct p2p_message *receive = match_receive(comm, arrival);
@@ -291,10 +291,10 @@ static enum status post_send(struct p2p_message *send, struct error *error)
 {
     struct p2p_comm *comm = send->comm;
     send->state = MESSAGE_ARRIVED;
-    if (comm->local_of_rank[send->peer_rank] != UINT32_MAX) {
+    if (comm->map->ranks.local_of_rank[send->peer_rank] != UINT32_MAX) {
         return post_local_send(send, error);
     }
-    link_queue_send(comm->links[comm->node_of_rank[send->peer_rank]], send);
+    link_queue_send(comm->links[comm->map->node_of_rank[send->peer_rank]], send);
     return STATUS_OK;
 }
 
@@ -311,7 +311,7 @@ void message_post_held(struct p2p_message *send)
 static bool is_copied_first(const struct p2p_message *send)
 {
     struct p2p_arrival key = arrival_of(send);
-    bool is_here = send->comm->local_of_rank[send->peer_rank] != UINT32_MAX;
+    bool is_here = send->comm->map->ranks.local_of_rank[send->peer_rank] != UINT32_MAX;
     return staging_is_small(send) && !(is_here && match_receive(send->comm, &key) != NULL);
 }
 
@@ -320,7 +320,7 @@ static bool is_copied_first(const struct p2p_message *send)
 static bool is_gone(const struct p2p_comm *comm, const struct p2p_message *message)
 {
     if (message->peer_rank == COMM_ANY_SOURCE_RANK) {
-        return comm->gone_count > 0 && comm->gone_count == comm->options.size - 1;
+        return comm->gone_count > 0 && comm->gone_count == comm->map->ranks.size - 1;
     }
     return comm->gone[message->peer_rank];
 }
@@ -338,7 +338,7 @@ static enum status post_receive(struct p2p_message *receive, struct error *error
         return STATUS_RANK_LOST;
     }
     if (!match_add_receive(comm, receive)) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->options.name);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->map->name);
     }
     receive->state = MESSAGE_POSTED;
     return STATUS_OK;
@@ -394,7 +394,7 @@ enum status p2p_post(struct p2p_comm *comm, const struct p2p_call *call, struct 
     }
     struct p2p_pair *pair = pair_make(comm, call->rank, call->peer_rank, false, &why);
     if (pair == NULL) {
-        return error_set(error, why.status, "\"%s\", rank %u: %s", comm->options.name, call->rank, why.text);
+        return error_set(error, why.status, "\"%s\", rank %u: %s", comm->map->name, call->rank, why.text);
     }
     message_init(message, comm, call);
     message->pair = pair;

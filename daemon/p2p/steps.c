@@ -191,7 +191,7 @@ static void messages_tell(struct p2p_comm *comm, uint64_t now_ns)
         struct p2p_result *own = message->own_result ? (struct p2p_result *)(uintptr_t)message->result : NULL;
         DL_DELETE(comm->ended, message);
         comm->count--;
-        comm->options.done(comm->options.context, message, message->result, now_ns);
+        comm->handler.done(comm->handler.context, message, message->result, now_ns);
         p2p_result_drop(own);
     }
 }

@@ -228,35 +228,24 @@ static void hostile_comm(struct hostile *hostile, uint64_t slice_bytes)
     static const char *const names[] = {"a", "b"};
     static const uint32_t node_of_rank[HOSTILE_RANKS] = {0, 1, 0, 1};
     static const uint32_t peers[] = {0, 0};
-    struct exec_comm_options options = {.comm_id = HOSTILE_COMM_ID,
-                                        .generation = 1,
-                                        .size = HOSTILE_RANKS,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = 2,
-                                        .node_index = 0,
-                                        .peers = peers,
-                                        .node_names = names,
-                                        .slice_bytes = slice_bytes,
-                                        .name = "test",
-                                        .failed = comm_failed,
-                                        .disagreed = comm_disagreed,
-                                        .network = coll_network_default,
-                                        .context = hostile,
-                                        .account = hostile->account};
-    require(exec_comm_new(hostile->exec, &options, &hostile->comm, NULL) == STATUS_OK);
-    struct p2p_comm_options messages = {.comm_id = HOSTILE_COMM_ID,
-                                        .size = HOSTILE_RANKS,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = 2,
-                                        .node_index = 0,
-                                        .peers = peers,
-                                        .node_names = names,
-                                        .name = "test",
-                                        .account = options.account,
-                                        .done = message_done,
-                                        .failed = messages_failed,
-                                        .context = hostile};
-    require(p2p_comm_new(hostile->p2p, &messages, &hostile->p2p_comm, NULL) == STATUS_OK);
+    const struct exec_comm_handler handler = {
+        .context = hostile, .failed = comm_failed, .disagreed = comm_disagreed};
+    const struct p2p_comm_handler messages = {
+        .context = hostile, .done = message_done, .failed = messages_failed};
+    struct comm_map facts = {.comm_id = HOSTILE_COMM_ID,
+                             .ranks = {.size = HOSTILE_RANKS, .node_count = 2},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = names,
+                             .slice_bytes = slice_bytes,
+                             .name = "test",
+                             .network = coll_network_default,
+                             .account = hostile->account};
+    struct comm_map *map;
+    require(comm_map_new(&facts, &map, NULL) == STATUS_OK);
+    require(exec_comm_new(hostile->exec, map, &handler, &hostile->comm, NULL) == STATUS_OK);
+    require(p2p_comm_new(hostile->p2p, map, NULL, &messages, &hostile->p2p_comm, NULL) == STATUS_OK);
+    comm_map_release(map);
 }
 
 void hostile_start(struct hostile *hostile, uint64_t slice_bytes)

@@ -99,19 +99,20 @@ static void open_all(uint32_t ahead, uint64_t waits)
     gpu_words_set_ahead(gpus, ahead);
     CHECK_RESULT(exec_new(NULL, &exec, &error), STATUS_OK);
     exec_set_gpus(exec, gpus);
-    struct exec_comm_options options = {.comm_id = 1,
-                                        .generation = 1,
-                                        .owner_uid = 1000,
-                                        .account = account,
-                                        .size = RANKS,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = 1,
-                                        .peers = peers,
-                                        .node_names = names,
-                                        .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
-                                        .name = "ahead",
-                                        .failed = comm_failed};
-    CHECK_RESULT(exec_comm_new(exec, &options, &comm, &error), STATUS_OK);
+    const struct exec_comm_handler handler = {.failed = comm_failed};
+    struct comm_map facts = {.comm_id = 1,
+                             .owner_uid = 1000,
+                             .account = account,
+                             .ranks = {.size = RANKS, .node_count = 1},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = names,
+                             .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
+                             .name = "ahead"};
+    struct comm_map *map;
+    CHECK_RESULT(comm_map_new(&facts, &map, &error), STATUS_OK);
+    CHECK_RESULT(exec_comm_new(exec, map, &handler, &comm, &error), STATUS_OK);
+    comm_map_release(map);
     make_words();
     case_context(0);
     for (uint32_t rank = 0; rank < RANKS; rank++) {

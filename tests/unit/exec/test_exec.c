@@ -171,21 +171,20 @@ static void comm_make(struct cluster *cluster, uint32_t i, uint64_t comm_id, uin
     for (uint32_t j = 0; j < cluster->count; j++) {
         peers[j] = j != i ? peer_of(i, j) : 0;
     }
-    struct exec_comm_options options = {.comm_id = comm_id,
-                                        .generation = 1,
-                                        .size = size,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = cluster->count,
-                                        .node_index = i,
-                                        .peers = peers,
-                                        .node_names = cluster->names,
-                                        .slice_bytes = slice_bytes,
-                                        .name = "test",
-                                        .failed = comm_failed,
-                                        .disagreed = comm_disagreed,
-                                        .network = coll_network_default,
-                                        .context = &cluster->nodes[i]};
-    assert_int_equal(exec_comm_new(cluster->nodes[i].exec, &options, out, NULL), STATUS_OK);
+    const struct exec_comm_handler handler = {
+        .context = &cluster->nodes[i], .failed = comm_failed, .disagreed = comm_disagreed};
+    struct comm_map facts = {.comm_id = comm_id,
+                             .ranks = {.size = size, .node_count = cluster->count, .node_index = i},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = cluster->names,
+                             .slice_bytes = slice_bytes,
+                             .name = "test",
+                             .network = coll_network_default};
+    struct comm_map *map;
+    assert_int_equal(comm_map_new(&facts, &map, NULL), STATUS_OK);
+    assert_int_equal(exec_comm_new(cluster->nodes[i].exec, map, &handler, out, NULL), STATUS_OK);
+    comm_map_release(map);
 }
 
 static void cluster_make_comm(struct cluster *cluster, uint64_t slice_bytes)

@@ -68,18 +68,20 @@ static struct exec_comm *comm_new(uint32_t size, struct budget_account *account)
     static const char *const names[] = {"a"};
     static const uint32_t zeros[LARGE];
     struct exec_comm *comm;
-    struct exec_comm_options options = {.comm_id = 1,
-                                        .generation = 1,
-                                        .size = size,
-                                        .node_of_rank = zeros,
-                                        .node_count = 1,
-                                        .peers = zeros,
-                                        .node_names = names,
-                                        .slice_bytes = 4096,
-                                        .name = "test",
-                                        .network = coll_network_default,
-                                        .account = account};
-    assert_int_equal(exec_comm_new(execs[0], &options, &comm, NULL), STATUS_OK);
+    const struct exec_comm_handler handler = {0};
+    struct comm_map facts = {.comm_id = 1,
+                             .ranks = {.size = size, .node_count = 1},
+                             .node_of_rank = zeros,
+                             .peers = zeros,
+                             .node_names = names,
+                             .slice_bytes = 4096,
+                             .name = "test",
+                             .network = coll_network_default,
+                             .account = account};
+    struct comm_map *map;
+    assert_int_equal(comm_map_new(&facts, &map, NULL), STATUS_OK);
+    assert_int_equal(exec_comm_new(execs[0], map, &handler, &comm, NULL), STATUS_OK);
+    comm_map_release(map);
     return comm;
 }
 

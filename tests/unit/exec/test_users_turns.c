@@ -60,19 +60,23 @@ static enum status comm_try(uint64_t id, uint32_t owner_uid, struct budget_accou
 {
     static const uint32_t node_of_rank[RANKS] = {0}, peers[1] = {0};
     static const char *const names[1] = {"a"};
-    struct exec_comm_options options = {.comm_id = id,
-                                        .generation = 1,
-                                        .owner_uid = owner_uid,
-                                        .account = account,
-                                        .size = RANKS,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = 1,
-                                        .peers = peers,
-                                        .node_names = names,
-                                        .slice_bytes = SLICE_ELEMENTS * ELEMENT_BYTES,
-                                        .name = "turns",
-                                        .failed = comm_failed};
-    return exec_comm_new(setup.exec, &options, out, error);
+    const struct exec_comm_handler handler = {.failed = comm_failed};
+    struct comm_map facts = {.comm_id = id,
+                             .owner_uid = owner_uid,
+                             .account = account,
+                             .ranks = {.size = RANKS, .node_count = 1},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = names,
+                             .slice_bytes = SLICE_ELEMENTS * ELEMENT_BYTES,
+                             .name = "turns"};
+    struct comm_map *map = NULL;
+    enum status status = comm_map_new(&facts, &map, error);
+    if (status == STATUS_OK) {
+        status = exec_comm_new(setup.exec, map, &handler, out, error);
+    }
+    comm_map_release(map);
+    return status;
 }
 
 static struct exec_comm *comm_new_of(uint64_t id, uint32_t owner_uid, struct budget_account *account)
@@ -234,17 +238,19 @@ static unsigned crowd_turns(enum op_kind kind, enum dtype dtype, size_t element_
     struct exec_rank ranks[CROWD] = {{0}};
     struct exec_comm *comm;
     unsigned done = 0, turns = 0;
-    struct exec_comm_options options = {.comm_id = 1,
-                                        .size = CROWD,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = 1,
-                                        .peers = peers,
-                                        .node_names = names,
-                                        .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
-                                        .name = "crowd",
-                                        .failed = comm_failed};
+    const struct exec_comm_handler handler = {.failed = comm_failed};
+    struct comm_map facts = {.comm_id = 1,
+                             .ranks = {.size = CROWD, .node_count = 1},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = names,
+                             .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
+                             .name = "crowd"};
+    struct comm_map *map;
     assert_int_equal(exec_new(NULL, &setup.exec, NULL), STATUS_OK);
-    assert_int_equal(exec_comm_new(setup.exec, &options, &comm, NULL), STATUS_OK);
+    assert_int_equal(comm_map_new(&facts, &map, NULL), STATUS_OK);
+    assert_int_equal(exec_comm_new(setup.exec, map, &handler, &comm, NULL), STATUS_OK);
+    comm_map_release(map);
     for (unsigned i = 0; i < CROWD; i++) {
         for (unsigned k = 0; k < CROWD * CROWD_ELEMENT_MAX; k++) {
             in[i][k] = (uint8_t)(i * 7 + k * 3);

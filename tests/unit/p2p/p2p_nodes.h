@@ -140,19 +140,20 @@ static inline void start(uint32_t node_count, uint32_t size, struct budget_accou
         for (uint32_t rank = i; accounts != NULL && rank < size; rank += node_count) {
             own[own_count++] = accounts[rank];
         }
-        struct p2p_comm_options options = {.comm_id = 99,
-                                           .size = size,
-                                           .node_of_rank = node_of_rank,
-                                           .node_count = node_count,
-                                           .node_index = i,
-                                           .peers = peers,
-                                           .node_names = world.names,
-                                           .name = "test",
-                                           .accounts = accounts != NULL ? own : NULL,
-                                           .done = on_done,
-                                           .failed = node_failed,
-                                           .context = &world.nodes[i]};
-        assert_int_equal(p2p_comm_new(world.nodes[i].p2p, &options, &world.nodes[i].comm, NULL), STATUS_OK);
+        const struct p2p_comm_handler handler = {
+            .context = &world.nodes[i], .done = on_done, .failed = node_failed};
+        struct comm_map facts = {.comm_id = 99,
+                                 .ranks = {.size = size, .node_count = node_count, .node_index = i},
+                                 .node_of_rank = node_of_rank,
+                                 .peers = peers,
+                                 .node_names = world.names,
+                                 .name = "test"};
+        struct comm_map *map;
+        assert_int_equal(comm_map_new(&facts, &map, NULL), STATUS_OK);
+        assert_int_equal(p2p_comm_new(world.nodes[i].p2p, map, accounts != NULL ? own : NULL, &handler,
+                                      &world.nodes[i].comm, NULL),
+                         STATUS_OK);
+        comm_map_release(map);
     }
 }
 

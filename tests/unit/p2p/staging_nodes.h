@@ -124,19 +124,19 @@ static void nodes_comm(uint32_t i)
 {
     uint32_t peers[NODES] = {0, 0};
     uint32_t node_of_rank[NODES_RANKS] = {0, 1, 0, 1};
-    struct p2p_comm_options options = {.comm_id = 99,
-                                       .size = NODES_RANKS,
-                                       .node_of_rank = node_of_rank,
-                                       .node_count = NODES,
-                                       .node_index = i,
-                                       .peers = peers,
-                                       .node_names = nodes.names,
-                                       .name = "test",
-                                       .account = nodes_account,
-                                       .done = message_done,
-                                       .failed = node_failed,
-                                       .context = &nodes.at[i]};
-    CHECK_RESULT(p2p_comm_new(nodes.at[i].p2p, &options, &nodes.at[i].comm, NULL), STATUS_OK);
+    const struct p2p_comm_handler handler = {
+        .context = &nodes.at[i], .done = message_done, .failed = node_failed};
+    struct comm_map facts = {.comm_id = 99,
+                             .ranks = {.size = NODES_RANKS, .node_count = NODES, .node_index = i},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = nodes.names,
+                             .name = "test",
+                             .account = nodes_account};
+    struct comm_map *map;
+    CHECK_RESULT(comm_map_new(&facts, &map, NULL), STATUS_OK);
+    CHECK_RESULT(p2p_comm_new(nodes.at[i].p2p, map, NULL, &handler, &nodes.at[i].comm, NULL), STATUS_OK);
+    comm_map_release(map);
 }
 
 /* Starts the nodes. The double reads its environment at this call. */

@@ -447,16 +447,21 @@ static enum status comm_try(struct p2p *p2p, struct budget_account *account, str
 {
     static const uint32_t node_of_rank[4] = {0}, peers[1] = {0};
     static const char *const names[1] = {"a"};
-    struct p2p_comm_options options = {.comm_id = 1,
-                                       .size = 4,
-                                       .node_of_rank = node_of_rank,
-                                       .node_count = 1,
-                                       .peers = peers,
-                                       .node_names = names,
-                                       .name = "alone",
-                                       .account = account,
-                                       .failed = node_failed};
-    return p2p_comm_new(p2p, &options, out, error);
+    const struct p2p_comm_handler handler = {.failed = node_failed};
+    struct comm_map facts = {.comm_id = 1,
+                             .ranks = {.size = 4, .node_count = 1},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = names,
+                             .name = "alone",
+                             .account = account};
+    struct comm_map *map = NULL;
+    enum status status = comm_map_new(&facts, &map, error);
+    if (status == STATUS_OK) {
+        status = p2p_comm_new(p2p, map, NULL, &handler, out, error);
+    }
+    comm_map_release(map);
+    return status;
 }
 
 /* A communicator beyond the ceiling is refused. What the other one took is given back. */

@@ -51,18 +51,19 @@ static void crowd_start(struct crowd *crowd)
 {
     static const uint32_t node_of_rank[1] = {0}, peers[1] = {0};
     static const char *const names[1] = {"a"};
-    struct p2p_comm_options options = {.size = 1,
-                                       .node_of_rank = node_of_rank,
-                                       .node_count = 1,
-                                       .peers = peers,
-                                       .node_names = names,
-                                       .name = "crowd",
-                                       .done = crowd_done,
-                                       .context = crowd};
+    const struct p2p_comm_handler handler = {.context = crowd, .done = crowd_done};
+    struct comm_map facts = {.ranks = {.size = 1, .node_count = 1},
+                             .node_of_rank = node_of_rank,
+                             .peers = peers,
+                             .node_names = names,
+                             .name = "crowd"};
+    struct comm_map *map;
     assert_int_equal(p2p_new(NULL, &crowd->p2p, NULL), STATUS_OK);
     for (uint32_t i = 0; i < COMMS; i++) {
-        options.comm_id = i + 1;
-        assert_int_equal(p2p_comm_new(crowd->p2p, &options, &crowd->comms[i], NULL), STATUS_OK);
+        facts.comm_id = i + 1;
+        assert_int_equal(comm_map_new(&facts, &map, NULL), STATUS_OK);
+        assert_int_equal(p2p_comm_new(crowd->p2p, map, NULL, &handler, &crowd->comms[i], NULL), STATUS_OK);
+        comm_map_release(map);
         crowd_post(crowd, i, false, &crowd->receives[i]);
     }
     crowd_run(crowd);

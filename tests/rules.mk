@@ -65,7 +65,7 @@ $(DATAGRAM_TESTS): %: %.o $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(BUILD)/tests/system/surface: $(SURFACE_PARTS)
 $(BUILD)/tests/system/graphs: $(GRAPHS_PARTS)
-$(BUILD)/tests/unit/client/test_nccl_config: $(addprefix $(BUILD)/client/nccl/,config.o nccl_version.o failure.o)
+$(BUILD)/tests/unit/client/test_nccl_config: $(addprefix $(BUILD)/client/nccl/,comm_config.o nccl_version.o failure.o)
 # A program that is written for NCCL: it is linked with that library, and with nothing of libcommclient.
 $(NCCL_CASES): $(NCCL_CASES_PARTS) $(BUILD)/tests/lib/elements.o $(BUILD)/proto/types.o
 $(NCCL_CASES).o $(NCCL_CASES_PARTS): CPPFLAGS_ALL += $(if $(CUDA_INCLUDE),-isystem $(CUDA_INCLUDE))

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "client/nccl/config.h"
+#include "client/nccl/comm_config.h"
 #include "client/nccl/failure.h"
 #include "client/nccl/nccl_api.h"
 #include "proto/cuda_driver.h"

@@ -422,7 +422,7 @@ void comms_names_free(struct comms *comms);
 /* Fills the key. Returns its size in bytes up to the end of the name. */
 size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name);
 
-/* announce.c and control.c: messages from other nodes. */
+/* announce.c and node_messages.c: messages from other nodes. */
 /* The communicator has formed without that node: refuses those ranks of its claim that are local ranks. */
 void comms_refuse_late_ranks(struct communicator *comm, const struct comms_claim *claim);
 void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,
@@ -448,7 +448,7 @@ void comms_drain_answer(struct comms *comms, uint32_t node, const Commd__Mesh__A
 bool comms_drain_refused(struct communicator *comm, uint32_t node, const Commd__Mesh__Refuse *refuse,
                          const struct error *cause, uint64_t now_ns);
 
-/* users.c: the nodes on which a user may have ranks. */
+/* trust.c: the nodes on which a user may have ranks. */
 /* node: the mesh's index, or COMMS_NODE_OWN. */
 bool comms_user_may(const struct comms *comms, uid_t uid, uint32_t node);
 /* Whether that node may speak for the user. If the user may have no ranks there, returns false and logs a

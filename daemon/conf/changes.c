@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/conf/users.h"
+#include "daemon/conf/user_list.h"
 
 void conf_changes_add(struct conf_change_list *list, const char *format, ...)
 {

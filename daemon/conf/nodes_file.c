@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 #include "daemon/conf/address.h"
-#include "daemon/conf/nodes.h"
+#include "daemon/conf/node_list.h"
 #include "daemon/conf/rail_addresses.h"
 #include "daemon/conf/source.h"
 

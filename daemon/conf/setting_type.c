@@ -7,7 +7,7 @@
 #include "daemon/base/log.h"
 #include "daemon/conf/address.h"
 #include "daemon/conf/metrics_address.h"
-#include "daemon/conf/nodes.h"
+#include "daemon/conf/node_list.h"
 #include "daemon/conf/rail_addresses.h"
 
 static bool mode_is_valid(const char *text)

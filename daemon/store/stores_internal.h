@@ -10,8 +10,8 @@
 /*
  * Shared by the files of stores. Two halves: handle.c and sent.c are the side of the processes of this node,
  * whichever node keeps their stores; kept.c and kept_ask.c are the side of the stores that this node keeps,
- * whichever nodes their processes are on. If both are one node, they call each other; otherwise control.c's
- * messages do.
+ * whichever nodes their processes are on. If both are one node, they call each other; otherwise
+ * store_messages.c's messages do.
  */
 
 #define STORES_NODE_OWN UINT32_MAX

@@ -13,7 +13,7 @@
 
 namespace ours
 {
-#include "client/nccl/config.h"
+#include "client/nccl/comm_config.h"
 #include "client/nccl/nccl_api.h"
 } // namespace ours
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "client/nccl/config.h"
+#include "client/nccl/comm_config.h"
 #include "client/nccl/nccl_version.h"
 
 #define NCCL_CONFIG_BYTES 120

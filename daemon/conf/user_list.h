@@ -1,5 +1,5 @@
-#ifndef DAEMON_CONF_USERS_H
-#define DAEMON_CONF_USERS_H
+#ifndef DAEMON_CONF_USER_LIST_H
+#define DAEMON_CONF_USER_LIST_H
 
 #include <libconfig.h>
 

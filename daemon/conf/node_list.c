@@ -1,4 +1,4 @@
-#include "daemon/conf/nodes.h"
+#include "daemon/conf/node_list.h"
 
 #include <ctype.h>
 #include <stdio.h>

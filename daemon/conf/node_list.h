@@ -1,5 +1,5 @@
-#ifndef DAEMON_CONF_NODES_H
-#define DAEMON_CONF_NODES_H
+#ifndef DAEMON_CONF_NODE_LIST_H
+#define DAEMON_CONF_NODE_LIST_H
 
 #include <libconfig.h>
 

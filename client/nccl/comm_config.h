@@ -1,5 +1,5 @@
-#ifndef CLIENT_NCCL_CONFIG_H
-#define CLIENT_NCCL_CONFIG_H
+#ifndef CLIENT_NCCL_COMM_CONFIG_H
+#define CLIENT_NCCL_COMM_CONFIG_H
 
 #include <stdbool.h>
 #include <stddef.h>

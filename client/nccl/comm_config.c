@@ -1,4 +1,4 @@
-#include "client/nccl/config.h"
+#include "client/nccl/comm_config.h"
 
 #include <limits.h>
 #include <stdio.h>

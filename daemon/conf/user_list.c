@@ -1,4 +1,4 @@
-#include "daemon/conf/users.h"
+#include "daemon/conf/user_list.h"
 
 #include <errno.h>
 #include <pwd.h>

@@ -75,7 +75,7 @@ static const struct {
      "  --request FILE                    of issue, renew: the node's request\n"
      "  --new-key                         of renew: make another key, too\n"
      "  --owner USER                      of join, request: whose the key is (default commd, as root)\n"
-     "  --listen ADDRESS[:PORT]           of admit (default: all addresses, TCP port 7400)\n"
+     "  --listen ADDRESS[:PORT]           of admit (default: all addresses, TCP port 7399)\n"
      "  --once                            of admit: end after one node\n"
      "  --count N                         of admit: end after N nodes\n"
      "  --renew                           of admit: also certify a name that is taken\n"

@@ -120,7 +120,7 @@ enum pki_waited pki_wait(struct pollfd *descriptors, nfds_t count, int64_t deadl
 
 /* --- pki_link.c: messages over TCP, each after its size of 4 bytes, the most significant first. --- */
 
-#define PKI_PORT_DEFAULT "7400" /* TCP; commd's own port of that number is UDP */
+#define PKI_PORT_DEFAULT "7399" /* below the TCP and UDP ports of commd's rails, 7400 to 7415 */
 #define PKI_ADDRESS_MAX_BYTES 255
 #define PKI_STEP_TIMEOUT_MS 10000 /* for one message, and for a connection */
 

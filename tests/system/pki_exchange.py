@@ -27,10 +27,11 @@ INSTALLED = ["alpha.crt", "alpha.key", "ca.crl", "ca.crt"]
 
 
 class Command:
-    """A commctl whose output is read as it comes. terminal: it runs on a terminal; otherwise its standard input is a pipe."""
+    """A commctl whose output is read as it comes. terminal: it runs on a terminal; otherwise its standard input is a pipe.
+    prefix: words in front of the command line."""
 
-    def __init__(self, *arguments, terminal=False, stdin=subprocess.PIPE, limit_file_bytes=None):
-        command = [str(part) for part in (BUILD / "commctl", "pki", *arguments)]
+    def __init__(self, *arguments, terminal=False, stdin=subprocess.PIPE, limit_file_bytes=None, prefix=()):
+        command = [str(part) for part in (*prefix, BUILD / "commctl", "pki", *arguments)]
         self.output = ""
         self.ended = False
 

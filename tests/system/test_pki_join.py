@@ -68,6 +68,21 @@ class Join(Exchange):
                 cluster.start(name)
             cluster.wait_ready()
 
+    def test_beside_a_running_daemon(self):
+        """The authority is on a node whose commd uses TCP, too. Neither command names a port."""
+        with Cluster(["a", "b"], settings="rails = 16;\n") as cluster:
+            if not cluster.use_namespaces:
+                self.skipTest("only in a namespace, no other process has the default port")
+            prefix = cluster.in_node("a")
+            listening = subprocess.run([*prefix, "ss", "-Hltn"], check=True, stdout=subprocess.PIPE, text=True).stdout
+            self.assertIn(":7400 ", listening, "commd has a TCP port of its own")
+            admit = self.command("admit", "--dir", self.ca, "--once", prefix=prefix)
+            admit.until("waiting for nodes")
+            join = self.command("join", "127.0.0.1", "alpha", "--dir", self.node, prefix=prefix)
+            self.both_say(admit, join)
+            self.assertEqual((join.end(), admit.end()), (0, 0), join.output + admit.output)
+            self.assertEqual(self.files(), INSTALLED)
+
     def test_a_code_that_was_agreed_in_advance(self):
         secret = os.urandom(16).hex()
         admit = self.admit("--yes-code", "of another node, which comes later", "--yes-code", secret, "--count", "1", stdin=subprocess.DEVNULL)

@@ -13,11 +13,11 @@
 /*
  * What the files of `commctl bench` share. bench_options.c reads the options. bench.c starts the ranks'
  * processes and waits for them; bench_rank.c is what each of them runs. bench_data.c makes and checks the
- * data. bench_operation.c describes the operations. Sizes, algbw and busbw are as nccl-tests define them.
+ * data. bench_operation.c describes the operations. bench_times.h keeps their times. Sizes, algbw and busbw
+ * are as nccl-tests define them.
  */
 
 #define BENCH_RANKS_MAX 256
-#define BENCH_ITERATIONS_MAX 20000
 
 struct bench_options {
     const char *socket_path;
@@ -34,7 +34,7 @@ struct bench_options {
     uint64_t min_bytes, max_bytes;
     uint32_t step_factor;
     double seconds_per_size;
-    uint32_t iterations; /* 0: as many as fit in seconds_per_size */
+    uint32_t iterations; /* 0: as many as fit in seconds_per_size, at least 3 */
     bool in_place, out_of_place;
     bool registered;
     bool check;

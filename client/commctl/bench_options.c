@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/commctl/bench.h"
+#include "client/commctl/bench_times.h"
 
 enum {
     OPTION_COMMUNICATOR = 1000,
@@ -125,7 +126,7 @@ static const char *take_number(int option, struct bench_options *options)
         {OPTION_RANKS, 1, BENCH_RANKS_MAX, &options->ranks, "how many ranks here, 1 to 256"},
         {OPTION_ROOT, 0, 65535, &options->root, "a rank"},
         {OPTION_STEP_FACTOR, 2, 1024, &options->step_factor, "2 to 1024"},
-        {OPTION_ITERATIONS, 1, BENCH_ITERATIONS_MAX, &options->iterations, "1 to 20000"},
+        {OPTION_ITERATIONS, 1, BENCH_ITERATIONS_MAX, &options->iterations, "1 to 1000000000"},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (numbers[i].option == option) {

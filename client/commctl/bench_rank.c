@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "client/commctl/bench.h"
+#include "client/commctl/bench_times.h"
 
 #define WARM_UPS 3
 
@@ -21,7 +22,7 @@ struct bench_run {
     comm_t *comm;
     uint32_t rank;
     void *buffers[2];
-    double times_s[BENCH_ITERATIONS_MAX];
+    struct bench_times times;
     json_t *results; /* of rank 0, for JSON */
     double busbw_sum;
     uint32_t busbw_count;
@@ -75,10 +76,34 @@ static bool once(struct bench_run *run, const struct bench_call *call,
     return !failed(run, result, operation->name);
 }
 
-static int compare_times(const void *left, const void *right)
+/* Makes iterations until the time is over for the slowest rank, so that all ranks make the same number. */
+static bool repeat(struct bench_run *run, const struct bench_call *call,
+                   const struct bench_operation *operation)
 {
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
+    const struct bench_options *options = run->options;
+    uint32_t batch = options->iterations;
+    double elapsed_s = 0, began_s = now_s(), time_s = 0;
+    bench_times_clear(&run->times);
+    if (batch == 0) {
+        batch = bench_times_next_batch(0, 0, options->seconds_per_size);
+    }
+    while (batch != 0) {
+        for (uint32_t i = 0; i < batch; i++) {
+            if (!once(run, call, operation, &time_s)) {
+                return false;
+            }
+            bench_times_add(&run->times, time_s);
+        }
+        if (options->iterations != 0) {
+            return true;
+        }
+        elapsed_s = now_s() - began_s;
+        if (!agree(run, &elapsed_s, 1, COMM_MAX)) {
+            return false;
+        }
+        batch = bench_times_next_batch(run->times.count, elapsed_s, options->seconds_per_size);
+    }
+    return true;
 }
 
 static bool measure(struct bench_run *run, const struct bench_call *call,
@@ -92,17 +117,10 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
         }
         wrong += i == 0 ? (double)count_wrong(call, operation) : 0;
     }
-    if (!agree(run, &once_s, 1, COMM_MAX)) {
+    if (!repeat(run, call, operation)) {
         return false;
     }
-    double wanted = run->options->seconds_per_size / (once_s > 1e-7 ? once_s : 1e-7);
-    wanted = wanted < 3 ? 3 : wanted > BENCH_ITERATIONS_MAX ? BENCH_ITERATIONS_MAX : wanted;
-    out->iterations = run->options->iterations != 0 ? run->options->iterations : (uint32_t)wanted;
-    for (uint32_t i = 0; i < out->iterations; i++) {
-        if (!once(run, call, operation, &run->times_s[i])) {
-            return false;
-        }
-    }
+    out->iterations = run->times.count;
     /* In place it went on from its own results, and else a buffer that nobody wrote to would look the same:
      * so once more. */
     bench_call_fill(call, operation);
@@ -110,9 +128,8 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
         return false;
     }
     wrong += (double)count_wrong(call, operation);
-    qsort(run->times_s, out->iterations, sizeof run->times_s[0], compare_times);
-    double longest[] = {run->times_s[out->iterations / 2], run->times_s[out->iterations - 1]};
-    double shortest = run->times_s[0];
+    double longest[] = {bench_times_median_s(&run->times), run->times.longest_s};
+    double shortest = run->times.shortest_s;
     if (!agree(run, longest, 2, COMM_MAX) || !agree(run, &shortest, 1, COMM_MIN) ||
         !agree(run, &wrong, 1, COMM_SUM)) {
         return false;

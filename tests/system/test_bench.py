@@ -46,6 +46,20 @@ class Bench(unittest.TestCase):
             self.assertIn("# 0 wrong", output)
             self.assertEqual(len([line for line in output.splitlines() if not line.startswith("#")]), 4)
 
+    def test_the_time_bounds(self):
+        """A small operation goes on for as long as was asked, though far more than 65,536 iterations fit."""
+        with Cluster(["a"], namespaces=False) as cluster:
+            began_s = time.monotonic()
+            process = bench(cluster, "a", "-f", "json", "--ranks", "1", "--max-bytes", "8", "--in-place", "--seconds-per-size", "2")
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, errors)
+            self.assertGreater(time.monotonic() - began_s, 2)
+            self.assertLess(time.monotonic() - began_s, 10)
+            (result,) = json.loads(output)["results"]
+            self.assertGreater(result["iterations"], 65536, result)
+            self.assertEqual(result["wrong"], 0)
+            self.assertTrue(0 < result["time_min_us"] <= result["time_us"] <= result["time_max_us"], result)
+
     def test_two_nodes(self):
         with Cluster(["a", "b"]) as cluster:
             for dtype in ("f32", "f8e4m3", "bool"):

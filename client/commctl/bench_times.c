@@ -1,3 +1,4 @@
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "client/commctl/bench_times.h"
@@ -16,7 +17,7 @@ void bench_times_clear(struct bench_times *times)
 /* Makes room: keeps every second time, so those kept are still spread evenly. */
 static void thin_out(struct bench_times *times)
 {
-    for (uint32_t i = 0; 2 * i < times->kept; i++) {
+    for (size_t i = 0; 2 * i < times->kept; i++) {
         times->values_s[i] = times->values_s[2 * i];
     }
     times->kept = (times->kept + 1) / 2;

@@ -249,8 +249,9 @@ check-asan: ## run the unit tests, simulations and corpora under AddressSanitize
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) test-memory
 check-tsan: ## the same under ThreadSanitizer
 	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-memory
+# The + lets the script's own makes share the processors of this one.
 check-all: ## all tests, the lint, and the tests under sanitizers, one after the other (an hour)
-	@tests/lib/check-all.sh
+	+@tests/lib/check-all.sh
 check-threads: ## run the unit tests that start threads under ThreadSanitizer
 	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-threads
 

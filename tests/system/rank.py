@@ -20,6 +20,7 @@ Options:
   together  all ranks stop after the same step
   on_loss   as in comm_init: 0 or 1
   aborts    after READY, the rank ends the communicator with comm_abort
+  pause     seconds that the rank sleeps after each operation of a loop, so that it leaves the processors to others
   slowest   prints the time of the slowest operation, and the number of operations, at the end
 """
 import ctypes
@@ -251,6 +252,8 @@ def main():
                 result = library.calls.comm_abort(comm, b"enough")
                 break
         step += 1
+        if result == 0 and "pause" in options:
+            time.sleep(float(options["pause"]))
     if "slowest" in options:
         print(f"SLOWEST {slowest:.3f} of {step}", flush=True)
     code = end(result)

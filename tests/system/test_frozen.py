@@ -8,13 +8,16 @@ import unittest
 from cluster import Cluster, cpu_s
 from failure_case import FailureCase
 
+WAITS = True
 NOTICED_S = 6.0  # after the nodes' patience of 4 s, the heartbeat notices within 0.8 s; the rest is for a busy machine
+
+PAUSE = "pause=0.005"  # ranks that are busy all the time would take the processors from other tests
 
 
 class Frozen(FailureCase):
     def check_frozen(self, *options):
         with Cluster("a") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", *options)
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, *options)
             waiting = cluster.rank("a", "forming", 0, 2, "once")  # its other rank never comes
             cluster.wait(lambda: cluster.json("a", "status")["comms_forming"] == 1, "the third one waits for a fourth")
             cluster.daemons["a"].send_signal(signal.SIGSTOP)
@@ -43,7 +46,7 @@ class Frozen(FailureCase):
 
     def test_a_short_pause_fails_nothing(self):
         with Cluster("a") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", "seconds=8")
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=8")
             for _ in range(3):
                 cluster.daemons["a"].send_signal(signal.SIGSTOP)
                 time.sleep(1.2)
@@ -60,7 +63,7 @@ class Frozen(FailureCase):
     def test_a_pause_within_the_patience_fails_nothing(self):
         """Neither the other node nor its own clients give it up."""
         with Cluster("ab") as cluster:
-            ranks = self.start(cluster, "aabb", "work", "loop", "seconds=10", "op_timeout_ms=30000")
+            ranks = self.start(cluster, "aabb", "work", "loop", PAUSE, "seconds=10", "op_timeout_ms=30000")
             self.pause(cluster, "b", 3.3)
             time.sleep(1)
             self.pause(cluster, "a", 3.3)
@@ -68,14 +71,14 @@ class Frozen(FailureCase):
 
     def test_the_patience_is_the_configuration_s(self):
         with Cluster("a", settings="heartbeat_timeout_ms = 8000;") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", "seconds=10", "op_timeout_ms=30000")
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=10", "op_timeout_ms=30000")
             self.pause(cluster, "a", 6.5)
             self.expect_unharmed(ranks)
 
     def test_a_client_that_was_stopped_itself(self):
         """Here the client itself stood still. It must not blame commd for the silence."""
         with Cluster("a") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", "seconds=8", "op_timeout_ms=30000")
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=8", "op_timeout_ms=30000")
             for process in ranks:
                 process.send_signal(signal.SIGSTOP)
             time.sleep(5)

@@ -11,6 +11,7 @@ from cluster import ROOT, Cluster, namespaces_work, run
 from failure_case import FailureCase
 from test_configuration import own_files_work
 
+WAITS = True
 SERVICE = "_commd._udp.commd.test"
 RESOLV_CONF = 'mount --bind "$0/resolv.conf" /etc/resolv.conf && exec "$@"'
 GONE_S = 25  # three answers without a node, on a busy machine
@@ -32,7 +33,7 @@ class SourceCase(FailureCase):
 
     def at_work(self, cluster):
         """Ranks of nodes a and b, which call collectives as long as they may."""
-        return self.start(cluster, "ab", "work", "loop", "seconds=600", "count=1000")
+        return self.start(cluster, "ab", "work", "loop", "seconds=600", "count=1000", "pause=0.01")
 
     def check_alive(self, processes):
         for process in processes:

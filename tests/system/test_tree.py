@@ -20,6 +20,11 @@ class Tree(FailureCase):
         cls.cluster = Cluster(NODES, SETTINGS)
         cls.addClassCleanup(cls.cluster.close)
 
+    def setUp(self):
+        """Whatever an earlier test did, all nodes know that all others run."""
+        self.cluster.wait(lambda: all(row["state"] in ("up", "alive") for name in NODES for row in self.cluster.json(name, "nodes")["nodes"] if row["name"] != name),
+                          "all nodes run", timeout_s=60)
+
     def port(self, index, state):
         """Sets the state of a port of the bridge. 0: the port drops everything, and no node is told. 3: the usual state."""
         run("ip", "netns", "exec", self.cluster.namespaces["*hub"], "bridge", "link", "set", "dev", f"port{index}", "state", str(state))
@@ -66,7 +71,6 @@ class Tree(FailureCase):
             line = self.last_line(process, 20)
             self.assertRegex(line, rf"RANK_LOST .*the process of rank 21 \(pid {ranks[20].pid}\) of node j was lost while")
         self.assertLess(time.monotonic() - began, 15)
-
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
        run-tests.py --pytest test_*.py            one pytest file, likewise
 
-Programs run two at a time. Beside them run the unittest files that mostly wait: they have WAITS = True at their top. Then the other unittest
-files run, two at a time as well. Those with ALONE = True at their top come last, one after the other. Each skip is shown with its reason: that of unittest, or for cmocka
+Programs and then unittest files run two at a time. Beside them run the unittest files that mostly wait, one after the other: they have WAITS =
+True at their top, and keep less than half a processor busy. Files with ALONE = True at their top come last, one after the other. The line of
+each shows its seconds, and for how long it and its children kept processors busy. Each skip is shown with its reason: that of unittest, or for cmocka
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
@@ -23,6 +24,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -50,7 +52,7 @@ class Runner:
         self.passed = self.failed = self.skipped = 0
 
     def run(self, path):
-        """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds)."""
+        """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds, seconds of processors or None)."""
         environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
         command = [*os.environ.get("COMMD_TEST_RUNNER", "").split(), os.path.abspath(path)]
         limit_s = TIMEOUT_S
@@ -68,12 +70,11 @@ class Runner:
                     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                                env=environment, start_new_session=True)
                 except OSError as error:
-                    return path, str(error), 127, 0.0
+                    return path, str(error), 127, 0.0, None
                 self.processes.add(process)
-            try:
-                code = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
+            used_s = wait_unreaped(process, limit_s)
+            code = process.wait() if used_s is not None else None
+            if code is None:
                 self.stop(process)
             with self.lock:
                 self.processes.discard(process)
@@ -82,7 +83,7 @@ class Runner:
             text = output.read().decode(errors="replace")
         if self.stopping:
             raise Stopped
-        return path, text, code, time.monotonic() - started
+        return path, text, code, time.monotonic() - started, used_s
 
     def stop(self, process):
         """Ends a process. Interrupts a unittest file, so that it can clean up. Then kills whatever is left of the group."""
@@ -102,7 +103,7 @@ class Runner:
         for process in processes:
             self.stop(process)
 
-    def report(self, path, output, code, seconds):
+    def report(self, path, output, code, seconds, used_s):
         passed, failed, skipped, planned = count_tap(output)
         ended = passed + len(failed) + len(skipped)
         if code is None:
@@ -118,8 +119,9 @@ class Runner:
         self.passed += passed
         self.failed += len(failed)
         self.skipped += len(skipped)
+        processors = f", {used_s:.1f} s of processors" if used_s is not None else ""
         counts = [f"{passed} passed"] + [f"{len(some)} {word}" for some, word in ((failed, "failed"), (skipped, "skipped")) if some]
-        print(f"{'FAIL' if failed else 'ok  '} {short(path)}: {', '.join(counts)} ({seconds:.1f} s)")
+        print(f"{'FAIL' if failed else 'ok  '} {short(path)}: {', '.join(counts)} ({seconds:.1f} s{processors})")
         for name, reason in skipped:
             print(f"     skipped: {name}: {reason}")
         for name in failed:
@@ -137,8 +139,7 @@ class Runner:
         for path in paths:
             if path.endswith(".py"):
                 kinds[kind_of(path)].append(path)
-        self.run_some((programs, AT_ONCE), (kinds["WAITS"], 1))
-        self.run_some((kinds[None], AT_ONCE))
+        self.run_some((programs + kinds[None], AT_ONCE), (kinds["WAITS"], 1))
         self.run_some((kinds["ALONE"], 1))
 
     def run_some(self, *groups):
@@ -154,6 +155,18 @@ class Runner:
             except KeyboardInterrupt:
                 self.stop_all()  # otherwise the pools would first run all the others
                 raise
+
+
+def wait_unreaped(process, timeout_s):
+    """Waits until the process ends. Returns how long it and its children occupied processors, or None if it has not ended in time."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            return None
+        fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    finally:
+        os.close(descriptor)
+    return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def kind_of(path):

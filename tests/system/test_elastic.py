@@ -11,6 +11,7 @@ import unittest
 from cluster import BUILD, ROOT, Cluster, run
 from failure_case import read_until
 
+WAITS = True
 STEPS = 400
 RECOVERY_LINES_MAX = 20
 RANDOM_S = 12  # of faults

@@ -7,6 +7,7 @@ import unittest
 from cluster import BUILD, Cluster
 from failure_case import FailureCase
 
+WAITS = True
 AHEAD = "gpu_ahead = 8;"
 
 

@@ -5,6 +5,7 @@ import unittest
 
 from cluster import BUILD, Cluster
 
+WAITS = True
 TIMED_OUT = 3  # exit code of two_orders
 
 

@@ -8,6 +8,7 @@ import unittest
 from cluster import Cluster
 from failure_case import HEARTBEAT_BOUND_S, FailureCase, read_until
 
+WAITS = True
 FOUR = "aabb"
 TWO_A_GPU = [0, 0, 1, 1]
 ONE_A_GPU = [0, 1, 0, 1]

@@ -8,6 +8,7 @@ import unittest
 from cluster import ROOT, Cluster
 from failure_case import FailureCase, read_until
 
+WAITS = True
 REFUSE = 'cuda_ipc_handles = "refuse";'
 WITHOUT = {"CUDA_DOUBLE_VIRTUAL_MEMORY": "0"}  # as with a GPU or a driver without virtual memory
 UNIT = 2 << 20

@@ -7,6 +7,7 @@ from cluster import Cluster
 from failure_case import FailureCase
 from program_case import ProgramCase
 
+WAITS = True
 NCCL = 'gpu_engine = "nccl";'
 HANGS = "=-1"
 

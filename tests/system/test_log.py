@@ -14,6 +14,7 @@ import unittest
 
 from cluster import BUILD, run
 
+WAITS = True
 CONNECTIONS = 6000  # each makes a line in the debug log; together they are more than the pipe and commd's queue hold
 
 

@@ -12,6 +12,8 @@ import unittest
 from cluster import Cluster
 from pki_exchange import INSTALLED, Exchange, pki
 
+WAITS = True
+
 
 class Join(Exchange):
     """Exchanges that must succeed."""

@@ -12,6 +12,7 @@ import cluster
 from cluster import Cluster, Library
 from queue_rank import NAMES, Ended, QueueRank, form, together
 
+WAITS = True
 READABLE_S = 10
 
 

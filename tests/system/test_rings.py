@@ -13,6 +13,7 @@ import cluster
 from cluster import BUILD, Cluster, cpu_s
 from failure_case import read_until
 
+WAITS = True
 RING_BYTES = 65536
 HEADER_BYTES = 192  # the header of struct ring_shared: tail, head, and who sleeps, each on a cache line of its own
 HELLO = b"\x08\x01\x12\x0e\x08\x02\x12\x03bad\x22\x05rings"  # Request 1: Hello {2, "bad", features: "rings"}

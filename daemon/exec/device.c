@@ -5,6 +5,7 @@
 #include "daemon/exec/device_internal.h"
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/gpu/words.h"
 
 /*
  * Extra steps of an operation whose ranks have buffers on GPUs, or order it against their streams. It waits
@@ -35,10 +36,13 @@ enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct 
 
 void device_release(struct exec_comm *comm, struct exec_op *op)
 {
+    uint32_t gpus[GPU_DEVICES_MAX];
     if (op->device == NULL) {
         return;
     }
     if (op->device->is_ahead) {
+        (void)device_gpus(op, gpus); /* there is one */
+        gpu_words_end_wait(comm->exec->gpus, gpus[0], comm->exec->now_ns);
         budget_release(comm->map->account, BUDGET_GPU_WAITS, 1);
     }
     device_bounces_release(comm, &op->device->bounces);

@@ -76,11 +76,12 @@ void device_run_ahead(struct exec_comm *comm, uint64_t now_ns)
             continue;
         }
         /* Without room, the processor waits for the words, as usual. */
-        if (!can_run_ahead(comm, op, gpus[0]) ||
+        if (!can_run_ahead(comm, op, gpus[0]) || !gpu_words_may_wait(comm->exec->gpus, gpus[0]) ||
             budget_charge(comm->map->account, BUDGET_GPU_WAITS, 1, &error) != STATUS_OK) {
             return;
         }
         op->device->is_ahead = true;
+        gpu_words_begin_wait(comm->exec->gpus, gpus[0]);
         gpu_ahead_count(comm->exec->gpus);
         if (put_ahead(comm, op, gpus[0], &error) != STATUS_OK) {
             (void)error_prefix(&error, "\"%s\"", comm->map->name);

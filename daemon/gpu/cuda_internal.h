@@ -20,7 +20,9 @@ struct cuda_gpu {
     struct gpu_device_info info;
     bool reaches[GPU_DEVICES_MAX]; /* whether its kernels reach the memory of that GPU */
     _Atomic bool failed;
-    struct error failure; /* written before `failed` */
+    struct error failure;  /* written before `failed` */
+    uint32_t waits;        /* the main thread's: words.h */
+    uint64_t waits_end_ns; /* likewise: when the last wait ended */
     /* Null where the pair has no meaning. Index 1: for many buffers. */
     cuda_function reduces[REDUCE_COUNT][DTYPE_COUNT][2];
     cuda_function copy;

@@ -376,6 +376,33 @@ void gpu_groups_sweep(struct gpu_devices *gpus)
     groups->look_ns = 0;
 }
 
+bool gpu_groups_end_on(const struct gpu_devices *gpus, uint32_t gpu)
+{
+    const struct gpu_group *group;
+    LL_FOREACH(gpus->groups->all, group)
+    {
+        if (group->ending && !group->leaked && gpu_group_index(group, gpu) != UINT32_MAX &&
+            !gpu_group_has_ended(group)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* When a group that is being ended is leaked. TIME_NEVER: not while streams wait for clients on its GPUs. */
+static uint64_t leak_ns(const struct gpu_group *group)
+{
+    uint64_t from_ns = group->since_ns;
+    for (uint32_t i = 0; i < group->ranks.count; i++) {
+        const struct cuda_gpu *gpu = &group->owner->gpus->gpus[group->ranks.list[i]];
+        if (gpu->waits > 0) {
+            return TIME_NEVER;
+        }
+        from_ns = gpu->waits_end_ns > from_ns ? gpu->waits_end_ns : from_ns;
+    }
+    return from_ns + GPU_GROUP_END_NS;
+}
+
 uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
 {
     uint64_t deadline_ns = gpu_registry_retired(gpus->registry) > 0 ? gpus->groups->look_ns : TIME_NEVER;
@@ -386,8 +413,8 @@ uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
             continue;
         }
         if (group->ending || !group->formed) {
-            deadline_ns = time_min(deadline_ns,
-                                   group->since_ns + (group->ending ? GPU_GROUP_END_NS : GPU_GROUP_FORM_NS));
+            deadline_ns =
+                time_min(deadline_ns, group->ending ? leak_ns(group) : group->since_ns + GPU_GROUP_FORM_NS);
         }
     }
     return deadline_ns;
@@ -397,7 +424,7 @@ static void group_tick(struct gpu_group *group, uint64_t now_ns)
 {
     struct error error;
     if (group->ending) {
-        if (!group->leaked && now_ns >= group->since_ns + GPU_GROUP_END_NS && !gpu_group_has_ended(group)) {
+        if (!group->leaked && now_ns >= leak_ns(group) && !gpu_group_has_ended(group)) {
             gpu_group_leak(group);
         }
         return;

@@ -16,7 +16,8 @@
  * other's. Another thread ends a group, which can take as long as a GPU works.
  *
  * A group that cannot be formed is refused, with a warning in the log, and not tried again for
- * GPU_GROUP_RETRY_NS. A group that does not end in time is leaked, and its GPUs are marked as failed if it
+ * GPU_GROUP_RETRY_NS. A group that does not end in time (GPU_GROUP_END_NS, from the last wait on its GPUs on:
+ * words.h) is leaked, and its GPUs are marked as failed if it
  * was at work. Once a call of NCCL's thread does not return, there are no new groups.
  */
 struct gpu_groups;
@@ -76,6 +77,8 @@ bool gpu_group_take(struct gpu_group *group, const void *user);
 /* The user makes no more calls. The work that it has in the streams must have ended if it used scratch
  * memory, or if not gpu_nccl_orders_launches. Otherwise it may still run. */
 void gpu_group_leave(struct gpu_group *group, const void *user);
+/* Whether a group that has this GPU is being ended. */
+bool gpu_groups_end_on(const struct gpu_devices *gpus, uint32_t gpu);
 /* Counts those whose work is in the streams, for gpu_group_take's promise. */
 void gpu_group_watch(struct gpu_group *group, bool on);
 

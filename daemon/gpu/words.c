@@ -1,5 +1,7 @@
 #include "daemon/gpu/words.h"
 
+#include <assert.h>
+
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/host/memory_internal.h"
 
@@ -51,4 +53,21 @@ uint64_t gpu_words_address(const struct memory *of_gpu, struct memory *words, ui
         register_words(gpus, words);
     }
     return words->words_at != 0 ? words->words_at + offset_bytes : 0;
+}
+
+bool gpu_words_may_wait(const struct gpu_devices *gpus, uint32_t gpu)
+{
+    return !gpu_groups_end_on(gpus, gpu);
+}
+
+void gpu_words_begin_wait(struct gpu_devices *gpus, uint32_t gpu)
+{
+    gpus->gpus[gpu].waits++;
+}
+
+void gpu_words_end_wait(struct gpu_devices *gpus, uint32_t gpu, uint64_t now_ns)
+{
+    assert(gpus->gpus[gpu].waits > 0);
+    gpus->gpus[gpu].waits--;
+    gpus->gpus[gpu].waits_end_ns = now_ns;
 }

@@ -29,4 +29,14 @@ uint32_t gpu_words_ahead(const struct gpu_devices *gpus);
  */
 uint64_t gpu_words_address(const struct memory *of_gpu, struct memory *words, uint64_t offset_bytes);
 
+/*
+ * An operation with waits for words is put in a stream of the GPU, and is over. CUDA frees memory only when
+ * all work of the GPU is done, also such waits. So a communicator of NCCL cannot end before them: its time to
+ * end counts from the last one on (groups.h). Each wait ends at its operation's deadline. No wait may begin
+ * while a communicator of NCCL on that GPU ends. The main thread.
+ */
+bool gpu_words_may_wait(const struct gpu_devices *gpus, uint32_t gpu);
+void gpu_words_begin_wait(struct gpu_devices *gpus, uint32_t gpu);
+void gpu_words_end_wait(struct gpu_devices *gpus, uint32_t gpu, uint64_t now_ns);
+
 #endif

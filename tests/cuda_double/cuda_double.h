@@ -108,7 +108,10 @@
  *   - NCCL: if partners do not call, or call something else, the call is SYSTEM_ERROR after
  *     CUDA_DOUBLE_HANG_MS. The whole communicator then fails. Work that is in the streams waits for the other
  *     streams without limit; after an abort it waits for nothing.
- *   - NCCL: ncclCommAbort of the last rank waits until the work of all ranks has left the streams.
+ *   - NCCL: ncclCommAbort ends the communicator's work in the streams at once, whatever other streams do. The
+ *     abort of the last rank waits until this work has left the streams. Then it frees memory. That waits for
+ *     all work of these devices, as cuMemFree does. In a group, these waits come at its end. So two
+ *     communicators that hang on one device hang if they are aborted in turn, but not in one group.
  *   - NCCL: only virtual memory on the rank's device can be registered, of one mapping, once. nccl_register.c
  *     says what is stricter than NCCL, and nccl_window.c for windows.
  *   - NCCL: before 2.26, or without NCCL_LAUNCH_ORDER_IMPLICIT=1, a device carries out the work of one

@@ -169,6 +169,7 @@ nccl_result clique_join(struct communicator *communicator, int size, const struc
     clique->references++;
     communicator->clique = clique;
     clique->ranks[communicator->rank] = communicator;
+    clique->devices |= UINT32_C(1) << communicator->context->ordinal;
     if (++clique->joined == size) {
         clique_complete(clique);
     }
@@ -455,23 +456,52 @@ nccl_result ncclCommDestroy(nccl_comm comm)
     return result;
 }
 
-/* The last rank of the process waits until all ranks' work has left the streams. */
+/* Waits until all ranks' work has left the streams. */
 static nccl_result await_clique(struct clique *clique)
 {
     uint64_t deadline = hang_deadline(now_ns());
-    for (int i = 0; i < clique->size; i++) {
-        if (clique->ranks[i] != NULL && !clique->ranks[i]->aborted) {
-            return NCCL_RESULT_OK;
-        }
-    }
-    clique->references++;
     while (clique->outstanding > 0 && double_wait(deadline)) {
     }
-    nccl_result result = clique->outstanding == 0
-                             ? NCCL_RESULT_OK
-                             : nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "a stream does not come to the work that "
-                                                                   "is aborted; NCCL would hang");
-    clique_unref(clique);
+    return clique->outstanding == 0
+               ? NCCL_RESULT_OK
+               : nccl_fail(NCCL_RESULT_SYSTEM_ERROR,
+                           "a stream does not come to the work that is aborted; NCCL would hang");
+}
+
+/* NCCL frees its memory with cudaFree. That waits for all work of the device, also for waits in streams of
+ * others. */
+static void await_devices(const struct clique *clique)
+{
+    for (int ordinal = 0; ordinal < DEVICES_MAX; ordinal++) {
+        if ((clique->devices >> ordinal & 1) != 0 && contexts[ordinal].active) {
+            (void)context_await(&contexts[ordinal]);
+        }
+    }
+}
+
+static bool clique_is_aborted(const struct clique *clique)
+{
+    for (int i = 0; i < clique->size; i++) {
+        if (clique->ranks[i] != NULL && !clique->ranks[i]->aborted) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The last rank of the process ends the whole clique. */
+nccl_result communicator_end_aborted(struct communicator *communicator)
+{
+    nccl_result result = NCCL_RESULT_OK;
+    struct clique *clique = communicator->clique;
+    if (clique_is_aborted(clique)) {
+        clique->references++;
+        result = await_clique(clique);
+        await_devices(clique);
+        clique_unref(clique);
+    }
+    registrations_end(communicator);
+    communicator_unref(communicator);
     return result;
 }
 
@@ -489,9 +519,7 @@ nccl_result ncclCommAbort(nccl_comm comm)
         communicator->aborted = true;
         drop_pending(communicator);
         double_progress();
-        result = await_clique(communicator->clique);
-        registrations_end(communicator);
-        communicator_unref(communicator);
+        result = group_add_abort(communicator);
     }
     double_unlock();
     return result;

@@ -95,6 +95,7 @@ struct clique {
     int joined;
     unsigned references;
     unsigned outstanding; /* pieces of work of all ranks in their streams */
+    uint32_t devices;     /* bits of the ordinals on which it has memory */
     uint64_t first_ns;
     nccl_result verdict; /* IN_PROGRESS until all are there */
     char text[TEXT_BYTES];
@@ -218,6 +219,10 @@ uint64_t call_receive_bytes(const struct call *call, int size, int rank);
 /* nccl_group.c: run the call now, or when the group ends. */
 nccl_result group_add_init(struct communicator *communicator);
 nccl_result group_add_call(struct communicator *communicator, const struct call *call);
+/* Ends the communicator, which is aborted, now or when the group ends. Takes over the reference. */
+nccl_result group_add_abort(struct communicator *communicator);
+/* nccl.c: waits for the aborted communicator's work and memory to go. Takes over the reference. */
+nccl_result communicator_end_aborted(struct communicator *communicator);
 /* Notes that a call inside a group has failed. Then the group fails, too. */
 nccl_result group_note(nccl_result result);
 

@@ -21,6 +21,13 @@ struct group {
 static __thread unsigned depth;
 static __thread struct group group;
 
+/* What the thread has aborted in the group. */
+struct aborted {
+    struct aborted *next;
+    struct communicator *communicator;
+};
+static __thread struct aborted *all_aborted;
+
 nccl_result group_note(nccl_result result)
 {
     if (depth > 0 && group.failure == NCCL_RESULT_OK) {
@@ -187,6 +194,30 @@ nccl_result group_add_call(struct communicator *communicator, const struct call 
     return add(&(struct item){.communicator = communicator, .call = *call});
 }
 
+nccl_result group_add_abort(struct communicator *communicator)
+{
+    struct aborted *aborted = depth > 0 ? malloc(sizeof *aborted) : NULL;
+    if (aborted == NULL) {
+        return communicator_end_aborted(communicator);
+    }
+    *aborted = (struct aborted){.next = all_aborted, .communicator = communicator};
+    all_aborted = aborted;
+    return NCCL_RESULT_OK;
+}
+
+static nccl_result end_aborted(void)
+{
+    nccl_result result = NCCL_RESULT_OK;
+    while (all_aborted != NULL) {
+        struct aborted *first = all_aborted;
+        all_aborted = first->next;
+        nccl_result ended = communicator_end_aborted(first->communicator);
+        result = result == NCCL_RESULT_OK ? ended : result;
+        free(first);
+    }
+    return result;
+}
+
 nccl_result ncclGroupStart(void)
 {
     nccl_result result = nccl_enter(__func__);
@@ -203,6 +234,8 @@ nccl_result ncclGroupEnd(void)
     } else if (--depth == 0) {
         group.failure = result != NCCL_RESULT_OK ? result : group.failure;
         result = run();
+        nccl_result ended = end_aborted();
+        result = result == NCCL_RESULT_OK ? ended : result;
     }
     double_unlock();
     return result;

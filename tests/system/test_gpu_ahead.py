@@ -84,6 +84,28 @@ class GpuAhead(FailureCase):
             cluster.wait_gpus_idle()
             self.check_order(cluster, [0, 0], "again")
 
+    def test_another_users_nccl_ends_behind_the_wait(self):
+        """NCCL hangs on GPUs where a stream of commd waits for a client. NCCL's communicator can free its memory only after that wait, which lasts for longer
+        than NCCL has to end. Its ranks are told in time, no group is leaked, and both GPUs go on. Nothing waits on the GPU meanwhile that did not wait before."""
+        settings = AHEAD + ' gpu_engine = "nccl"; drain_timeout_ms = 500;'
+        with self.cluster(settings, CUDA_DOUBLE_FAIL="ncclKernel:1") as cluster:
+            stuck = self.stuck(cluster, 24000)
+            for process in self.ranks(cluster, "aa", "hangs", "once", "op_timeout_ms=1000", devices=[0, 1]):
+                self.expect(process, "TIMED_OUT", "GPU", within_s=10)
+            cluster.wait(lambda: cluster.json("a", "gpus")["nccl_failed"] == 1, "the group is given up")
+            before = ahead(cluster)
+            self.check_order(cluster, [0, 0], "beside")
+            self.assertEqual(ahead(cluster), before)
+            for process in self.ranks(cluster, "aa", "beside-nccl", "once", devices=[0, 1]):
+                self.expect(process, "OK", within_s=10)
+            for process in stuck:
+                output, errors = process.communicate(timeout=30)
+                self.assertRegex(output, r"^SECOND deadline passed .*waiting for the stream of rank 0\nOK\n$", errors)
+            self.check_order(cluster, [0, 0], "after")
+            gpus = cluster.json("a", "gpus")
+            self.assertEqual((gpus["nccl_stuck"], [gpu["error"] for gpu in gpus["gpus"]]), (0, ["", ""]))
+            cluster.wait_gpus_idle()
+
 
 if __name__ == "__main__":
     unittest.main()

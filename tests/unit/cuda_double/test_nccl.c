@@ -248,6 +248,52 @@ static void not_blocking_hangs(int unused)
 }
 CASE(not_blocking_hangs)
 
+/* Writes the word for which a stream waits, when the stream of rank 1 has ended, and a moment later. */
+static void *ends_wait(void *words)
+{
+    here(1);
+    OK(cuda->stream_synchronize(streams[1]));
+    (void)usleep(300000);
+    __atomic_store_n((uint64_t *)words, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* An abort ends NCCL's work at once, though another stream of the device waits. It returns after that wait,
+ * because it frees memory. */
+static void aborts_beside_a_wait(int unused)
+{
+    static uint64_t slots[512] __attribute__((aligned(4096)));
+    cuda_pointer send[RANKS];
+    cuda_stream beside;
+    pthread_t thread;
+    int32_t one = 1;
+    (void)unused;
+    setenv("CUDA_DOUBLE_FAIL", "ncclKernel:1", 1);
+    begin();
+    OK(cuda->host_register(slots, sizeof slots, CUDA_HOST_DEVICE_MAP | CUDA_HOST_PORTABLE));
+    for (int rank = 0; rank < RANKS; rank++) {
+        send[rank] = buffer(rank, &one, sizeof one);
+    }
+    here(0);
+    OK(cuda->stream_create(&beside, CUDA_STREAM_NON_BLOCKING, 0));
+    OK(cuda->stream_wait_value(beside, (cuda_pointer)(uintptr_t)slots, 1, 0));
+    OK(nccl->group_start());
+    for (int rank = 0; rank < RANKS; rank++) {
+        OK(all_reduce(rank, send[rank], send[rank], 1, NCCL_TYPE_I32));
+    }
+    OK(nccl->group_end());
+    CHECK(pthread_create(&thread, NULL, ends_wait, slots) == 0);
+    OK(nccl->group_start());
+    for (int rank = 0; rank < RANKS; rank++) {
+        OK(nccl->comm_abort(comms[rank]));
+    }
+    CHECK(__atomic_load_n(slots, __ATOMIC_ACQUIRE) == 0);
+    OK(nccl->group_end());
+    CHECK(__atomic_load_n(slots, __ATOMIC_ACQUIRE) == 1);
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+CASE(aborts_beside_a_wait)
+
 static void aborts(int unused)
 {
     static uint64_t slots[512] __attribute__((aligned(4096)));
@@ -273,11 +319,15 @@ static void aborts(int unused)
     here(1);
     CHECK_RESULT(cuda->stream_query(streams[1]), CUDA_RESULT_NOT_READY);
     OK(nccl->comm_abort(comms[1]));
-    /* The last one waits for all streams, also for one that does not come to the work. */
+    /* The last one waits for all streams, also for one that does not come to the work. Then it frees
+     * memory, which waits for the device. */
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, ends_wait, slots) == 0);
     CHECK_RESULT(nccl->comm_abort(comms[2]), NCCL_RESULT_SYSTEM_ERROR);
+    CHECK(__atomic_load_n(slots, __ATOMIC_ACQUIRE) == 1);
+    CHECK(pthread_join(thread, NULL) == 0);
     here(1);
     OK(cuda->stream_synchronize(streams[1]));
-    __atomic_store_n(slots, 1, __ATOMIC_RELEASE);
     here(2);
     OK(cuda->stream_synchronize(streams[2]));
     int32_t back = 0;
@@ -429,9 +479,9 @@ int main(void)
         cmocka_unit_test(test_in_stream_order), cmocka_unit_test(test_duplicate),
         cmocka_unit_test(test_hangs),           cmocka_unit_test(test_mismatch),
         cmocka_unit_test(test_not_blocking),    cmocka_unit_test(test_not_blocking_hangs),
-        cmocka_unit_test(test_aborts),          cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_fault),           cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_to_single_ranks),
+        cmocka_unit_test(test_aborts),          cmocka_unit_test(test_aborts_beside_a_wait),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_fault),
+        cmocka_unit_test(test_threads),         cmocka_unit_test(test_to_single_ranks),
     };
     return cmocka_run_group_tests_name("cuda_double_nccl", tests, NULL, NULL);
 }

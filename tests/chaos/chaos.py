@@ -108,8 +108,8 @@ class Chaos:
             self.counts["elements"] += event.elements
         elif event.kind == "WRONG":
             self.fail(f"{event.comm} rank {event['rank']}: wrong: {event.text}")
-        elif event.kind == "UNFORMED" and job.absent and event.result == "DAEMON_LOST":
-            pass  # its commd was killed; it is started again
+        elif event.kind == "UNFORMED" and job.absent and event.result in ("DAEMON_LOST", "NODE_LOST"):
+            pass  # its commd was killed, or that of another rank; it is started again
         elif event.kind == "UNFORMED":
             self.fail(f"{event.comm} rank {event['rank']} was not formed: {event.result} {event.text}")
         elif event.kind == "ENDED":
@@ -142,7 +142,7 @@ class Chaos:
             self.wait_for(lambda: len(self.extra.living()) <= len(self.extra.layout) - 2, GO_ON_S, "the rank of the killed commd does not end")
             # Otherwise nodes that still believe in the killed process may take the job for complete, and it fails.
             self.wait_for(lambda: self.world.whole() and self.world.knows_restarted(*arguments), SETTLE_S, "a restarted commd is not known")
-            self.extra.complete()
+            self.come_again()
         elif verb.endswith("_rank"):
             job, rank = next(job for job in self.jobs if job.name == arguments[0]), arguments[1]
             rank = job.ranks[rank]
@@ -153,6 +153,14 @@ class Chaos:
                 rank.signal({"stop_rank": signal.SIGSTOP, "continue_rank": signal.SIGCONT, "abort_rank": signal.SIGUSR2}[verb])
         else:
             getattr(self.world, verb)(*arguments)
+
+    def come_again(self):
+        """A node that is seen lost while the job forms ends it for all; then all ranks come again. A commd that is back sooner is not seen lost."""
+        if any(rank.last("UNFORMED") and rank.last("UNFORMED").result == "NODE_LOST" for rank in self.extra.ranks):
+            self.wait_for(lambda: not self.extra.living(), GO_ON_S, "not all ranks are told that a node is lost while their job forms")
+            self.extra.start()
+        else:
+            self.extra.complete()
 
     def make(self, index, fault):
         self.lateness.take()

@@ -139,7 +139,7 @@ def form(draw, shape):
 
 
 def form_again(draw, shape):
-    """A job waits for a rank. Meanwhile one of its nodes is lost, and comes back with its rank. The others wait for both."""
+    """A job waits for a rank. Meanwhile one of its nodes is lost, and comes back with its rank. The others wait for both, or all are told and come again."""
     node, absent = draw.sample(list(shape.nodes), 2)
     at = round(draw.uniform(0, 1), 2)
     again = round(at + draw.uniform(0.2, 3), 2)

@@ -55,6 +55,11 @@ struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
                               .steps = two_steps ? 2 : 1};
 }
 
+bool cells_are_short(const struct op_terms *terms, uint32_t rank_count)
+{
+    return terms->has_layouts == 0 && cells_most_published_bytes(terms, rank_count) <= CELLS_SHORT_MAX_BYTES;
+}
+
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)
 {
     bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
@@ -180,6 +185,11 @@ bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t 
                atomic_load_explicit(&shared->ranks[other].by_commd, memory_order_relaxed) >= seq;
     }
     return atomic_load_explicit(&shared->open_from, memory_order_relaxed) != CELLS_DECIDING;
+}
+
+bool cells_root_is_there(struct cells_shared *shared, uint64_t seq, const struct op_terms *terms)
+{
+    return look_at(shared, terms->root_rank, seq, terms) == CELLS_DIRECT;
 }
 
 /* Every rank compares all tables, so all find the same. */

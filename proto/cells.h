@@ -39,8 +39,14 @@
  * are the reader's own. A rank that writes nonsense harms its own communicator.
  */
 #define CELLS_RANKS_MAX 32u /* with more ranks, a rank reads too many cells for each operation */
-#define CELLS_DEPTH 8u      /* cells of a rank */
-#define CELLS_WINDOW 4u     /* operations that a rank has published and that have not ended for it */
+#define CELLS_DEPTH 32u     /* cells of a rank */
+#define CELLS_WINDOW 16u    /* operations that a rank has published and that have not ended for it */
+/*
+ * The same if one of them, or the next one, has data that do not lie in headers. When a rank publishes
+ * operation s, such an operation s - LONG_DEPTH has ended for all: no rank publishes s - LONG_WINDOW before.
+ */
+#define CELLS_LONG_WINDOW 4u
+#define CELLS_LONG_DEPTH 8u /* places of a rank for such data: fewer, so that they stay in the caches */
 #define CELLS_DATA_MAX_BYTES 32768u
 #define CELLS_SHORT_MAX_BYTES 80u /* data that lie in the header */
 /*
@@ -63,6 +69,7 @@
 #define CELLS_PAGE_BYTES 4096u
 
 _Static_assert(CELLS_DEPTH == 2 * CELLS_WINDOW, "a cell is used again after two windows");
+_Static_assert(CELLS_LONG_DEPTH == 2 * CELLS_LONG_WINDOW, "so is a place for its data");
 
 /* Values of open_from that are no number of an operation. */
 #define CELLS_DECIDING UINT64_MAX     /* commd copies how far each rank has come */
@@ -110,7 +117,7 @@ static inline size_t cells_control_bytes(uint32_t rank_count)
 /* The segment without the places for slices. */
 static inline size_t cells_short_bytes(uint32_t rank_count)
 {
-    return cells_control_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_DATA_MAX_BYTES;
+    return cells_control_bytes(rank_count) + (size_t)rank_count * CELLS_LONG_DEPTH * CELLS_DATA_MAX_BYTES;
 }
 
 /* The whole segment for 2 to CELLS_RANKS_MAX ranks. Most of it takes no memory before it is used. */
@@ -140,7 +147,7 @@ static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t ra
         return cells_header(shared, rank, seq)->data;
     }
     return (unsigned char *)shared + cells_control_bytes(rank_count) +
-           ((size_t)rank * CELLS_DEPTH + seq % CELLS_DEPTH) * CELLS_DATA_MAX_BYTES;
+           ((size_t)rank * CELLS_LONG_DEPTH + seq % CELLS_LONG_DEPTH) * CELLS_DATA_MAX_BYTES;
 }
 
 /*
@@ -189,6 +196,8 @@ static inline const unsigned char *cells_slice_at(struct cells_shared *shared, u
 
 /* The most that any rank publishes; without a count for each rank. */
 uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count);
+/* Whether its data lie in headers; for all ranks alike. */
+bool cells_are_short(const struct op_terms *terms, uint32_t rank_count);
 /* The data that a rank publishes for it; without a count for each rank. */
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank);
 
@@ -206,6 +215,8 @@ enum cells_way {
 /* Whether cells_look may say something else than CELLS_WAIT. Reads only words that are atomic, so a thread
  * may call it while another one of its rank goes on. */
 bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+/* Whether the root has published the operation with these terms. */
+bool cells_root_is_there(struct cells_shared *shared, uint64_t seq, const struct op_terms *terms);
 /* What becomes of an operation that the rank has published, and that has not ended for it. */
 enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
 

@@ -24,8 +24,9 @@
  * has taken before it tells ranks to submit one. A rank that sees that it must submit looks once more for the
  * answer.
  *
- * A rank publishes an operation when it has ended the one that is CELLS_WINDOW before. So when commd takes
- * it, all local ranks have ended the one that is CELLS_DEPTH before, whose answer and results it overwrites.
+ * A rank publishes an operation when it has ended the one that is CELLS_LONG_WINDOW before. So when commd
+ * takes it, all local ranks have ended the one that is CELLS_LONG_DEPTH before. commd overwrites its answer
+ * and results.
  *
  * Nobody trusts the segment: see cells.h.
  */

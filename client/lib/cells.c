@@ -117,7 +117,8 @@ void cells_close(struct comm_comm *comm)
 static bool needs_open(struct client_cells *cells, const struct client_call *call)
 {
     for (uint32_t i = 0; i < cells->count; i++) {
-        if (call_reads_output_of(call, &cells_slot_at(cells, i)->call)) {
+        const struct cells_slot *slot = cells_slot_at(cells, i);
+        if (!slot->let_go && call_reads_output_of(call, &slot->call)) {
             return true;
         }
     }
@@ -150,11 +151,21 @@ static bool is_amid_slices(struct client_cells *cells)
     return last != NULL && (last->step_count > 1 || last->call.terms.has_layouts != 0);
 }
 
+/* How many operations may be open beside this one. */
+static uint32_t window_of(struct client_cells *cells, const struct client_call *call)
+{
+    bool are_short = !cells_is_between_nodes(cells) && cells_are_short(&call->terms, cells->rank_count);
+    for (uint32_t i = 0; are_short && i < cells->count; i++) {
+        are_short = cells_are_short(&cells_slot_at(cells, i)->call.terms, cells->rank_count);
+    }
+    return are_short ? CELLS_WINDOW : CELLS_LONG_WINDOW;
+}
+
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits)
 {
     struct client_cells *cells = comm->cells;
     return comm->failure == COMM_OK && !waits && comm->collectives_in_flight == 0 &&
-           cells->count < CELLS_WINDOW && is_plain(comm, call) && !is_amid_slices(cells) &&
+           cells->count < window_of(cells, call) && is_plain(comm, call) && !is_amid_slices(cells) &&
            !needs_open(cells, call) &&
            atomic_load_explicit(&cells->shared->open_from, memory_order_relaxed) <= cells->seq + 1;
 }
@@ -184,7 +195,7 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->seq = ++cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    slot->attended = false;
+    slot->attended = slot->let_go = false;
     if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;
@@ -199,7 +210,58 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     comm->client->cells.used++;
 }
 
-void cells_put(struct comm_comm *comm, const struct client_op *op)
+/* Whose data the rank needs: everybody's, nobody's, or the root's. */
+enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT };
+
+static enum cells_needs needs_of(const struct client_cells *cells, const struct cells_slot *slot)
+{
+    const struct op_terms *terms = &slot->call.terms;
+    bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
+    bool is_root = cells->rank == terms->root_rank;
+    if (!op_kind_has_root(terms->kind) || terms->has_layouts != 0 || slot->step_count > 0 ||
+        cells_is_between_nodes(cells) || (is_root && !from_root)) {
+        return CELLS_NEEDS_ALL;
+    }
+    return from_root && !is_root ? CELLS_NEEDS_ROOT : CELLS_NEEDS_NOBODY;
+}
+
+/*
+ * The handle ends as soon as the rank has what it needs, as in MPI. The operation itself goes on, until all
+ * ranks have taken part: so all are told the same if their terms differ, and comm_sync waits for that.
+ */
+static void let_go(struct comm_comm *comm, struct cells_slot *slot)
+{
+    const struct client_cells *cells = comm->cells;
+    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
+    slot->let_go = true;
+    ops_let_go(comm, slot->op);
+}
+
+struct cells_slot *cells_reader(struct comm_comm *comm)
+{
+    struct client_cells *cells = comm->cells;
+    const struct client_op *op = comm->ops;
+    while (op != NULL && (op_kind_is_message(op->kind) || (op->cell != NULL && op->cell->let_go))) {
+        op = op->next;
+    }
+    bool may = op != NULL && op->cell != NULL && op->request != NULL && comm->failure == COMM_OK;
+    return may && needs_of(cells, op->cell) == CELLS_NEEDS_ROOT ? op->cell : NULL;
+}
+
+/* Lets operations go of which the root's data are there. Returns whether there was any. */
+static bool let_readers_go(struct comm_comm *comm)
+{
+    struct cells_slot *slot;
+    bool any = false;
+    while (comm->cells != NULL && (slot = cells_reader(comm)) != NULL &&
+           cells_root_is_there(comm->cells->shared, slot->seq, &slot->call.terms)) {
+        let_go(comm, slot);
+        any = true;
+    }
+    return any;
+}
+
+void cells_put(struct comm_comm *comm, struct client_op *op)
 {
     struct client_cells *cells = comm->cells;
     uint64_t seq = op->cell->seq;
@@ -218,6 +280,9 @@ void cells_put(struct comm_comm *comm, const struct client_op *op)
     } else {
         cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
         cells_publish(cells->shared, cells->rank_count, cells->rank, seq);
+        if (op->request != NULL && needs_of(cells, op->cell) == CELLS_NEEDS_NOBODY) {
+            let_go(comm, op->cell);
+        }
     }
     held_watch(comm->client);
 }
@@ -286,6 +351,27 @@ bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op)
     return oldest == op;
 }
 
+/* The caller may have changed its buffers since. What the others need of them is in the cell. */
+static bool keep_data(const struct client_cells *cells, struct cells_slot *slot)
+{
+    struct client_call *call = &slot->call;
+    size_t input_bytes = call_buffer_bytes(call, &call->input);
+    size_t output_bytes = call_buffer_bytes(call, &call->output);
+    size_t published_bytes = cells_published_bytes(&call->terms, cells->rank_count, cells->rank);
+    unsigned char *kept = malloc(input_bytes + output_bytes + 1);
+    if (kept == NULL) {
+        return false;
+    }
+    memcpy(kept, cells_data(cells->shared, cells->rank_count, cells->rank, slot->seq, published_bytes),
+           published_bytes < input_bytes ? published_bytes : input_bytes);
+    if (call->output.at != NULL) { /* the caller has its result */
+        call->output.at = call->output.at == call->input.at ? kept : kept + input_bytes;
+    }
+    call->input.at = call->input.at != NULL ? kept : NULL;
+    slot->op->kept = kept;
+    return true;
+}
+
 /* Hands the oldest published operation to commd. */
 static void give_back(struct comm_comm *comm, struct cells_slot *slot)
 {
@@ -299,7 +385,7 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
     uint32_t timeout_ms = slot->call.options.timeout_ms;
     op->waits_since_ns =
         op->deadline_ns - (uint64_t)(timeout_ms != 0 ? timeout_ms : comm->op_timeout_ms) * NS_PER_MS;
-    if (held_return(comm, &slot->call, op)) {
+    if ((!slot->let_go || keep_data(comm->cells, slot)) && held_return(comm, &slot->call, op)) {
         cells_forget(comm, op);
     } else {
         member_fail(comm, COMM_NO_MEMORY, "%s on \"%s\": no memory for an operation", slot->call.name,
@@ -347,7 +433,7 @@ static bool take_result(struct comm_comm *comm, struct cells_slot *slot)
     if (slot->step_count > 0 && !cells_take_slice(comm, slot)) {
         return false;
     }
-    if (slot->step_count == 0) {
+    if (slot->step_count == 0 && !slot->let_go) {
         cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
     }
     count_end(cells, slot);
@@ -389,7 +475,7 @@ bool cells_take_ready(struct comm_comm *comm)
     while (comm->cells != NULL && comm->cells->count > 0 && step(comm)) {
         any = true;
     }
-    return any;
+    return let_readers_go(comm) || any;
 }
 
 /* A deadline has passed, so commd is to say who is missing. May release the lock. */

@@ -75,9 +75,9 @@ void cells_attend_to(struct comm_comm *comm, const struct client_op *op);
 /* Long operations go in slices from now on, or to commd because of the program's habit: for the log. */
 void cells_use_slices(struct comm_comm *comm, bool uses);
 /* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is
- * appended. */
+ * appended. If the rank needs nothing of the others, the operation's handle ends with cells_put. */
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
-void cells_put(struct comm_comm *comm, const struct client_op *op);
+void cells_put(struct comm_comm *comm, struct client_op *op);
 /* The operation goes to commd, with this record. It takes the next number, unless it has one. */
 void cells_pass(struct comm_comm *comm, struct client_op *op, struct submit_record *record);
 /* Whether an operation, or a record, that cannot be published must wait until all that were published have

@@ -12,6 +12,7 @@ struct cells_slot {
     uint64_t step_count;  /* of all slices; 0: it has none, or the ranks' tables are not known yet */
     uint64_t step;        /* that is published now */
     bool attended;        /* the library's thread goes on with the slices at once */
+    bool let_go;          /* its handle has ended; its buffers belong to the caller again */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
@@ -65,6 +66,8 @@ void cells_return_slices(struct client_cells *cells, struct cells_slot *slot);
 
 /* Whether all earlier collectives have ended. */
 bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op);
+/* The operation whose handle ends when the root's data are there, after all before it; null: none. */
+struct cells_slot *cells_reader(struct comm_comm *comm);
 /* Ends operations that are complete. Returns whether there were any. */
 bool cells_take_ready(struct comm_comm *comm);
 

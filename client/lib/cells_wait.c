@@ -20,6 +20,8 @@ struct watch {
     struct client_cells *cells;
     const struct client_rings *rings; /* null: there are none, or another thread reads them */
     uint64_t seq;
+    uint64_t reads_seq; /* see cells_reader; 0: none */
+    struct op_terms reads;
     uint64_t deadline_ns;
 };
 
@@ -30,6 +32,8 @@ static bool has_news(const struct watch *watch)
     bool news = cells_is_between_nodes(cells)
                     ? node_cells_look(&cells->node, watch->seq) != CELLS_WAIT
                     : cells_have_news(cells->shared, cells->rank_count, cells->rank, watch->seq);
+    news = news ||
+           (watch->reads_seq != 0 && cells_root_is_there(cells->shared, watch->reads_seq, &watch->reads));
     return news || atomic_load_explicit(&cells->gone, memory_order_acquire) >= watch->seq ||
            (watch->rings != NULL && ring_has_packet(&watch->rings->in));
 }
@@ -179,6 +183,11 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
                           .seq = slot->seq,
                           .deadline_ns =
                               slot->op->deadline_ns < deadline_ns ? slot->op->deadline_ns : deadline_ns};
+    const struct cells_slot *reader = cells_reader(comm);
+    if (reader != NULL) {
+        watch.reads_seq = reader->seq;
+        watch.reads = reader->call.terms;
+    }
     if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }

@@ -92,6 +92,7 @@ struct client_op {
     struct comm_request *request; /* its handle; null: none */
     struct queue_place place;     /* where it ends; see queue.h */
     comm_failure_t *known;        /* of its failure, before the completion comes; null: nothing */
+    void *kept;                   /* its data, if its handle ended before commd got it; null otherwise */
     uint32_t copy_count;
     struct client_copy copies[];
 };

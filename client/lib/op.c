@@ -46,6 +46,7 @@ void op_free(struct comm_client *client, struct client_op *op, bool clean)
 {
     op_release(client, op, clean);
     free(op->known);
+    free(op->kept);
     free(op);
 }
 
@@ -308,6 +309,15 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         ending.data = &data;
     }
     op_end(comm, op, &ending);
+}
+
+void ops_let_go(struct comm_comm *comm, struct client_op *op)
+{
+    struct ending ending = {.text = "", .data = failure_plain(COMM_OK)};
+    op_tell(comm, op, &ending);
+    if (comm->waiters > 0) {
+        pthread_cond_broadcast(&comm->client->changed);
+    }
 }
 
 void ops_end_well(struct comm_comm *comm, struct client_op *op)

@@ -54,6 +54,8 @@ void ops_send(struct comm_client *client, const void *packet, size_t size_bytes,
 void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
 void ops_drop(struct comm_comm *comm, struct client_op *op);
+/* Ends the handle of an operation that goes on. If the operation fails later, the next comm_sync says so. */
+void ops_let_go(struct comm_comm *comm, struct client_op *op);
 /* Ends an operation of the list whose result this rank has taken itself. */
 void ops_end_well(struct comm_comm *comm, struct client_op *op);
 /* Gives back an operation's memory, and lets its stream go on. clean: commd has finished with it. */

@@ -63,7 +63,7 @@ static uint64_t memory_bytes(const struct communicator *comm)
 {
     uint32_t rank_count = comm->local_count;
     return comm->node_count > 1 ? cells_control_bytes(rank_count + 1) +
-                                      2 * (uint64_t)rank_count * CELLS_DEPTH * NODE_CELLS_DATA_MAX_BYTES
+                                      2 * (uint64_t)rank_count * CELLS_LONG_DEPTH * NODE_CELLS_DATA_MAX_BYTES
                                 : cells_control_bytes(rank_count) + cells_tally_size_bytes(rank_count);
 }
 

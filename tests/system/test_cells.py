@@ -70,6 +70,15 @@ class Cells(unittest.TestCase):
             for off in ((), (0, 1, 2)):
                 self.assertEqual(self.finish(self.start(cluster, f"odd{len(off)}", 3, "mismatch", off=off)), ["checked"] * 3)
 
+    def test_handles_that_end_early(self):
+        """Roots that send, those that send to a root, and readers of a root's data wait for nobody else. What they sent stays what it was."""
+        with Cluster("a") as cluster:
+            folder = cluster.folder / "roots"
+            folder.mkdir(mode=0o777)
+            folder.chmod(0o777)
+            ranks = [cluster.client("a", BUILD / "tests/system/cells_roots", "roots", rank, 3, folder) for rank in range(3)]
+            self.assertEqual(self.finish(ranks), ["checked"] * 3)
+
     def test_a_killed_rank(self):
         """Every survivor has the same last operation that ended well."""
         chance = random.Random(SEED)
@@ -201,7 +210,7 @@ class Cells(unittest.TestCase):
             self.assertEqual(self.finish(self.start(cluster, "late", 3, "late", 4)), ["checked"] * 3)
             text = cluster.commctl("a", "metrics").stdout
             in_cells = int(re.search(r"commd_operations_in_cells_total (\d+)", text)[1])
-            self.assertGreater(in_cells, 4 * 170)
+            self.assertGreater(in_cells, 4 * 160)  # of 200; the first 32 and a few more go to commd
 
     def test_the_end_of_commd_is_seen_at_once(self):
         """The ranks notice the end of commd, although their operations do not need it."""

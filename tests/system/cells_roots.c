@@ -1,0 +1,267 @@
+/*
+ * One rank of a check of handles that end before all ranks have taken part: of roots that send, of those that
+ * send to a root, and of those that have the root's data.
+ *
+ *   cells_roots NAME RANK SIZE FOLDER
+ *
+ * The folder is empty. Ranks make files there when they have come so far. A rank that waited for a later one
+ * would wait for ever. Prints "checked", or what is wrong, and exits with 1.
+ */
+#include <commclient.h>
+
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/system/cells_rank.h"
+
+#define COUNT 300u /* more than lie in a header, for blocks of 3 ranks */
+#define EARLY 12u  /* operations of few bytes that a root is ahead: fewer than the window */
+#define SIZES 2u
+#define RANKS 3u
+#define POISON 0xA5
+#define TIMEOUT_MS 20000u
+
+enum kind { BROADCAST, SCATTER, REDUCE, GATHER, KINDS };
+static const char *folder;
+
+static void fail(const char *what, unsigned kind, unsigned long long number)
+{
+    fprintf(stderr, "rank %u: %s: kind %u, operation %llu: %s\n", rank, what, kind, number,
+            comm_last_error());
+    exit(EXIT_FAILURE);
+}
+
+static const char *path_of(const char *what, unsigned number, char path[512])
+{
+    (void)snprintf(path, 512, "%s/%s%u", folder, what, number);
+    return path;
+}
+
+static void say(const char *what, unsigned number)
+{
+    char path[512];
+    FILE *file = fopen(path_of(what, number, path), "w");
+    if (file == NULL || fclose(file) != 0) {
+        fail("no file", 0, number);
+    }
+}
+
+static void await(const char *what, unsigned number)
+{
+    char path[512];
+    for (unsigned waits = 0; access(path_of(what, number, path), F_OK) != 0; waits++) {
+        if (waits > 10000) {
+            fail(what, 0, number);
+        }
+        usleep(1000);
+    }
+}
+
+static int32_t value(uint32_t of, size_t at, unsigned number)
+{
+    return (int32_t)(of * 1000003u + at * 31u + number * 7919u + 5u);
+}
+
+struct one {
+    enum kind kind;
+    unsigned number;
+    size_t count;
+    int32_t in[RANKS * COUNT], out[RANKS * COUNT];
+};
+
+static void fill(struct one *one)
+{
+    memset(one->out, POISON, sizeof one->out);
+    for (size_t i = 0; i < RANKS * COUNT; i++) {
+        one->in[i] = value(rank, i, one->number);
+    }
+    if (one->kind == BROADCAST && rank == 0) {
+        memcpy(one->out, one->in, sizeof one->out);
+    }
+}
+
+static comm_result_t post(struct one *one, const comm_call_options_t *options)
+{
+    size_t count = one->count;
+    switch (one->kind) {
+    case BROADCAST:
+        return comm_broadcast(comm, one->out, count, COMM_I32, 0, options);
+    case SCATTER:
+        return comm_scatter(comm, one->in, one->out, count, COMM_I32, 0, options);
+    case REDUCE:
+        return comm_reduce(comm, one->in, one->out, count, COMM_I32, COMM_SUM, 0, options);
+    case GATHER:
+    case KINDS:
+        break;
+    }
+    return comm_gather(comm, one->in, one->out, count, COMM_I32, 0, options);
+}
+
+static int32_t expected(const struct one *one, size_t at)
+{
+    switch (one->kind) {
+    case BROADCAST:
+        return value(0, at, one->number);
+    case SCATTER:
+        return value(0, rank * one->count + at, one->number);
+    case REDUCE:
+        return (int32_t)((uint32_t)value(0, at, one->number) + (uint32_t)value(1, at, one->number) +
+                         (uint32_t)value(2, at, one->number));
+    case GATHER:
+    case KINDS:
+        break;
+    }
+    return value((uint32_t)(at / one->count), at % one->count, one->number);
+}
+
+static void check(const struct one *one)
+{
+    bool to_root = one->kind == REDUCE || one->kind == GATHER;
+    size_t count = one->kind == GATHER ? size * one->count : one->count;
+    for (size_t i = 0; i < count && (!to_root || rank == 0); i++) {
+        if (one->out[i] != expected(one, i)) {
+            fail("wrong", one->kind, one->number);
+        }
+    }
+}
+
+/* Waits for its handle, checks the result, and then overwrites all buffers. */
+static void run(struct one *one)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = &request;
+    fill(one);
+    must(post(one, &options), "a call");
+    must(comm_wait(&request, NULL), "comm_wait");
+    check(one);
+    memset(one->in, POISON, sizeof one->in);
+    memset(one->out, POISON, sizeof one->out);
+}
+
+/* The last operation that all take part in, in order; then nobody is ahead. */
+static void meet(void)
+{
+    int32_t sum = 1;
+    must(comm_all_reduce(comm, &sum, &sum, 1, COMM_I32, COMM_SUM, NULL), "comm_all_reduce");
+    must(comm_sync(comm, 0), "comm_sync");
+}
+
+static struct one one;
+
+/* With a queue, an operation is not for cells: this rank hands it to commd, and the others must, too. */
+static void run_by_queue(void)
+{
+    comm_queue_t *queue = NULL;
+    comm_completion_t completion;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    size_t taken = 0;
+    must(comm_queue_create(client, &queue), "comm_queue_create");
+    options.queue = queue;
+    fill(&one);
+    must(post(&one, &options), "a call with a queue");
+    must(comm_queue_next(queue, &completion, 1, &taken, TIMEOUT_MS), "comm_queue_next");
+    if (taken != 1 || completion.result != COMM_OK) {
+        fail("no completion", one.kind, one.number);
+    }
+    check(&one);
+    comm_queue_destroy(queue);
+}
+
+/* Those who need nobody are ahead; the one who comes last finds their data as they were. */
+static void run_ahead(enum kind kind, size_t count, unsigned *number)
+{
+    bool to_root = kind == REDUCE || kind == GATHER;
+    bool is_late = to_root == (rank == 0);
+    unsigned ahead = count > 5 ? 3 : EARLY;
+    one.kind = kind;
+    one.count = count;
+    for (uint32_t early = 0; is_late && early < size; early++) {
+        if (to_root ? early != 0 : early < rank) { /* readers come one after the other */
+            await("ahead", *number * RANKS + early);
+        }
+    }
+    unsigned first = *number;
+    for (unsigned i = 0; i < ahead; i++) {
+        one.number = ++*number;
+        run(&one);
+    }
+    say("ahead", first * RANKS + rank);
+    meet();
+}
+
+/* One rank hands the operation over when all others have let theirs go. */
+static void run_handed_over(enum kind kind, unsigned *number)
+{
+    one.kind = kind;
+    one.count = 7;
+    one.number = ++*number;
+    if (rank == 2) {
+        await("goes", one.number);
+        run_by_queue();
+    } else if (rank == 1) {
+        run(&one);
+        say("goes", one.number);
+    } else {
+        if (kind == REDUCE || kind == GATHER) { /* it needs all, and must not publish first */
+            await("goes", one.number);
+        }
+        run(&one);
+    }
+    meet();
+}
+
+/* A rank contradicts. Who had ended already learns it when it waits for all. */
+static void run_contradicted(enum kind kind, unsigned *number)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = &request;
+    one.kind = kind;
+    one.count = rank == 2 ? 8 : 7;
+    one.number = ++*number;
+    if (rank == 2) {
+        await("said", one.number);
+    }
+    fill(&one);
+    must(post(&one, &options), "a call");
+    comm_result_t own = rank == 0 ? comm_wait(&request, NULL) : COMM_OK;
+    if (rank == 0) {
+        if (own != COMM_OK) {
+            fail("the root waited", kind, one.number);
+        }
+        memset(one.out, POISON, sizeof one.out);
+        say("said", one.number);
+        own = comm_sync(comm, 0);
+    } else {
+        own = comm_wait(&request, NULL);
+        own = own == COMM_OK ? comm_sync(comm, 0) : own;
+    }
+    if (own != COMM_MISMATCH) {
+        fail("not a mismatch", kind, one.number);
+    }
+    meet();
+}
+
+int main(int argc, char **argv)
+{
+    unsigned number = 0;
+    if (argc != 5) {
+        fprintf(stderr, "usage: cells_roots NAME RANK 3 FOLDER\n");
+        return 2;
+    }
+    join(argv, TIMEOUT_MS);
+    folder = argv[4];
+    meet();
+    for (unsigned i = 0; i < SIZES * KINDS; i++) {
+        run_ahead((enum kind)(i % KINDS), i < KINDS ? 5 : COUNT, &number);
+        run_handed_over((enum kind)(i % KINDS), &number);
+        if (i % KINDS <= SCATTER) {
+            run_contradicted((enum kind)(i % KINDS), &number);
+        }
+    }
+    leave();
+    puts("checked");
+    return 0;
+}

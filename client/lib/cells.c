@@ -195,7 +195,7 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->seq = ++cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    slot->attended = slot->let_go = false;
+    slot->attended = slot->let_go = slot->begins = false;
     if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;
@@ -324,9 +324,11 @@ bool cells_may_feed(struct comm_comm *comm, const struct client_held *held)
 static void pop(struct comm_comm *comm)
 {
     struct client_cells *cells = comm->cells;
+    bool was_ahead = cells->slots[cells->first].let_go;
     uint64_t seq = cells->slots[cells->first].seq;
     cells->first = (cells->first + 1) % CELLS_WINDOW;
     cells->count--;
+    cells->slots[cells->first].begins = cells->count > 0 && was_ahead;
     comm->client->cells.open--;
     atomic_store_explicit(&cells->gone, seq, memory_order_release);
 }
@@ -372,6 +374,20 @@ static bool keep_data(const struct client_cells *cells, struct cells_slot *slot)
     return true;
 }
 
+static uint64_t timeout_ms_of(const struct comm_comm *comm, const struct cells_slot *slot)
+{
+    return slot->call.options.timeout_ms != 0 ? slot->call.options.timeout_ms : comm->op_timeout_ms;
+}
+
+/* The oldest operation, of a rank that was ahead of others: its time begins when the others reach it. */
+static void begin_if_due(const struct comm_comm *comm, struct cells_slot *slot)
+{
+    if (slot->begins) {
+        slot->begins = false;
+        slot->op->deadline_ns = clock_after_ms(timeout_ms_of(comm, slot));
+    }
+}
+
 /* Hands the oldest published operation to commd. */
 static void give_back(struct comm_comm *comm, struct cells_slot *slot)
 {
@@ -382,9 +398,8 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
     if (slot->step_count > 0) {
         cells_return_slices(comm->cells, slot);
     }
-    uint32_t timeout_ms = slot->call.options.timeout_ms;
-    op->waits_since_ns =
-        op->deadline_ns - (uint64_t)(timeout_ms != 0 ? timeout_ms : comm->op_timeout_ms) * NS_PER_MS;
+    begin_if_due(comm, slot);
+    op->waits_since_ns = op->deadline_ns - timeout_ms_of(comm, slot) * NS_PER_MS;
     if ((!slot->let_go || keep_data(comm->cells, slot)) && held_return(comm, &slot->call, op)) {
         cells_forget(comm, op);
     } else {
@@ -486,7 +501,9 @@ static bool retire_late(struct comm_comm *comm)
         return false;
     }
     struct cells_slot *slot = &cells->slots[cells->first];
-    uint64_t now_ns = clock_ns(), deadline_ns = slot->op->deadline_ns;
+    uint64_t now_ns = clock_ns();
+    begin_if_due(comm, slot);
+    uint64_t deadline_ns = slot->op->deadline_ns;
     if (cells_is_between_nodes(cells)) {
         if (now_ns >= deadline_ns && cells_is_oldest(comm, slot->op)) {
             give_back(comm, slot); /* commd says who is missing */

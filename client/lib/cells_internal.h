@@ -13,6 +13,7 @@ struct cells_slot {
     uint64_t step;        /* that is published now */
     bool attended;        /* the library's thread goes on with the slices at once */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
+    bool begins;          /* its deadline begins now: this rank was ahead of others until here */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */

@@ -21,6 +21,8 @@
 #define RANKS 3u
 #define POISON 0xA5
 #define TIMEOUT_MS 20000u
+#define SLOW_TIMEOUT_MS 1000u /* of each operation while a rank takes SLOW_MS for each */
+#define SLOW_MS 250u
 
 enum kind { BROADCAST, SCATTER, REDUCE, GATHER, KINDS };
 static const char *folder;
@@ -244,6 +246,29 @@ static void run_contradicted(enum kind kind, unsigned *number)
     meet();
 }
 
+/* A root is so far ahead of a slow rank that the last operation begins much later than its call. */
+static void run_slow(unsigned *number)
+{
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.timeout_ms = SLOW_TIMEOUT_MS;
+    one.kind = BROADCAST;
+    one.count = 5;
+    for (unsigned i = 0; i < EARLY; i++) {
+        comm_request_t *request = NULL;
+        options.request = &request;
+        one.number = ++*number;
+        usleep(rank == 2 ? SLOW_MS * 1000 : 0);
+        fill(&one);
+        must(post(&one, &options), "a call");
+        must(comm_wait(&request, NULL), "comm_wait beside a slow rank");
+        check(&one);
+    }
+    int32_t sum = 1;
+    options.request = NULL;
+    must(comm_all_reduce(comm, &sum, &sum, 1, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
+    must(comm_sync(comm, 0), "comm_sync after a slow rank");
+}
+
 int main(int argc, char **argv)
 {
     unsigned number = 0;
@@ -261,6 +286,7 @@ int main(int argc, char **argv)
             run_contradicted((enum kind)(i % KINDS), &number);
         }
     }
+    run_slow(&number);
     leave();
     puts("checked");
     return 0;

@@ -319,7 +319,8 @@ struct job {
 
 static size_t size_of(uint64_t seq)
 {
-    return seq % 3 == 0 ? LONG_BYTES : 1 + seq % CELLS_SHORT_MAX_BYTES;
+    bool may_be_long = seq / (2 * CELLS_WINDOW) % 2 == 0;
+    return may_be_long && seq % 3 == 0 ? LONG_BYTES : 1 + seq % CELLS_SHORT_MAX_BYTES;
 }
 
 static unsigned char byte_of(uint32_t rank, uint64_t seq, size_t place)
@@ -388,6 +389,16 @@ static void end_one(struct job *job, uint64_t seq, bool was_handed)
     }
 }
 
+/* How many operations may be open when this one is published. */
+static uint64_t window_at(const struct job *job, uint64_t ended, uint64_t seq)
+{
+    uint64_t most = CELLS_WINDOW;
+    for (uint64_t open = ended + 1; open <= seq; open++) {
+        most = size_of(open) > CELLS_SHORT_MAX_BYTES ? CELLS_LONG_WINDOW : most;
+    }
+    return 1 + (seq * 31 + job->seed) % most;
+}
+
 /* Up to CELLS_WINDOW operations at a time. In place of commd, a rank that handed over waits for the others.
  */
 static void *take_all(void *argument)
@@ -395,8 +406,7 @@ static void *take_all(void *argument)
     struct job *job = argument;
     uint64_t ended = 0;
     for (uint64_t seq = 1; seq <= job->last && job->first_left == 0; seq++) {
-        uint64_t window = 1 + (seq * 31 + job->seed) % CELLS_WINDOW;
-        while (seq - ended > window && job->first_left == 0) {
+        while (seq - ended > window_at(job, ended, seq) && job->first_left == 0) {
             ended++;
             end_one(job, ended, false);
         }

@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -108,8 +109,9 @@ static bool parse(int argc, char **argv, struct events_options *options)
             fputs(usage, stderr);
             return false;
         }
+        errno = 0;
         options->after = strtoull(optarg, &end, 10);
-        if (optarg[strspn(optarg, "0123456789")] != '\0' || end == optarg) {
+        if (optarg[strspn(optarg, "0123456789")] != '\0' || end == optarg || errno == ERANGE) {
             (void)usage_wrong("events", "--after", optarg, "the sequence number of an event", usage);
             return false;
         }

@@ -215,6 +215,10 @@ class Cluster:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def logs(self, most_characters=3000):
+        """Returns the end of each node's log, for the text of a failure."""
+        return "\n".join(f"--- {name}\n{self.log(name)[-most_characters:]}" for name in self.names)
+
     def wait_logged(self, name, text, is_pattern=False):
         """Waits until the log has the text, or a match of the pattern. A thread writes it, so it comes a moment after what it tells."""
         pattern = text if is_pattern else re.escape(text)
@@ -276,8 +280,7 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                logs = "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.names)
-                raise AssertionError(f"{what}: not within {timeout_s} s\n{logs}")
+                raise AssertionError(f"{what}: not within {timeout_s} s\n{self.logs()}")
             time.sleep(0.02)
 
     def wait_ready(self, names=None):
@@ -299,7 +302,9 @@ class Cluster:
         return process
 
     def rank(self, name, comm, rank, size, mode, *options):
-        return self.client(name, sys.executable, ROOT / "tests/system/rank.py", comm, rank, size, mode, *options)
+        process = self.client(name, sys.executable, ROOT / "tests/system/rank.py", comm, rank, size, mode, *options)
+        process.cluster = self
+        return process
 
     def close(self):
         for process in self.processes:

@@ -4,6 +4,7 @@ import time
 import unittest
 
 HEARTBEAT_BOUND_S = 5.0
+LOG_CHARACTERS = 1200  # of each node, in the text of a failure
 
 
 def read_until(process, word):
@@ -42,7 +43,8 @@ class FailureCase(unittest.TestCase):
     def expect(self, process, code, *texts, within_s):
         started = time.monotonic()
         line = self.last_line(process, within_s)
-        self.assertTrue(line.startswith(code), f"{line} (exit {process.returncode})")
+        if not line.startswith(code):
+            self.fail(f"{line} (exit {process.returncode}), not {code}\n{process.cluster.logs(LOG_CHARACTERS)}")
         for text in texts:
             self.assertIn(text, line)
         self.assertLess(time.monotonic() - started, within_s)

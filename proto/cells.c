@@ -105,10 +105,12 @@ static bool any_sleeps(struct cells_shared *shared, uint32_t rank_count, uint32_
     return false;
 }
 
-static bool all_have_published(struct cells_shared *shared, uint32_t rank_count, uint64_t seq)
+static bool others_have_published(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
+                                  uint64_t seq)
 {
-    for (uint32_t rank = 0; rank < rank_count; rank++) {
-        if (atomic_load_explicit(&cells_header(shared, rank, seq)->seq, memory_order_acquire) != seq) {
+    for (uint32_t other = 0; other < rank_count; other++) {
+        if (other != rank &&
+            atomic_load_explicit(&cells_header(shared, other, seq)->seq, memory_order_acquire) != seq) {
             return false;
         }
     }
@@ -144,7 +146,7 @@ void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t ra
     atomic_thread_fence(memory_order_seq_cst);
     /* Nobody can go on before the last rank has published. Of those that think they are the last, one is
      * right. A rank that hands the operation over rings for itself. */
-    if (any_sleeps(shared, rank_count, rank) && all_have_published(shared, rank_count, seq)) {
+    if (any_sleeps(shared, rank_count, rank) && others_have_published(shared, rank_count, rank, seq)) {
         ring_sleepers(shared, rank_count, rank);
     }
 }
@@ -255,25 +257,24 @@ uint64_t cells_slices_of_blocks(struct cells_shared *shared, uint32_t rank_count
 }
 
 static enum cells_way look_at_all(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
-                                  uint64_t seq)
+                                  uint64_t seq, const struct op_terms *own)
 {
     enum cells_way all = CELLS_DIRECT;
-    struct op_terms own;
-    memcpy(&own, &cells_header(shared, rank, seq)->said.terms, sizeof own);
     for (uint32_t other = 0; other < rank_count; other++) {
-        enum cells_way way = other != rank ? look_at(shared, other, seq, &own) : CELLS_DIRECT;
+        enum cells_way way = other != rank ? look_at(shared, other, seq, own) : CELLS_DIRECT;
         if (way == CELLS_BY_COMMD) {
             return CELLS_BY_COMMD;
         }
         all = way == CELLS_WAIT ? CELLS_WAIT : all;
     }
-    bool has_tables = own.has_layouts != 0 && own.count_elements == 0; /* otherwise it is a slice */
+    bool has_tables = own->has_layouts != 0 && own->count_elements == 0; /* otherwise it is a slice */
     return all == CELLS_DIRECT && has_tables ? compare_tables(shared, rank_count, seq) : all;
 }
 
-enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
+enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                          const struct op_terms *own)
 {
-    enum cells_way way = look_at_all(shared, rank_count, rank, seq);
+    enum cells_way way = look_at_all(shared, rank_count, rank, seq, own);
 #if !defined(__x86_64__)
     atomic_thread_fence(memory_order_seq_cst);
 #endif
@@ -293,7 +294,7 @@ enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint
             return CELLS_BY_COMMD;
         }
     }
-    way = look_at_all(shared, rank_count, rank, seq); /* all are there now */
+    way = look_at_all(shared, rank_count, rank, seq, own); /* all are there now */
     return way == CELLS_DIRECT ? CELLS_DIRECT : CELLS_BY_COMMD;
 }
 

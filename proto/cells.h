@@ -217,8 +217,11 @@ enum cells_way {
 bool cells_have_news(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
 /* Whether the root has published the operation with these terms. */
 bool cells_root_is_there(struct cells_shared *shared, uint64_t seq, const struct op_terms *terms);
-/* What becomes of an operation that the rank has published, and that has not ended for it. */
-enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+/* What becomes of an operation that the rank has published with these terms, and that has not ended for it.
+ * It does not read the rank's own cell: another rank's look has taken that line out of this processor's
+ * cache. */
+enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                          const struct op_terms *own);
 
 /* Of an operation with a count for each rank, which is CELLS_DIRECT: how many slices follow. 0: the blocks
  * are in the cells. */

@@ -426,10 +426,13 @@ static void count_end(const struct client_cells *cells, const struct cells_slot 
     }
 }
 
-static enum cells_way look(const struct client_cells *cells, uint64_t seq)
+static enum cells_way look(const struct client_cells *cells, const struct cells_slot *slot)
 {
-    return cells_is_between_nodes(cells) ? node_cells_look(&cells->node, seq)
-                                         : cells_look(cells->shared, cells->rank_count, cells->rank, seq);
+    if (cells_is_between_nodes(cells)) {
+        return node_cells_look(&cells->node, slot->seq);
+    }
+    struct op_terms said = cells_said(slot);
+    return cells_look(cells->shared, cells->rank_count, cells->rank, slot->seq, &said);
 }
 
 /* Returns whether the operation has its result. May release the lock. */
@@ -465,7 +468,7 @@ static bool step(struct comm_comm *comm)
     if (op->staging) {
         return false; /* another thread takes its result */
     }
-    enum cells_way way = look(cells, slot->seq);
+    enum cells_way way = look(cells, slot);
     bool failed = comm->failure != COMM_OK;
     if (way == CELLS_DIRECT && (failed || cells_is_oldest(comm, op))) {
         if (take_result(comm, slot)) {

@@ -89,11 +89,12 @@ static void reduce_inputs(struct cells_shared *shared, uint32_t rank_count, uint
 {
     const struct op_terms *terms = &call->terms;
     double factors[CELLS_RANKS_MAX];
+    bool has_factors = terms->reduce == REDUCE_PREMUL_SUM;
     for (uint32_t from = 0; from < rank_count; from++) {
-        factors[from] = cells_header(shared, from, seq)->said.factor;
         if (inputs[from] == NULL) {
             return;
         }
+        factors[from] = has_factors ? cells_header(shared, from, seq)->said.factor : 1;
     }
     struct host_reduction reduction = {.dtype = terms->dtype,
                                        .reduce = terms->reduce,
@@ -102,7 +103,7 @@ static void reduce_inputs(struct cells_shared *shared, uint32_t rank_count, uint
                                        .output_count = 1,
                                        .inputs = inputs,
                                        .outputs = &to,
-                                       .factors = terms->reduce == REDUCE_PREMUL_SUM ? factors : NULL,
+                                       .factors = has_factors ? factors : NULL,
                                        .divisor = terms->reduce == REDUCE_AVG ? rank_count : 0};
     host_reduce(&reduction);
 }

@@ -49,6 +49,16 @@ static inline struct cells_slot *cells_slot_at(struct client_cells *cells, uint3
     return &cells->slots[(cells->first + index) % CELLS_WINDOW];
 }
 
+/* The terms that the rank's cell has now. */
+static inline struct op_terms cells_said(const struct cells_slot *slot)
+{
+    struct op_terms said = slot->call.terms;
+    if (said.has_layouts != 0 && slot->step_count > 0) {
+        said.count_elements = slot->step;
+    }
+    return said;
+}
+
 /* Whether the operation may be published now, if its size allows. waits: it waits for events or streams. */
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits);
 

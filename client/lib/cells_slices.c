@@ -145,9 +145,7 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
 {
     cells_write_header(cells->shared, cells->rank, slot->seq, cells->place, &slot->call);
-    if (slot->call.terms.has_layouts != 0) {
-        cells_header(cells->shared, cells->rank, slot->seq)->said.terms.count_elements = slot->step;
-    }
+    cells_header(cells->shared, cells->rank, slot->seq)->said.terms = cells_said(slot);
     cells->place = (cells->place + 1) % CELLS_PLACES;
     cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq);
 }

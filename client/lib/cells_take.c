@@ -113,7 +113,8 @@ static void reduce(const struct taking *taking, const void *const *inputs, uint6
 {
     const struct op_terms *terms = &taking->call->terms;
     double factors[CELLS_RANKS_MAX];
-    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
+    bool has_factors = terms->reduce == REDUCE_PREMUL_SUM;
+    for (uint32_t rank = 0; has_factors && rank < taking->rank_count; rank++) {
         factors[rank] = factor_of(taking, rank);
     }
     struct host_reduction reduction = {.dtype = terms->dtype,
@@ -123,7 +124,7 @@ static void reduce(const struct taking *taking, const void *const *inputs, uint6
                                        .output_count = 1,
                                        .inputs = inputs,
                                        .outputs = &to,
-                                       .factors = terms->reduce == REDUCE_PREMUL_SUM ? factors : NULL,
+                                       .factors = has_factors ? factors : NULL,
                                        .divisor = terms->reduce == REDUCE_AVG ? taking->rank_count : 0};
     host_reduce(&reduction);
 }

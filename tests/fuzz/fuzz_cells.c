@@ -104,6 +104,7 @@ static void make_buffers(const struct world *world, struct client_call *call, st
  * library finds a result. */
 static bool let_others(struct world *world, struct fuzz_input *input)
 {
+    const struct op_terms own = cells_header(world->shared, world->rank, world->seq)->said.terms;
     cells_publish(world->shared, world->ranks, world->rank, world->seq);
     for (uint32_t rank = 0; rank < world->ranks; rank++) {
         if (rank != world->rank && fuzz_below(input, 4) != 0) {
@@ -114,7 +115,7 @@ static bool let_others(struct world *world, struct fuzz_input *input)
         scribble(world, input);
     }
     (void)cells_have_news(world->shared, world->ranks, world->rank, world->seq);
-    return cells_look(world->shared, world->ranks, world->rank, world->seq) == CELLS_DIRECT;
+    return cells_look(world->shared, world->ranks, world->rank, world->seq, &own) == CELLS_DIRECT;
 }
 
 static void publish_whole(struct world *world, struct client_call *call, struct fuzz_input *input)

@@ -89,7 +89,8 @@ static bool decide(struct world *world, uint32_t rank)
     enum cells_way *way = &world->ways[rank][world->decided[rank]];
     if (*way == CELLS_WAIT) {
         uint64_t seq = world->decided[rank] + 1;
-        *way = cells_look(world->shared, world->ranks, rank, seq);
+        *way = cells_look(world->shared, world->ranks, rank, seq,
+                          &cells_header(world->shared, rank, seq)->said.terms);
         bool news = cells_have_news(world->shared, world->ranks, rank, seq);
         assert_true(news || *way == CELLS_WAIT || *way == CELLS_BY_COMMD);
     }
@@ -346,8 +347,9 @@ static void put(const struct job *job, uint64_t seq)
 
 static enum cells_way await(const struct job *job, uint64_t seq)
 {
+    const struct op_terms own = {.bucket_ops = 1};
     enum cells_way way;
-    for (unsigned looks = 0; (way = cells_look(job->shared, THREADS, job->rank, seq)) == CELLS_WAIT;
+    for (unsigned looks = 0; (way = cells_look(job->shared, THREADS, job->rank, seq, &own)) == CELLS_WAIT;
          looks++) {
         if (looks < 3) {
             sched_yield();

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/process_barrier.h"
+
 #define NS_PER_S 1000000000u
 
 /* --- Terms --- */
@@ -122,7 +124,7 @@ uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank)
     struct cells_rank *own = &shared->ranks[rank];
     atomic_fetch_add_explicit(&own->sleepers, 1, memory_order_seq_cst);
     uint32_t bell = atomic_load_explicit(&own->bell, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
+    process_barrier();
     return bell;
 }
 
@@ -140,10 +142,25 @@ void cells_get_up(struct cells_shared *shared, uint32_t rank)
 
 /* --- Taking part --- */
 
-void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq)
+bool cells_need_fences(struct cells_shared *shared)
+{
+    return atomic_load_explicit(&shared->has_barriers, memory_order_relaxed) != 1 || !process_barrier_join();
+}
+
+/*
+ * Without a fence, the processor goes on while it waits for the line of the cell. The fence of whoever reads
+ * in the opposite order does for both: cells_lie_down between the sleeper's word and its look, and
+ * cells_decide between open_from and the copy.
+ */
+void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                   bool needs_fence)
 {
     atomic_store_explicit(&cells_header(shared, rank, seq)->seq, seq, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
+    if (needs_fence) {
+        atomic_thread_fence(memory_order_seq_cst);
+    } else {
+        atomic_signal_fence(memory_order_seq_cst);
+    }
     /* Nobody can go on before the last rank has published. Of those that think they are the last, one is
      * right. A rank that hands the operation over rings for itself. */
     if (any_sleeps(shared, rank_count, rank) && others_have_published(shared, rank_count, rank, seq)) {
@@ -300,6 +317,11 @@ enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint
 
 /* --- commd --- */
 
+void cells_begin(struct cells_shared *shared)
+{
+    atomic_store_explicit(&shared->has_barriers, process_barrier_works(), memory_order_relaxed);
+}
+
 uint64_t cells_head(struct cells_shared *shared, uint32_t rank)
 {
     struct cells_rank *its = &shared->ranks[rank];
@@ -314,7 +336,7 @@ uint64_t cells_head(struct cells_shared *shared, uint32_t rank)
 void cells_decide(struct cells_shared *shared)
 {
     atomic_store_explicit(&shared->open_from, CELLS_DECIDING, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_seq_cst);
+    process_barrier();
 }
 
 void cells_copy_head(struct cells_shared *shared, uint32_t rank)

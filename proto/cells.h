@@ -104,6 +104,7 @@ struct cells_shared {
     _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t open_from; /* the first operation; at first 0 */
     _Atomic uint64_t opened_from;                              /* when it was opened last */
     _Atomic uint64_t heads[CELLS_RANKS_MAX];
+    _Atomic uint32_t has_barriers; /* 1: commd calls process_barrier, so ranks that joined need no fences */
     struct cells_rank ranks[];
 };
 
@@ -203,8 +204,11 @@ size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, 
 
 /* --- A rank --- */
 
+/* Whether cells_publish needs a fence in this process (proto/process_barrier.h). It joins if it can. */
+bool cells_need_fences(struct cells_shared *shared);
 /* Tell the other ranks that this rank takes part: the cell is complete, or commd has the operation. */
-void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
+void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
+                   bool needs_fence);
 void cells_hand_over(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq);
 
 enum cells_way {
@@ -248,6 +252,8 @@ void cells_wake(struct cells_shared *shared, uint32_t rank);
 
 /* --- commd --- */
 
+/* Says whether process_barrier works, before any rank has the segment. */
+void cells_begin(struct cells_shared *shared);
 /* The last operation in which the rank has taken part. */
 uint64_t cells_head(struct cells_shared *shared, uint32_t rank);
 /* The steps of cells_retire: it decides, copies how far a rank has come, and lets all go on. */

@@ -97,6 +97,7 @@ void cells_open(struct comm_comm *comm)
     cells->node.rank_count = comm->size;
     cells->counts = &cells->shared->ranks[cells->rank].counts;
     cells->crowded = is_crowded(rank_count);
+    cells->needs_fences = cells_need_fences(cells->shared);
 }
 
 void cells_close(struct comm_comm *comm)
@@ -278,9 +279,12 @@ void cells_put(struct comm_comm *comm, struct client_op *op)
         cells_use_slices(comm, true);
         cells_put_slice(cells, op->cell);
     } else {
+        enum cells_needs needs = needs_of(cells, op->cell);
         cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
-        cells_publish(cells->shared, cells->rank_count, cells->rank, seq);
-        if (op->request != NULL && needs_of(cells, op->cell) == CELLS_NEEDS_NOBODY) {
+        /* A rank that needs all others fences: a look at their cells before its own is written disturbs them. */
+        cells_publish(cells->shared, cells->rank_count, cells->rank, seq,
+                      cells->needs_fences || needs == CELLS_NEEDS_ALL);
+        if (op->request != NULL && needs == CELLS_NEEDS_NOBODY) {
             let_go(comm, op->cell);
         }
     }
@@ -545,6 +549,20 @@ void cells_progress(struct comm_client *client)
     if (any) {
         pthread_cond_broadcast(&client->changed);
     }
+}
+
+bool cells_may_look_later(const struct comm_comm *comm)
+{
+    const struct client_cells *cells = comm->cells;
+    if (cells->count >= CELLS_WINDOW / 2 || comm->client->cells.open != cells->count) {
+        return false;
+    }
+    for (uint32_t i = 0; i < cells->count; i++) {
+        if (!cells->slots[(cells->first + i) % CELLS_WINDOW].let_go) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool cells_are_busy(struct comm_client *client)

@@ -91,6 +91,7 @@ void cells_forget(struct comm_comm *comm, struct client_op *op);
 /* Ends operations of all communicators that are complete, and hands over those that go to commd. May release
  * the lock. */
 void cells_progress(struct comm_client *client);
+bool cells_may_look_later(const struct comm_comm *comm);
 /* Waits until operations of the communicator may have ended; releases the lock meanwhile. spins: before it
  * sleeps. Returns false at once if the next end is to come from commd. */
 bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins);

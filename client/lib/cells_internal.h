@@ -32,6 +32,7 @@ struct client_cells {
     bool writing;           /* a thread copies the first slice of an operation */
     bool uses_slices;       /* the last long operation went in slices */
     bool crowded;           /* more ranks than processors */
+    bool needs_fences;      /* see cells_publish */
     _Atomic uint64_t crowded_until_ns;
     uint32_t first, count;      /* of the slots, a ring */
     struct cell_counts *counts; /* this rank's */

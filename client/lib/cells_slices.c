@@ -147,7 +147,7 @@ void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
     cells_write_header(cells->shared, cells->rank, slot->seq, cells->place, &slot->call);
     cells_header(cells->shared, cells->rank, slot->seq)->said.terms = cells_said(slot);
     cells->place = (cells->place + 1) % CELLS_PLACES;
-    cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq);
+    cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq, true);
 }
 
 bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)

@@ -166,7 +166,9 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
         held_is_fed(comm)) {
         return false;
     }
-    cells_progress(comm->client); /* it may release the lock */
+    if (!cells_may_look_later(comm)) {
+        cells_progress(comm->client); /* it may release the lock */
+    }
     if (held_is_fed(comm) ||
         !(cells_may_publish(comm, entry->call, waits) || write_first_slice(entry, waits))) {
         return false;

@@ -79,7 +79,7 @@ static void join(struct world *world, uint32_t rank, struct fuzz_input *input)
     struct cell_header *header = cells_header(world->shared, rank, world->seq);
     memset(header->data, fuzz_u8(input), sizeof header->data);
     header->said = own->said;
-    cells_publish(world->shared, world->ranks, rank, world->seq);
+    cells_publish(world->shared, world->ranks, rank, world->seq, true);
 }
 
 static size_t bytes_of(const struct client_call *call, size_t blocks)
@@ -105,7 +105,7 @@ static void make_buffers(const struct world *world, struct client_call *call, st
 static bool let_others(struct world *world, struct fuzz_input *input)
 {
     const struct op_terms own = cells_header(world->shared, world->rank, world->seq)->said.terms;
-    cells_publish(world->shared, world->ranks, world->rank, world->seq);
+    cells_publish(world->shared, world->ranks, world->rank, world->seq, true);
     for (uint32_t rank = 0; rank < world->ranks; rank++) {
         if (rank != world->rank && fuzz_below(input, 4) != 0) {
             join(world, rank, input);

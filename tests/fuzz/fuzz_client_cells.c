@@ -141,7 +141,7 @@ static void publish(struct cells_shared *cells, uint32_t rank, struct fuzz_input
     uint64_t seq = take_seq(input);
     struct cell_header *header = cells_header(cells, rank, seq);
     header->said.terms = take_terms(input);
-    cells_publish(cells, RANKS, rank, seq);
+    cells_publish(cells, RANKS, rank, seq, true);
 }
 
 static void write_cells(uint32_t rank, struct fuzz_input *input)

@@ -121,11 +121,11 @@ static void go_to_step(enum step_of_life step, int number, uint64_t seq, int64_t
         break;
     case STEP_PUBLISHED:
         write_cell(shared, seq, value);
-        cells_publish(shared, size, rank, seq);
+        cells_publish(shared, size, rank, seq, true);
         break;
     case STEP_ASLEEP:
         write_cell(shared, seq, value);
-        cells_publish(shared, size, rank, seq);
+        cells_publish(shared, size, rank, seq, true);
         (void)cells_lie_down(shared, rank);
         break;
     case STEP_LAIN_DOWN:

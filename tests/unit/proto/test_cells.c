@@ -79,7 +79,7 @@ static void take_part(struct world *world, uint32_t rank)
     } else {
         world->ways[rank][seq - 1] = CELLS_WAIT;
         cells_header(world->shared, rank, seq)->said.terms = terms_of(part);
-        cells_publish(world->shared, world->ranks, rank, seq);
+        cells_publish(world->shared, world->ranks, rank, seq, true);
     }
 }
 
@@ -313,6 +313,7 @@ struct job {
     struct cells_shared *shared;
     uint32_t rank;
     unsigned seed;
+    bool needs_fences;
     uint64_t last;       /* the last operation to take part in */
     uint64_t first_left; /* the first one that commd must carry out because the use has ended; 0: none */
     uint64_t wrong;
@@ -342,7 +343,7 @@ static void put(const struct job *job, uint64_t seq)
         data[i] = byte_of(job->rank, seq, i);
     }
     cells_header(job->shared, job->rank, seq)->said.terms = (struct op_terms){.bucket_ops = 1};
-    cells_publish(job->shared, THREADS, job->rank, seq);
+    cells_publish(job->shared, THREADS, job->rank, seq, job->needs_fences);
 }
 
 static enum cells_way await(const struct job *job, uint64_t seq)
@@ -442,8 +443,12 @@ static void run_threads(unsigned seed, uint64_t rounds, bool retires)
     struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, cells_bytes(THREADS));
     assert_non_null(shared);
     memset(shared, 0, cells_bytes(THREADS));
+    cells_begin(shared);
     for (uint32_t rank = 0; rank < THREADS; rank++) {
-        jobs[rank] = (struct job){.shared = shared, .rank = rank, .seed = seed, .last = rounds};
+        bool needs_fences =
+            cells_need_fences(shared) || rank == seed % THREADS; /* one as in an old process */
+        jobs[rank] = (struct job){
+            .shared = shared, .rank = rank, .seed = seed, .last = rounds, .needs_fences = needs_fences};
         assert_int_equal(pthread_create(&threads[rank], NULL, take_all, &jobs[rank]), 0);
     }
     if (retires) {

@@ -2,6 +2,7 @@
 #define PROTO_CELL_COUNTS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,16 +35,26 @@ static inline void cell_counts_raise(_Atomic uint64_t *count, uint64_t by)
     atomic_store_explicit(count, before + by, memory_order_relaxed);
 }
 
-/* Counts an operation that ended well. Returns null, or where its duration is to be added. */
-static inline struct cell_count *cell_counts_add(struct cell_counts *counts, enum op_kind kind,
-                                                 uint64_t size_bytes)
+static inline struct cell_count *cell_counts_of(struct cell_counts *counts, enum op_kind kind,
+                                                uint64_t size_bytes)
 {
     unsigned class = size_bytes <= op_bounds_class_bytes[0] ? 0 : op_bounds_class(size_bytes);
-    struct cell_count *count = &counts->counts[kind][class];
+    return &counts->counts[kind][class];
+}
+
+/* Whether the next operation that is counted there is to be timed. */
+static inline bool cell_counts_times_next(const struct cell_count *count)
+{
     uint64_t before = atomic_load_explicit(&count->ops, memory_order_relaxed);
+    return before % CELL_COUNTS_TIMED_EVERY == CELL_COUNTS_TIMED_EVERY / 2;
+}
+
+/* Counts an operation that ended well. */
+static inline void cell_counts_add(struct cell_count *count, uint64_t size_bytes)
+{
     cell_counts_raise(&count->bytes, size_bytes);
+    uint64_t before = atomic_load_explicit(&count->ops, memory_order_relaxed);
     atomic_store_explicit(&count->ops, before + 1, memory_order_release);
-    return before % CELL_COUNTS_TIMED_EVERY == CELL_COUNTS_TIMED_EVERY / 2 ? count : NULL;
 }
 
 static inline void cell_counts_time(struct cell_count *count, uint64_t latency_ns)

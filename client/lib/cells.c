@@ -193,7 +193,8 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     struct client_cells *cells = comm->cells;
     struct cells_slot *slot = cells_slot_at(cells, cells->count++);
     slot->op = op;
-    slot->seq = ++cells->seq;
+    cells->seq += cells->is_ahead ? 0 : 1;
+    slot->seq = cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
     slot->attended = slot->let_go = slot->begins = false;
@@ -211,55 +212,14 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     comm->client->cells.used++;
 }
 
-/* Whose data the rank needs: everybody's, nobody's, or the root's. */
-enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT };
-
-static enum cells_needs needs_of(const struct client_cells *cells, const struct cells_slot *slot)
+void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct client_call *call,
+                     enum cells_needs needs)
 {
-    const struct op_terms *terms = &slot->call.terms;
-    bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
-    bool is_root = cells->rank == terms->root_rank;
-    if (!op_kind_has_root(terms->kind) || terms->has_layouts != 0 || slot->step_count > 0 ||
-        cells_is_between_nodes(cells) || (is_root && !from_root)) {
-        return CELLS_NEEDS_ALL;
-    }
-    return from_root && !is_root ? CELLS_NEEDS_ROOT : CELLS_NEEDS_NOBODY;
-}
-
-/*
- * The handle ends as soon as the rank has what it needs, as in MPI. The operation itself goes on, until all
- * ranks have taken part: so all are told the same if their terms differ, and comm_sync waits for that.
- */
-static void let_go(struct comm_comm *comm, struct cells_slot *slot)
-{
-    const struct client_cells *cells = comm->cells;
-    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
-    slot->let_go = true;
-    ops_let_go(comm, slot->op);
-}
-
-struct cells_slot *cells_reader(struct comm_comm *comm)
-{
-    struct client_cells *cells = comm->cells;
-    const struct client_op *op = comm->ops;
-    while (op != NULL && (op_kind_is_message(op->kind) || (op->cell != NULL && op->cell->let_go))) {
-        op = op->next;
-    }
-    bool may = op != NULL && op->cell != NULL && op->request != NULL && comm->failure == COMM_OK;
-    return may && needs_of(cells, op->cell) == CELLS_NEEDS_ROOT ? op->cell : NULL;
-}
-
-/* Lets operations go of which the root's data are there. Returns whether there was any. */
-static bool let_readers_go(struct comm_comm *comm)
-{
-    struct cells_slot *slot;
-    bool any = false;
-    while (comm->cells != NULL && (slot = cells_reader(comm)) != NULL &&
-           cells_root_is_there(comm->cells->shared, slot->seq, &slot->call.terms)) {
-        let_go(comm, slot);
-        any = true;
-    }
-    return any;
+    cell_counts_raise(&cells->counts->published, 1);
+    cells_write(cells->shared, cells->rank_count, cells->rank, seq, call);
+    /* A rank that needs all others fences: a look at their cells before its own is written disturbs them. */
+    cells_publish(cells->shared, cells->rank_count, cells->rank, seq,
+                  cells->needs_fences || needs == CELLS_NEEDS_ALL);
 }
 
 void cells_put(struct comm_comm *comm, struct client_op *op)
@@ -274,20 +234,18 @@ void cells_put(struct comm_comm *comm, struct client_op *op)
         held_watch(comm->client);
         return;
     }
-    cell_counts_raise(&cells->counts->published, 1);
     if (op->cell->step_count > 0) {
+        cell_counts_raise(&cells->counts->published, 1);
         cells_use_slices(comm, true);
         cells_put_slice(cells, op->cell);
-    } else {
-        enum cells_needs needs = needs_of(cells, op->cell);
-        cells_write(cells->shared, cells->rank_count, cells->rank, seq, &op->cell->call);
-        /* A rank that needs all others fences: a look at their cells before its own is written disturbs them. */
-        cells_publish(cells->shared, cells->rank_count, cells->rank, seq,
-                      cells->needs_fences || needs == CELLS_NEEDS_ALL);
+    } else if (!cells->is_ahead) {
+        enum cells_needs needs = cells_needs_of(cells, &op->cell->call, false);
+        cells_put_whole(cells, seq, &op->cell->call, needs);
         if (op->request != NULL && needs == CELLS_NEEDS_NOBODY) {
-            let_go(comm, op->cell);
+            cells_let_go(comm, op->cell);
         }
     }
+    cells->is_ahead = false;
     held_watch(comm->client);
 }
 
@@ -357,27 +315,6 @@ bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op)
     return oldest == op;
 }
 
-/* The caller may have changed its buffers since. What the others need of them is in the cell. */
-static bool keep_data(const struct client_cells *cells, struct cells_slot *slot)
-{
-    struct client_call *call = &slot->call;
-    size_t input_bytes = call_buffer_bytes(call, &call->input);
-    size_t output_bytes = call_buffer_bytes(call, &call->output);
-    size_t published_bytes = cells_published_bytes(&call->terms, cells->rank_count, cells->rank);
-    unsigned char *kept = malloc(input_bytes + output_bytes + 1);
-    if (kept == NULL) {
-        return false;
-    }
-    memcpy(kept, cells_data(cells->shared, cells->rank_count, cells->rank, slot->seq, published_bytes),
-           published_bytes < input_bytes ? published_bytes : input_bytes);
-    if (call->output.at != NULL) { /* the caller has its result */
-        call->output.at = call->output.at == call->input.at ? kept : kept + input_bytes;
-    }
-    call->input.at = call->input.at != NULL ? kept : NULL;
-    slot->op->kept = kept;
-    return true;
-}
-
 static uint64_t timeout_ms_of(const struct comm_comm *comm, const struct cells_slot *slot)
 {
     return slot->call.options.timeout_ms != 0 ? slot->call.options.timeout_ms : comm->op_timeout_ms;
@@ -404,7 +341,7 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
     }
     begin_if_due(comm, slot);
     op->waits_since_ns = op->deadline_ns - timeout_ms_of(comm, slot) * NS_PER_MS;
-    if ((!slot->let_go || keep_data(comm->cells, slot)) && held_return(comm, &slot->call, op)) {
+    if ((!slot->let_go || cells_keep_data(comm->cells, slot)) && held_return(comm, &slot->call, op)) {
         cells_forget(comm, op);
     } else {
         member_fail(comm, COMM_NO_MEMORY, "%s on \"%s\": no memory for an operation", slot->call.name,
@@ -424,10 +361,11 @@ static void count_end(const struct client_cells *cells, const struct cells_slot 
         elements = cells_elements(cells->shared, cells->rank_count, slot->seq, terms);
     }
     uint64_t size_bytes = elements * dtype_size_bytes(terms->dtype);
-    struct cell_count *timed = cell_counts_add(cells->counts, terms->kind, size_bytes);
-    if (timed != NULL) {
-        cell_counts_time(timed, clock_ns() - slot->op->submitted_ns);
+    struct cell_count *count = cell_counts_of(cells->counts, terms->kind, size_bytes);
+    if (cell_counts_times_next(count)) {
+        cell_counts_time(count, clock_ns() - slot->op->submitted_ns);
     }
+    cell_counts_add(count, size_bytes);
 }
 
 static enum cells_way look(const struct client_cells *cells, const struct cells_slot *slot)
@@ -497,7 +435,7 @@ bool cells_take_ready(struct comm_comm *comm)
     while (comm->cells != NULL && comm->cells->count > 0 && step(comm)) {
         any = true;
     }
-    return let_readers_go(comm) || any;
+    return cells_let_readers_go(comm) || any;
 }
 
 /* A deadline has passed, so commd is to say who is missing. May release the lock. */
@@ -549,20 +487,6 @@ void cells_progress(struct comm_client *client)
     if (any) {
         pthread_cond_broadcast(&client->changed);
     }
-}
-
-bool cells_may_look_later(const struct comm_comm *comm)
-{
-    const struct client_cells *cells = comm->cells;
-    if (cells->count >= CELLS_WINDOW / 2 || comm->client->cells.open != cells->count) {
-        return false;
-    }
-    for (uint32_t i = 0; i < cells->count; i++) {
-        if (!cells->slots[(cells->first + i) % CELLS_WINDOW].let_go) {
-            return false;
-        }
-    }
-    return true;
 }
 
 bool cells_are_busy(struct comm_client *client)

@@ -91,7 +91,16 @@ void cells_forget(struct comm_comm *comm, struct client_op *op);
 /* Ends operations of all communicators that are complete, and hands over those that go to commd. May release
  * the lock. */
 void cells_progress(struct comm_client *client);
+/* Whether the next operation may be published without cells_progress before it: all that are open were let
+ * go, and the window has much room. */
 bool cells_may_look_later(const struct comm_comm *comm);
+/*
+ * Publishes an operation for which cells_may_publish said yes, if nothing else is under way, and looks for a
+ * moment whether all ranks take part. Returns whether it has ended, with its result in the caller's memory,
+ * and a ticket. Otherwise the operation must be reserved, appended and put now, whether it was published or
+ * not.
+ */
+bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call);
 /* Waits until operations of the communicator may have ended; releases the lock meanwhile. spins: before it
  * sleeps. Returns false at once if the next end is to come from commd. */
 bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins);

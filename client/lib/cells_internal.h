@@ -33,6 +33,9 @@ struct client_cells {
     bool uses_slices;       /* the last long operation went in slices */
     bool crowded;           /* more ranks than processors */
     bool needs_fences;      /* see cells_publish */
+    bool is_ahead;          /* the operation `seq` was published, and gets its slot now */
+    uint32_t skips;         /* see cells_end_at_once: calls that do not look yet, */
+    uint32_t skipped_last;  /* and how many they were after the last look that found nothing */
     _Atomic uint64_t crowded_until_ns;
     uint32_t first, count;      /* of the slots, a ring */
     struct cell_counts *counts; /* this rank's */
@@ -42,6 +45,16 @@ struct client_cells {
 static inline bool cells_is_between_nodes(const struct client_cells *cells)
 {
     return cells->node.shared != NULL;
+}
+
+/* Between two looks: the processor's other threads go on. */
+static inline void cells_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    atomic_signal_fence(memory_order_seq_cst);
+#endif
 }
 
 /* The open operations, oldest first. */
@@ -78,9 +91,25 @@ void cells_return_slices(struct client_cells *cells, struct cells_slot *slot);
 
 /* Whether all earlier collectives have ended. */
 bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op);
-/* The operation whose handle ends when the root's data are there, after all before it; null: none. */
-struct cells_slot *cells_reader(struct comm_comm *comm);
 /* Ends operations that are complete. Returns whether there were any. */
 bool cells_take_ready(struct comm_comm *comm);
+/* --- cells_early.c --- */
+
+/* Whose data the rank needs: everybody's, nobody's, or the root's. */
+enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT };
+enum cells_needs cells_needs_of(const struct client_cells *cells, const struct client_call *call,
+                                bool in_slices);
+/* Publishes an operation that fits into a cell. */
+void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct client_call *call,
+                     enum cells_needs needs);
+/* The rank has what it needs: takes its result, and ends the handle. */
+void cells_let_go(struct comm_comm *comm, struct cells_slot *slot);
+/* The operation whose handle ends when the root's data are there, after all before it; null: none. */
+struct cells_slot *cells_reader(struct comm_comm *comm);
+/* Lets operations go of which the root's data are there. Returns whether there was any. */
+bool cells_let_readers_go(struct comm_comm *comm);
+/* The operation was let go, and goes to commd. The caller may have changed its buffers since. What the others
+ * need of them is in the cell: commd gets a copy. Returns false if memory is short. */
+bool cells_keep_data(const struct client_cells *cells, struct cells_slot *slot);
 
 #endif

@@ -46,11 +46,7 @@ static bool look_for_a_while(const struct watch *watch)
         if (has_news(watch)) {
             return true;
         }
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#else
-        atomic_signal_fence(memory_order_seq_cst);
-#endif
+        cells_pause();
     }
     return has_news(watch);
 }

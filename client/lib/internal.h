@@ -106,6 +106,7 @@ struct comm_request {
     struct client_call *call; /* the call of a persistent handle; null otherwise */
     struct client_op *op;     /* the operation in flight; null: none */
     bool ended;               /* the operation has ended, and was not waited for yet */
+    bool at_once;             /* within the call that began it; nobody else knows the handle */
     bool collected;           /* a group that has not ended has collected it, and points to it */
     bool freed;               /* the caller freed it while it was collected: the group frees it */
     comm_result_t result;

@@ -82,7 +82,7 @@ static comm_result_t request_take(comm_request_t **handle, comm_received_t *rece
     if (received != NULL) {
         *received = request->received;
     }
-    request->ended = false;
+    request->ended = request->at_once = false;
     request->result = COMM_OK;
     if (request->call == NULL) {
         request_free(request);
@@ -110,6 +110,9 @@ static comm_result_t wait_until(const char *name, comm_request_t **handle, uint6
     comm_result_t result = check_waiting(name, handle);
     if (result != COMM_OK || *handle == NULL) {
         return result;
+    }
+    if ((*handle)->at_once) {
+        return request_take(handle, received);
     }
     struct comm_client *client = (*handle)->comm->client;
     result = client_enter(client);

@@ -157,6 +157,14 @@ static bool write_first_slice(struct client_entry *entry, bool waits)
     return !held_is_fed(comm) && cells_may_publish_slices(comm, entry->call, waits);
 }
 
+static void end_at_once(struct client_entry *entry)
+{
+    if (entry->request != NULL) {
+        request_end(entry->request, COMM_OK, NULL, "");
+        entry->request->at_once = true;
+    }
+}
+
 /* Publishes the operation in the ranks' cells, if it may go there. Returns whether it did. */
 static bool publish(struct client_entry *entry, uint32_t timeout_ms)
 {
@@ -176,6 +184,11 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
     struct client_op *op = op_new(comm, entry->call);
     if (op == NULL) {
         return false; /* the caller says so */
+    }
+    if (entry->alone && !entry->large && cells_end_at_once(comm, entry->call)) {
+        end_at_once(entry);
+        free(op);
+        return true;
     }
     connect_op(entry, op);
     cells_reserve(comm, entry->call, op);

@@ -57,12 +57,13 @@ static void work(struct node *node, uint32_t rank, enum op_kind kind, uint64_t s
                  uint64_t latency_ns)
 {
     struct cell_counts *counts = &node->shared->ranks[rank].counts;
+    struct cell_count *count = cell_counts_of(counts, kind, size_bytes);
     for (unsigned i = 0; i < ops; i++) {
         cell_counts_raise(&counts->published, 1);
-        struct cell_count *timed = cell_counts_add(counts, kind, size_bytes);
-        if (timed != NULL) {
-            cell_counts_time(timed, latency_ns);
+        if (cell_counts_times_next(count)) {
+            cell_counts_time(count, latency_ns);
         }
+        cell_counts_add(count, size_bytes);
     }
 }
 

@@ -42,10 +42,10 @@ static inline struct cell_count *cell_counts_of(struct cell_counts *counts, enum
     return &counts->counts[kind][class];
 }
 
-/* Whether the next operation that is counted there is to be timed. */
-static inline bool cell_counts_times_next(const struct cell_count *count)
+/* Whether the next operation that is counted there, after so many that are open, is to be timed. */
+static inline bool cell_counts_times_next(const struct cell_count *count, uint64_t open)
 {
-    uint64_t before = atomic_load_explicit(&count->ops, memory_order_relaxed);
+    uint64_t before = atomic_load_explicit(&count->ops, memory_order_relaxed) + open;
     return before % CELL_COUNTS_TIMED_EVERY == CELL_COUNTS_TIMED_EVERY / 2;
 }
 

@@ -188,6 +188,20 @@ static void keep_counts(struct cells_slot *slot, uint32_t rank_count)
     }
 }
 
+/* Of an operation in one cell, without a count for each rank, the size is known before. */
+static bool has_known_size(const struct cells_slot *slot)
+{
+    return slot->step_count == 0 && slot->call.terms.has_layouts == 0;
+}
+
+static bool may_be_timed(const struct client_cells *cells, const struct cells_slot *slot)
+{
+    const struct op_terms *terms = &slot->call.terms;
+    uint64_t size_bytes = cells_size_bytes(cells, terms);
+    return !has_known_size(slot) ||
+           cell_counts_times_next(cell_counts_of(cells->counts, terms->kind, size_bytes), cells->count - 1);
+}
+
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
 {
     struct client_cells *cells = comm->cells;
@@ -206,6 +220,7 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     if (call->terms.has_layouts != 0) {
         keep_counts(slot, cells->rank_count);
     }
+    slot->began_ns = cells_is_between_nodes(cells) || may_be_timed(cells, slot) ? clock_ns() : 0;
     op->cell = slot;
     op->number = slot->seq;
     comm->client->cells.open++;
@@ -264,7 +279,9 @@ void cells_pass(struct comm_comm *comm, struct client_op *op, struct submit_reco
             cells_hand_over(cells->shared, cells->rank_count, cells->rank, op->number);
         }
     }
-    uint64_t waited_ns = op->waits_since_ns != 0 ? clock_ns() - op->waits_since_ns : 0;
+    uint64_t now_ns = clock_ns();
+    bool has_waited = op->waits_since_ns != 0 && op->waits_since_ns < now_ns;
+    uint64_t waited_ns = has_waited ? now_ns - op->waits_since_ns : 0;
     submit_record_add(record, RECORD_NUMBER, 0, waited_ns / NS_PER_MS, op->number);
 }
 
@@ -354,16 +371,16 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
 static void count_end(const struct client_cells *cells, const struct cells_slot *slot)
 {
     const struct op_terms *terms = &slot->call.terms;
-    uint64_t elements = terms->count_elements * (op_kind_has_blocks(terms->kind) ? cells->rank_count : 1);
+    uint64_t size_bytes = cells_size_bytes(cells, terms);
     if (slot->step_count > 0 && terms->has_layouts != 0) {
-        elements = slot->elements;
+        size_bytes = slot->elements * dtype_size_bytes(terms->dtype);
     } else if (terms->has_layouts != 0) {
-        elements = cells_elements(cells->shared, cells->rank_count, slot->seq, terms);
+        size_bytes = cells_elements(cells->shared, cells->rank_count, slot->seq, terms) *
+                     dtype_size_bytes(terms->dtype);
     }
-    uint64_t size_bytes = elements * dtype_size_bytes(terms->dtype);
     struct cell_count *count = cell_counts_of(cells->counts, terms->kind, size_bytes);
-    if (cell_counts_times_next(count)) {
-        cell_counts_time(count, clock_ns() - slot->op->submitted_ns);
+    if (slot->began_ns != 0 && (has_known_size(slot) || cell_counts_times_next(count, 0))) {
+        cell_counts_time(count, clock_ns() - slot->began_ns);
     }
     cell_counts_add(count, size_bytes);
 }

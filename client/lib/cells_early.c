@@ -102,10 +102,9 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     if (!may_end_at_once(comm, call)) {
         return false;
     }
-    uint32_t blocks = op_kind_has_blocks(call->terms.kind) ? cells->rank_count : 1;
-    uint64_t size_bytes = call->terms.count_elements * blocks * dtype_size_bytes(call->terms.dtype);
+    uint64_t size_bytes = cells_size_bytes(cells, &call->terms);
     struct cell_count *count = cell_counts_of(cells->counts, call->terms.kind, size_bytes);
-    uint64_t began_ns = cell_counts_times_next(count) ? clock_ns() : 0;
+    uint64_t began_ns = cell_counts_times_next(count, 0) ? clock_ns() : 0;
     uint64_t seq = ++cells->seq;
     cells_put_whole(cells, seq, call, cells_needs_of(cells, call, false));
     if (!all_come_at_once(cells, seq, &call->terms)) {

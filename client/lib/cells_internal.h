@@ -11,6 +11,7 @@ struct cells_slot {
     uint64_t seq;         /* of the step that is published now, if it has slices */
     uint64_t step_count;  /* of all slices; 0: it has none, or the ranks' tables are not known yet */
     uint64_t step;        /* that is published now */
+    uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
     bool begins;          /* its deadline begins now: this rank was ahead of others until here */
@@ -63,12 +64,19 @@ static inline struct cells_slot *cells_slot_at(struct client_cells *cells, uint3
     return &cells->slots[(cells->first + index) % CELLS_WINDOW];
 }
 
+/* The size that commd counts: of the whole vector, or of all blocks; without a count for each rank. */
+static inline uint64_t cells_size_bytes(const struct client_cells *cells, const struct op_terms *terms)
+{
+    uint32_t blocks = op_kind_has_blocks(terms->kind) ? cells->rank_count : 1;
+    return terms->count_elements * blocks * dtype_size_bytes(terms->dtype);
+}
+
 /* The terms that the rank's cell has now. */
 static inline struct op_terms cells_said(const struct cells_slot *slot)
 {
     struct op_terms said = slot->call.terms;
-    if (said.has_layouts != 0 && slot->step_count > 0) {
-        said.count_elements = slot->step;
+    if (said.has_layouts != 0) {
+        said.count_elements = slot->step; /* of the tables: 0 */
     }
     return said;
 }

@@ -240,7 +240,7 @@ static bool is_unattended(const struct comm_comm *comm)
     const struct cells_slot *slot = cells != NULL && cells->count > 0 ? cells_slot_at(cells, 0) : NULL;
     return !comm->leaving && comm->waiters == 0 && slot != NULL && (slot->step_count > 0 || slot->attended) &&
            slot->op != NULL && !slot->op->staging &&
-           (slot->attended || clock_ns() - slot->op->submitted_ns >= SLICES_ABANDONED_NS);
+           (slot->attended || clock_ns() - slot->began_ns >= SLICES_ABANDONED_NS);
 }
 
 /* Returns null if there is none. One whose next slice is complete goes first. */

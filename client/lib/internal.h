@@ -80,8 +80,8 @@ struct client_op {
     bool dropped; /* it was dropped during staging, and ends after the copy */
     struct client_op *next_in_bucket; /* of the communicator's table by ticket */
     uint64_t ticket;
-    uint64_t submitted_ns;
-    uint64_t deadline_ns; /* commd's; commd has DAEMON_MARGIN_MS more to report it */
+    uint64_t submitted_ns; /* in cells: up to CLOCK_COARSE_TICK_NS early */
+    uint64_t deadline_ns;  /* commd's; commd has DAEMON_MARGIN_MS more to report it */
     enum op_kind kind;
     enum dtype dtype;
     struct client_memory *uses[USE_COUNT]; /* memory of each use; null: none */
@@ -340,6 +340,14 @@ static inline uint64_t clock_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+/* CLOCK_MONOTONIC_COARSE: behind by at most CLOCK_COARSE_TICK_NS, and read in a quarter of the time. */
+#define CLOCK_COARSE_TICK_NS 10000000u
+static inline uint64_t clock_coarse_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 uint64_t clock_after_ms(uint64_t ms);

@@ -53,7 +53,9 @@ struct client_op *op_new(const struct comm_comm *comm, const struct client_call 
     /* Not calloc: glibc's has no cache for the thread, and took a tenth of a small operation's time. */
     struct client_op *op = malloc(sizeof *op + copies * sizeof op->copies[0]);
     if (op != NULL) {
-        *op = (struct client_op){.kind = call->terms.kind, .dtype = call->terms.dtype};
+        memset(op, 0, sizeof *op); /* a structure of zeros would be stored by a slow instruction */
+        op->kind = call->terms.kind;
+        op->dtype = call->terms.dtype;
     }
     return op;
 }
@@ -194,6 +196,9 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
     cells_reserve(comm, entry->call, op);
     ops_append(comm, op, timeout_ms);
     cells_put(comm, op);
+    if (entry->alone && entry->request != NULL) {
+        entry->request->at_once = entry->request->ended; /* the caller does not know the handle yet */
+    }
     if (entry->attended) {
         cells_attend_to(comm, op);
     }

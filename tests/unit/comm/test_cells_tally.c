@@ -60,7 +60,7 @@ static void work(struct node *node, uint32_t rank, enum op_kind kind, uint64_t s
     struct cell_count *count = cell_counts_of(counts, kind, size_bytes);
     for (unsigned i = 0; i < ops; i++) {
         cell_counts_raise(&counts->published, 1);
-        if (cell_counts_times_next(count)) {
+        if (cell_counts_times_next(count, 0)) {
             cell_counts_time(count, latency_ns);
         }
         cell_counts_add(count, size_bytes);

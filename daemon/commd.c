@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <getopt.h>
 #include <malloc.h>
 #include <pwd.h>
@@ -192,6 +193,18 @@ static void keep_freed_memory(void)
     (void)mallopt(M_TRIM_THRESHOLD, MALLOC_KEPT_FREE_BYTES);
 }
 
+/* The log goes to descriptor 2. If it is closed, the next file would get that number, and the log. */
+static void keep_standard_descriptors(void)
+{
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR); /* without CLOEXEC, as others find them */
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static struct command_line line;
@@ -208,7 +221,9 @@ int main(int argc, char **argv)
     }
     raise_descriptor_limit();
     keep_freed_memory();
+    keep_standard_descriptors();
     (void)signal(SIGPIPE, SIG_IGN); /* a closed log or socket must not end the process */
+    (void)signal(SIGXFSZ, SIG_IGN); /* nor must a limit of files (ulimit -f), which counts in memory, too */
     enum status status = log_writer_start(&error);
     if (status == STATUS_OK) {
         status = begin_trace(&error);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "daemon/base/log.h"
@@ -293,11 +294,35 @@ static const char *certificate_setting(const char *text)
     return "certificate";
 }
 
+/* Opening a named pipe would keep commd until somebody writes to it, also while it runs. */
+static enum status check_regular(const struct conf *conf, const char *key, const char *path,
+                                 struct error *error)
+{
+    struct stat file;
+    return path[0] == '\0' || stat(path, &file) != 0 || S_ISREG(file.st_mode)
+               ? STATUS_OK
+               : error_set(error, STATUS_CONFIG, "%s: %s: %s: expected a regular file",
+                           conf_source(conf, key), key, path);
+}
+
+static enum status check_certificate_files(const struct conf *conf, struct error *error)
+{
+    enum status status = check_regular(conf, "certificate", conf->certificate, error);
+    status = status == STATUS_OK ? check_regular(conf, "key", conf->key, error) : status;
+    status = status == STATUS_OK ? check_regular(conf, "authority", conf->authority, error) : status;
+    return status == STATUS_OK ? check_regular(conf, "revocation_list", conf->revocation_list, error)
+                               : status;
+}
+
 static enum status load_certificates(struct configuration *configuration, struct error *error)
 {
     struct quic_options options = configuration_quic(configuration);
     struct error why;
-    enum status status = net_quic_load(&options, &configuration->certificates, &why);
+    enum status status = check_certificate_files(configuration->conf, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = net_quic_load(&options, &configuration->certificates, &why);
     if (status == STATUS_OK) {
         return STATUS_OK;
     }

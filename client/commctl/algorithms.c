@@ -68,17 +68,19 @@ static bool parse_nodes(char *text, Commd__Client__AlgorithmsQuery *query, char 
         return count >= 1 && count <= 1000000;
     }
     query->node_names = names;
-    for (char *name = strtok(text, ","); name != NULL && query->n_node_names < NODE_NAMES_MAX;
-         name = strtok(NULL, ",")) {
+    for (char *name; (name = strsep(&text, ",")) != NULL;) {
+        if (query->n_node_names == NODE_NAMES_MAX || *name == '\0') {
+            return false;
+        }
         names[query->n_node_names++] = name;
     }
-    return query->n_node_names > 0;
+    return true;
 }
 
 static bool parse_sizes(char *text, Commd__Client__AlgorithmsQuery *query)
 {
     query->n_size_bytes = 0;
-    for (char *size = strtok(text, ","); size != NULL; size = strtok(NULL, ",")) {
+    for (char *size; (size = strsep(&text, ",")) != NULL;) {
         if (query->n_size_bytes == SIZES_MAX || !size_parse(size, &query->size_bytes[query->n_size_bytes])) {
             return false;
         }

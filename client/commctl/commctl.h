@@ -82,6 +82,9 @@ enum exit_code usage_wrong(const char *verb, const char *what, const char *given
 bool usage_arguments(const char *verb, char text[USAGE_MAX_BYTES]);
 /* The options before a verb, in the same language. */
 extern const char usage_global_options[];
+/* Whether a reason is one line without control characters, which others may print. */
+#define USAGE_REASON "one line of printable text"
+bool usage_reason_fits(const char *reason);
 /* Returns the name of an option of getopt_long: "--slice", "-n". */
 const char *usage_option_name(const struct option *options, int option, char text[32]);
 

@@ -51,6 +51,9 @@ static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const
     for (int option; (option = getopt_long(argc, argv, "r:u:", options, NULL)) != -1;) {
         if (option == 'r') {
             out->reason = optarg;
+            if (!usage_reason_fits(optarg)) {
+                return usage_wrong(argv[0], "--reason", NULL, USAGE_REASON, usage);
+            }
         } else if (option == 'u' && takes_uid) {
             if (!parse_user(optarg, &out->uid)) {
                 return usage_wrong(argv[0], "--uid", optarg, "a user's number or name", usage);

@@ -36,6 +36,9 @@ enum exit_code verb_drain(struct commctl *commctl, int argc, char **argv)
             }
         } else if (option == 'r') {
             body.reason = optarg;
+            if (!usage_reason_fits(optarg)) {
+                return usage_wrong("drain", "--reason", NULL, USAGE_REASON, usage);
+            }
         } else {
             fputs(usage, stderr);
             return EXIT_CODE_USAGE;

@@ -91,7 +91,9 @@ static void print_verb(const struct verb *verb)
     const char *options = help_options(verb->name);
     bool has_usage = strncmp(options, "usage:", 6) == 0;
     if (!has_usage) {
-        printf("usage: commctl [OPTION...] %s %s\n\n", verb->name, verb_usage(verb, usage));
+        const char *arguments = verb_usage(verb, usage);
+        printf("usage: commctl [OPTION...] %s%s%s\n\n", verb->name, arguments[0] != '\0' ? " " : "",
+               arguments);
     }
     printf("%s: %s. commctl(1) explains it.\n%s%s\n'commctl help' has the options before the verb.\n",
            verb->name, verb->help, options[0] != '\0' ? "\n" : "", options);

@@ -60,7 +60,7 @@ static const char usage[] =
 static bool parse_sizes(char *text, struct plan *plan)
 {
     plan->size_count = 0;
-    for (char *size = strtok(text, ","); size != NULL; size = strtok(NULL, ",")) {
+    for (char *size; (size = strsep(&text, ",")) != NULL;) {
         if (plan->size_count == SIZES_MAX || !size_parse(size, &plan->sizes[plan->size_count])) {
             return false;
         }

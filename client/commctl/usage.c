@@ -130,6 +130,14 @@ enum exit_code usage_wrong(const char *verb, const char *what, const char *given
     return EXIT_CODE_USAGE;
 }
 
+bool usage_reason_fits(const char *reason)
+{
+    while (*reason != '\0' && (unsigned char)*reason >= ' ' && *reason != 0x7f) {
+        reason++;
+    }
+    return *reason == '\0';
+}
+
 const char *usage_option_name(const struct option *options, int option, char text[32])
 {
     for (; options->name != NULL; options++) {

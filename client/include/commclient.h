@@ -16,6 +16,17 @@
  * Errors: every function that can fail returns a comm_result_t. comm_result_text returns its short text.
  * comm_last_error returns the long message of the last failure in the calling thread: who, what and where.
  *
+ * Null pointers: a call that returns a result refuses a null pointer with COMM_INVALID_ARGUMENT, unless its
+ * comment accepts it. Do not use anything that was destroyed, closed or freed: the library cannot tell.
+ *
+ * The end of a process: leave in order, with comm_sync, comm_destroy and comm_client_close. If a process ends
+ * in another way (return from main, exit, _exit, exec, a signal), its ranks are lost. Its pending operations
+ * do not go on. Other ranks get COMM_RANK_LOST, also of an operation whose handle had ended on that rank: see
+ * "a handle may end" below.
+ *
+ * Signals: handlers may interrupt every call; calls go on afterwards. In a handler, call only
+ * comm_queue_wake.
+ *
  * After fork, the child must not use the parent's clients; it opens its own. A connection ends when the
  * process that opened it ends, even if a child has inherited its descriptors. A program that forks to become
  * a daemon opens its client after the fork.
@@ -168,7 +179,7 @@ typedef struct comm_open_options {
 /*
  * Connects to this node's commd. options may be null. Errors: COMM_DAEMON_LOST (no commd listens),
  * COMM_PERMISSION, COMM_VERSION (library and commd have incompatible versions), COMM_TIMED_OUT,
- * COMM_INVALID_ARGUMENT (the environment).
+ * COMM_INVALID_ARGUMENT (the environment), COMM_LIMIT (no descriptor is left), COMM_NO_MEMORY.
  *
  * With wait_ms, the call tries again while the socket, or its folder, does not exist, nobody listens at it,
  * or commd ends. Other failures are returned at once.
@@ -262,12 +273,13 @@ COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *n
  */
 COMM_API void comm_destroy(comm_t *comm);
 
+/* These return 0 if comm is null. */
 COMM_API uint32_t comm_rank(const comm_t *comm);
 COMM_API uint32_t comm_size(const comm_t *comm);
 COMM_API uint32_t comm_local_rank(const comm_t *comm); /* among the ranks of this node, in rank order */
 COMM_API uint32_t comm_local_size(const comm_t *comm);
-/* Returns the name of the node that holds `rank`, or null if rank is out of range. The text is valid as long
- * as the communicator. */
+/* Returns the name of the node that holds `rank`, or null if rank is out of range or comm is null. The text
+ * is valid as long as the communicator. */
 COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
 
 #include "commclient/memory.h"
@@ -327,7 +339,7 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
  * As in MPI, a handle may end before all ranks have taken part. In a small operation of one node it ends once
  * this rank's part is done: that of a root that sends, or of a rank that only sends to the root, or of a rank
  * that has the root's data. If the operation fails later, the next comm_sync or comm_barrier says so.
- * comm_sync and comm_destroy wait until all ranks have taken part.
+ * comm_sync waits until all ranks have taken part; comm_destroy does so for at most one second.
  *
  * What each failure ends:
  *

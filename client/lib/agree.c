@@ -40,7 +40,9 @@ static comm_result_t ask_seq(comm_t *comm, uint64_t *seq)
     return result;
 }
 
-static comm_result_t reduce(comm_t *comm, const uint64_t *mine, uint64_t *all, uint32_t timeout_ms)
+/* *unsent: the other ranks have seen nothing of this call, for example because memory was short. */
+static comm_result_t reduce(comm_t *comm, const uint64_t *mine, uint64_t *all, uint32_t timeout_ms,
+                            bool *unsent)
 {
     comm_call_options_t call = COMM_CALL_OPTIONS_INIT;
     comm_request_t *request = NULL;
@@ -48,6 +50,7 @@ static comm_result_t reduce(comm_t *comm, const uint64_t *mine, uint64_t *all, u
     call.stream = COMM_STREAM_NONE;
     call.request = &request;
     comm_result_t result = comm_all_reduce(comm, mine, all, 1, COMM_U64, COMM_BAND, &call);
+    *unsent = result == COMM_LIMIT || result == COMM_NO_MEMORY;
     return result == COMM_OK ? comm_wait(&request, NULL) : result;
 }
 
@@ -62,13 +65,18 @@ static comm_result_t meet(comm_t *comm, uint32_t timeout_ms)
     return result == COMM_OK ? comm_wait(&request, NULL) : result;
 }
 
-/* The failure of an operation becomes the communicator's, so that its nodes agree. */
-static void fail_everywhere(comm_t *comm, const struct kept_error *kept)
+static bool has_failed(const comm_t *comm)
 {
     pthread_mutex_lock(&comm->client->lock);
     bool failed = comm->failure != COMM_OK || comm->verdict_is_due;
     client_leave(comm->client);
-    if (!failed && kept->data.result != COMM_MISMATCH) {
+    return failed;
+}
+
+/* The failure of an operation becomes the communicator's, so that its nodes agree. */
+static void fail_everywhere(comm_t *comm, const struct kept_error *kept)
+{
+    if (!has_failed(comm) && kept->data.result != COMM_MISMATCH) {
         comm_result_t ignored = comm_abort(comm, abort_reason);
         (void)ignored;
     }
@@ -80,8 +88,12 @@ static comm_result_t agree_once(comm_t *comm, uint64_t mine, uint64_t *all, uint
     struct kept_error kept;
     comm_lost_t lost;
     uint64_t seq = 0, reduced = 0;
+    bool unsent;
     *again = false;
-    comm_result_t result = reduce(comm, &mine, &reduced, timeout_ms);
+    comm_result_t result = reduce(comm, &mine, &reduced, timeout_ms, &unsent);
+    if (unsent && !has_failed(comm)) {
+        return result; /* the others wait until this rank calls again */
+    }
     bool has_reduced = result == COMM_OK;
     if (has_reduced) {
         result = ask_seq(comm, &seq);

@@ -35,16 +35,16 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
     *call = (struct client_call){.name = name,
                                  .terms = {.kind = kind, .count_elements = count, .bucket_ops = 1},
                                  .options = COMM_CALL_OPTIONS_INIT};
-    if (comm == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s: the communicator is a null pointer", name);
-    }
     comm_result_t result =
         options_copy(&call->options, sizeof call->options, options, name, "COMM_CALL_OPTIONS_INIT");
     if (result != COMM_OK) {
         return result;
     }
-    if (call->options.request != NULL) {
+    if (call->options.request != NULL) { /* first: a caller that ignores the failure may wait for it */
         *call->options.request = NULL;
+    }
+    if (comm == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s: the communicator is a null pointer", name);
     }
     if (call->options.stream != NULL && call->options.stream != COMM_STREAM_NONE && comm->gpu == NULL) {
         return error_report(COMM_UNSUPPORTED,

@@ -59,7 +59,9 @@ static comm_result_t open_socket(const char *path, uint32_t timeout_ms, int *out
     memcpy(address.sun_path, path, length + 1);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) {
-        return error_report(COMM_SYSTEM, "%s: socket: %s", path, strerror(errno));
+        bool is_limit = errno == EMFILE || errno == ENFILE;
+        return error_report(is_limit ? COMM_LIMIT : COMM_SYSTEM, "%s: socket: %s%s", path, strerror(errno),
+                            is_limit ? " (ulimit -n)" : "");
     }
     /* connect waits for room in commd's queue; the socket's send time-out bounds that wait. */
     struct timeval timeout = {.tv_sec = (time_t)(timeout_ms / 1000),
@@ -131,7 +133,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
     if (client->hello_fd_count != ring_fds + heart_fds) {
         return error_report(
-            COMM_SYSTEM,
+            COMM_LIMIT,
             "%s: this process cannot take the descriptors that commd passes: is RLIMIT_NOFILE too low?",
             client->path);
     }

@@ -523,25 +523,25 @@ void comm_destroy(comm_t *comm)
 
 uint32_t comm_rank(const comm_t *comm)
 {
-    return comm->rank;
+    return comm != NULL ? comm->rank : 0;
 }
 
 uint32_t comm_size(const comm_t *comm)
 {
-    return comm->size;
+    return comm != NULL ? comm->size : 0;
 }
 
 uint32_t comm_local_rank(const comm_t *comm)
 {
-    return comm->local_rank;
+    return comm != NULL ? comm->local_rank : 0;
 }
 
 uint32_t comm_local_size(const comm_t *comm)
 {
-    return comm->local_size;
+    return comm != NULL ? comm->local_size : 0;
 }
 
 const char *comm_node_of(const comm_t *comm, uint32_t rank)
 {
-    return rank < comm->size ? comm->node_names[comm->node_of_rank[rank]] : NULL;
+    return comm != NULL && rank < comm->size ? comm->node_names[comm->node_of_rank[rank]] : NULL;
 }

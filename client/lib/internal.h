@@ -108,6 +108,7 @@ struct comm_request {
     bool ended;               /* the operation has ended, and was not waited for yet */
     bool at_once;             /* within the call that began it; nobody else knows the handle */
     bool collected;           /* a group that has not ended has collected it, and points to it */
+    bool awaited;             /* a thread waits for it */
     bool freed;               /* the caller freed it while it was collected: the group frees it */
     comm_result_t result;
     comm_received_t received;

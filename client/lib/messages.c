@@ -38,6 +38,18 @@ comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t d
     return result == COMM_OK ? call_submit(comm, &call) : result;
 }
 
+/* comm_send_recv waits for both messages, so no handle and no queue would ever get them. */
+static comm_result_t check_waits_itself(const comm_call_options_t *given)
+{
+    if (given->request != NULL) {
+        *given->request = NULL;
+    }
+    return given->request == NULL && given->queue == NULL && given->persistent == 0
+               ? COMM_OK
+               : error_report(COMM_INVALID_ARGUMENT,
+                              "comm_send_recv: it waits itself: it takes no handle and no queue");
+}
+
 comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, uint32_t to, void *receive,
                              size_t receive_count, uint32_t from, comm_dtype_t dtype, uint32_t tag,
                              const comm_call_options_t *options)
@@ -50,11 +62,12 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
         result = error_report(COMM_INVALID_ARGUMENT,
                               "comm_send_recv: a group is open: a call cannot wait before comm_group_end");
     }
+    if (result == COMM_OK) {
+        result = check_waits_itself(&given);
+    }
     if (result != COMM_OK) {
         return result;
     }
-    given.persistent = 0;
-    given.queue = NULL;
     given.request = &requests[0];
     result = comm_group_begin(); /* otherwise one operation would wait for the other in their stream */
     if (result != COMM_OK) {

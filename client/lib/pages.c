@@ -1,9 +1,13 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <linux/memfd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "client/lib/internal.h"
@@ -42,10 +46,70 @@ static comm_result_t populate_file(int fd, uint64_t offset_bytes, uint64_t size_
     return COMM_OK;
 }
 
+#define HUGETLBFS_TYPE 0x958458f6L /* statfs(2) */
+/* Less is made without a look at what the machine has left: /proc takes some 20 us. */
+#define POPULATE_UNCHECKED_MAX_BYTES ((uint64_t)64 << 20)
+#define POPULATE_CHECKED_BYTES ((uint64_t)1 << 30) /* then it is looked at again */
+
+/* What the machine can give without ending a process; UINT64_MAX if it does not say. */
+static uint64_t machine_left_bytes(void)
+{
+    uint64_t left_kib = 0;
+    bool is_known = false;
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        unsigned long long kib;
+        bool is_memory = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+        if (is_memory || sscanf(line, "SwapFree: %llu kB", &kib) == 1) {
+            left_kib += kib;
+            is_known = is_known || is_memory;
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return is_known ? left_kib * 1024 : UINT64_MAX;
+}
+
+/*
+ * The kernel refuses no size of a file in memory. It makes pages until the machine has none left, and then
+ * ends processes, perhaps others'. Huge pages are reserved, so they are refused in time.
+ */
+static comm_result_t check_left(int fd, uint64_t size_bytes)
+{
+    struct stat file;
+    struct statfs system;
+    if (fstat(fd, &file) != 0 || fstatfs(fd, &system) != 0 || system.f_type == HUGETLBFS_TYPE) {
+        return COMM_OK;
+    }
+    uint64_t has_bytes = (uint64_t)file.st_blocks * 512;
+    uint64_t missing_bytes = size_bytes > has_bytes ? size_bytes - has_bytes : 0; /* at least */
+    if (missing_bytes <= POPULATE_UNCHECKED_MAX_BYTES) {
+        return COMM_OK;
+    }
+    uint64_t left_bytes = machine_left_bytes();
+    return missing_bytes <= left_bytes
+               ? COMM_OK
+               : error_report(COMM_NO_MEMORY,
+                              "%" PRIu64 " bytes to share with commd: the machine has %" PRIu64 " bytes left",
+                              size_bytes, left_bytes);
+}
+
 comm_result_t pages_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes)
 {
-    return madvise(base, size_bytes, MADV_POPULATE_WRITE) == 0 ? COMM_OK
-                                                               : populate_file(fd, offset_bytes, size_bytes);
+    comm_result_t result = COMM_OK;
+    for (uint64_t done = 0, step; done < size_bytes && result == COMM_OK; done += step) {
+        uint64_t left = size_bytes - done;
+        step = left < POPULATE_CHECKED_BYTES ? left : POPULATE_CHECKED_BYTES;
+        if (size_bytes > POPULATE_UNCHECKED_MAX_BYTES) {
+            result = check_left(fd, size_bytes);
+        }
+        if (result == COMM_OK && madvise((unsigned char *)base + done, step, MADV_POPULATE_WRITE) != 0) {
+            result = populate_file(fd, offset_bytes + done, step);
+        }
+    }
+    return result;
 }
 
 #define HUGE_2M_BYTES ((size_t)2 << 20)
@@ -76,10 +140,28 @@ static comm_result_t no_huge_pages(size_t size_bytes, enum comm_huge_pages pages
                         size_bytes, pages == COMM_HUGE_PAGES_2M ? "2 MiB" : "1 GiB", strerror(errno));
 }
 
+/* The signal of a file that is too large would end the program. */
+static comm_result_t check_file_limit(size_t size_bytes)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        size_bytes <= limit.rlim_cur) {
+        return COMM_OK;
+    }
+    return error_report(COMM_LIMIT,
+                        "%zu bytes to share with commd: this process may make files of at most %llu bytes "
+                        "(ulimit -f), also in memory",
+                        size_bytes, (unsigned long long)limit.rlim_cur);
+}
+
 /* The seals ensure that the file cannot shrink while commd reads it. */
 comm_result_t pages_make_file(size_t size_bytes, enum comm_huge_pages pages, const char *name, int *out)
 {
     unsigned flags = file_flags(pages);
+    comm_result_t allowed = check_file_limit(size_bytes);
+    if (allowed != COMM_OK) {
+        return allowed;
+    }
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
     if (fd < 0) {
         return flags != 0 && errno != EMFILE && errno != ENFILE ? no_huge_pages(size_bytes, pages)

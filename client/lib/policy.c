@@ -11,6 +11,11 @@ comm_result_t policy_check(const comm_init_options_t *options, const char *call,
                             "%s: \"%s\": on_loss is %d: expected COMM_ON_LOSS_RETURN or COMM_ON_LOSS_ABORT",
                             call, name, options->on_loss);
     }
+    if (options->reserved != 0) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s: \"%s\": reserved is %d: expected 0 (COMM_INIT_OPTIONS_INIT)", call, name,
+                            options->reserved);
+    }
     return COMM_OK;
 }
 

@@ -53,14 +53,18 @@ struct comm_request *request_leave_group(struct comm_request *request)
     return request;
 }
 
-/* Refuses a handle that a group of another thread has collected, or whose operation ends into a queue.
- * Callers check this thread's group before. */
+/* Refuses a handle that a group of another thread has collected, or that another thread waits for, and would
+ * free; and one whose operation ends into a queue. Callers check this thread's group before. */
 static comm_result_t check_submitted(const char *name, const struct comm_request *request)
 {
     if (request != NULL && request->call != NULL && request->call->options.queue != NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
                             "%s on \"%s\": the operation ends into a queue: comm_queue_next waits for it",
                             name, request->comm->name);
+    }
+    if (request != NULL && request->awaited) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": another thread waits for this handle", name,
+                            request->comm->name);
     }
     return request == NULL || !request->collected
                ? COMM_OK
@@ -103,6 +107,15 @@ static comm_result_t check_waiting(const char *name, const void *handle)
     return COMM_OK;
 }
 
+/* Waits for the end of a handle that no other thread waits for. */
+static bool finish(struct comm_request *request, uint64_t deadline_ns)
+{
+    request->awaited = true;
+    bool finished = ops_finish_request(request, deadline_ns);
+    request->awaited = false;
+    return finished;
+}
+
 /* deadline_ns: UINT64_MAX: the operation's own deadline bounds the wait. */
 static comm_result_t wait_until(const char *name, comm_request_t **handle, uint64_t deadline_ns,
                                 comm_received_t *received)
@@ -118,7 +131,7 @@ static comm_result_t wait_until(const char *name, comm_request_t **handle, uint6
     result = client_enter(client);
     if (result == COMM_OK) {
         result = check_submitted(name, *handle);
-        if (result == COMM_OK && !ops_finish_request(*handle, deadline_ns)) {
+        if (result == COMM_OK && !finish(*handle, deadline_ns)) {
             result = error_report(COMM_TIMED_OUT, "%s on \"%s\": %s has not ended yet", name,
                                   (*handle)->comm->name, op_kind_text((*handle)->op->kind));
         } else if (result == COMM_OK) {
@@ -202,11 +215,36 @@ static size_t find_ended(comm_request_t *const *handles, size_t count, const str
     return count;
 }
 
+static void mark_awaited(comm_request_t *const *handles, size_t count, bool awaited)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (handles[i] != NULL) {
+            handles[i]->awaited = awaited;
+        }
+    }
+}
+
+/* Waits until one of the handles has ended, and returns its index; `count` if none is started. */
+static size_t finish_any(comm_request_t *const *handles, size_t count)
+{
+    const struct comm_request *waiting;
+    uint64_t began_ns = 0;
+    size_t index = find_ended(handles, count, &waiting);
+    if (index < count || waiting == NULL) {
+        return index;
+    }
+    mark_awaited(handles, count, true);
+    while (index == count && waiting != NULL) {
+        ops_progress(waiting, &began_ns, UINT64_MAX);
+        index = find_ended(handles, count, &waiting);
+    }
+    mark_awaited(handles, count, false);
+    return index;
+}
+
 comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *index, comm_received_t *received)
 {
     comm_result_t result = count > 0 ? check_waiting("comm_wait_any", handles) : COMM_OK;
-    const struct comm_request *waiting;
-    uint64_t began_ns = 0;
     if (result != COMM_OK) {
         return result;
     }
@@ -236,12 +274,8 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
     for (size_t i = 0; i < count && result == COMM_OK; i++) {
         result = check_submitted("comm_wait_any", handles[i]);
     }
-    while (result == COMM_OK) {
-        *index = find_ended(handles, count, &waiting);
-        if (*index < count || waiting == NULL) {
-            break;
-        }
-        ops_progress(waiting, &began_ns, UINT64_MAX);
+    if (result == COMM_OK) {
+        *index = finish_any(handles, count);
     }
     if (*index < count) {
         result = request_take(&handles[*index], received);

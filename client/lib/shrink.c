@@ -71,6 +71,7 @@ comm_result_t comm_shrink(comm_t *comm, const comm_shrink_options_t *options, co
     *out = NULL;
     comm_result_t result =
         options_copy(&given, sizeof given, options, "comm_shrink", "COMM_SHRINK_OPTIONS_INIT");
+    result = result == COMM_OK ? group_allows_wait("comm_shrink", comm->name) : result;
     if (result == COMM_OK) {
         result = client_enter(comm->client);
     }
@@ -118,7 +119,8 @@ comm_result_t comm_lost(comm_t *comm, uint32_t *ranks, uint32_t max, comm_lost_t
     if (comm == NULL || lost == NULL || (ranks == NULL && max > 0)) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_lost: an argument is a null pointer");
     }
-    comm_result_t result = client_enter(comm->client);
+    comm_result_t result = group_allows_wait("comm_lost", comm->name);
+    result = result == COMM_OK ? client_enter(comm->client) : result;
     if (result != COMM_OK) {
         return result;
     }

@@ -404,7 +404,9 @@ static comm_result_t check_keys(const char *call, const struct comm_store *store
 {
     comm_result_t result = check_store(call, store);
     if (result == COMM_OK && count > 0) {
-        result = check_answer(call, store, keys);
+        result = keys != NULL ? COMM_OK
+                              : error_report(COMM_INVALID_ARGUMENT,
+                                             "%s on \"%s\": the keys are a null pointer", call, store->name);
     }
     for (size_t i = 0; i < count && result == COMM_OK; i++) {
         result = check_key(call, store, keys[i]);

@@ -242,8 +242,12 @@ static enum status read_file(struct conf *conf, const char *path, struct error *
     config_init(&parsed);
     status = check_source(path, text, error);
     if (status == STATUS_OK && config_read_string(&parsed, text) != CONFIG_TRUE) {
-        status = error_set(error, STATUS_CONFIG, "%s:%d: %s", path, config_error_line(&parsed),
-                           config_error_text(&parsed));
+        size_t size_bytes = 0;
+        bool is_duplicate = strstr(config_error_text(&parsed), "duplicate") != NULL;
+        const char *name = is_duplicate ? conf_source_find_duplicate(text, &size_bytes) : NULL;
+        status = error_set(error, STATUS_CONFIG, "%s:%d: %.*s%s%s", path, config_error_line(&parsed),
+                           (int)(size_bytes < 64 ? size_bytes : 64), name != NULL ? name : "",
+                           name != NULL ? ": " : "", config_error_text(&parsed));
     }
     if (status == STATUS_OK) {
         status = read_settings(conf, &parsed, path, error);

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "daemon/conf/conf.h"
@@ -54,14 +56,39 @@ static enum status read_all(int fd, const char *path, char **text, struct error 
     return STATUS_OK;
 }
 
+#define PIPEFS_TYPE 0x50495045 /* statfs(2) */
+
+/*
+ * A named pipe would keep commd, which reads its files again while it runs, until somebody writes to it. A
+ * shell's pipe, such as that of "-c <(program)", has a writer.
+ */
+static enum status check_kind(int fd, const char *path, struct error *error)
+{
+    struct stat file;
+    struct statfs system;
+    if (fstat(fd, &file) != 0 || fstatfs(fd, &system) != 0) {
+        return error_set_errno(error, errno, "%s", path);
+    }
+    bool is_pipe = S_ISFIFO(file.st_mode) && system.f_type == PIPEFS_TYPE;
+    if (is_pipe && fcntl(fd, F_SETFL, O_RDONLY) != 0) {
+        return error_set_errno(error, errno, "%s", path);
+    }
+    return !S_ISFIFO(file.st_mode) || is_pipe
+               ? STATUS_OK
+               : error_set(error, STATUS_CONFIG, "%s: a named pipe; expected a regular file", path);
+}
+
 enum status conf_source_read(const char *path, char **out, struct error *error)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         return error_set_errno(error, errno, "%s", path);
     }
     char *text = NULL;
-    enum status status = read_all(fd, path, &text, error);
+    enum status status = check_kind(fd, path, error);
+    if (status == STATUS_OK) {
+        status = read_all(fd, path, &text, error);
+    }
     close(fd);
     if (status != STATUS_OK) {
         free(text);
@@ -138,6 +165,69 @@ const char *conf_source_find_fault(const char *text, struct conf_source_place *p
         for (; at < end; at++) {
             place->line += *at == '\n';
         }
+    }
+    return NULL;
+}
+
+#define NAMES_MAX 256u /* in the groups that are open at one place */
+
+/* The names of the groups that are open, outermost first. */
+struct open_names {
+    struct {
+        const char *text;
+        size_t bytes;
+        unsigned depth;
+    } names[NAMES_MAX];
+    size_t count;
+    unsigned depth;
+};
+
+static bool has_name(const struct open_names *open, const char *name, size_t bytes)
+{
+    for (size_t i = open->count; i > 0 && open->names[i - 1].depth == open->depth; i--) {
+        if (open->names[i - 1].bytes == bytes && memcmp(open->names[i - 1].text, name, bytes) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void open_or_close_group(struct open_names *open, char byte)
+{
+    open->depth += byte == '{';
+    if (byte == '}' && open->depth > 0) {
+        while (open->count > 0 && open->names[open->count - 1].depth == open->depth) {
+            open->count--;
+        }
+        open->depth--;
+    }
+}
+
+const char *conf_source_find_duplicate(const char *text, size_t *size_bytes)
+{
+    struct open_names open = {.count = 0};
+    for (const char *at = text, *end; *at != '\0'; at = end) {
+        end = skip_quoted(at);
+        if (end != at) {
+            continue;
+        }
+        while (is_name_byte(*end)) {
+            end++;
+        }
+        size_t bytes = (size_t)(end - at);
+        const char *after = end + strspn(end, " \t\r\n");
+        bool is_name = isalpha((unsigned char)*at) && (*after == '=' || *after == ':');
+        if (is_name && has_name(&open, at, bytes)) {
+            *size_bytes = bytes;
+            return at;
+        }
+        if (is_name && open.count < NAMES_MAX) {
+            open.names[open.count].text = at;
+            open.names[open.count].bytes = bytes;
+            open.names[open.count++].depth = open.depth;
+        }
+        open_or_close_group(&open, *at);
+        end += end == at;
     }
     return NULL;
 }

@@ -12,7 +12,7 @@
 
 /*
  * Reads a whole file and terminates it; the caller frees it. SYSTEM when it cannot be read; CONFIG when it is
- * larger than CONF_FILE_MAX_BYTES or holds a zero byte; NO_MEMORY.
+ * larger than CONF_FILE_MAX_BYTES, holds a zero byte, or is a named pipe; NO_MEMORY.
  */
 enum status conf_source_read(const char *path, char **out, struct error *error) COMM_MUST_USE;
 
@@ -30,5 +30,10 @@ struct conf_source_place {
  * where it starts; *size_bytes is its length.
  */
 const char *conf_source_find_fault(const char *text, struct conf_source_place *place, size_t *size_bytes);
+
+/* Finds a name that stands twice in one group, or outside of groups: libconfig refuses it, but does not say
+ * which. Returns where it stands the second time; *size_bytes is its length. Returns null when there is none.
+ */
+const char *conf_source_find_duplicate(const char *text, size_t *size_bytes);
 
 #endif

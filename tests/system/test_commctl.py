@@ -70,6 +70,11 @@ class Silent(unittest.TestCase):
                 if option != "agent":  # between one commctl and another
                     self.assertIn(f"--{option}", text, verb)
 
+    def test_usage_lines_end_with_their_last_word(self):
+        for verb in ("status", "users", "undrain", "drain", "nodes"):
+            for line in commctl(self.path, "help", verb).stdout.splitlines():
+                self.assertEqual(line, line.rstrip(), verb)
+
     def test_what_is_wrong_with_a_call(self):
         """The error names the option or argument, what was given, and what is allowed."""
         sizes = "sizes like 8 or 64k, with commas between"
@@ -81,6 +86,11 @@ class Silent(unittest.TestCase):
                 (["trace", "-s", "3601"], "--seconds 3601: expected"), (["trace", "-s", ""], '--seconds "": expected'),
                 (["trace", "--bogus"], "unrecognized option '--bogus'"), (["trace", "--seconds"], "requires an argument"),
                 (["algorithms", "-s", "8,x"], f"algorithms: -s 8,x: expected 1 to 8 {sizes}"),
+                (["algorithms", "-s", "1,,2"], f"algorithms: -s 1,,2: expected 1 to 8 {sizes}"), (["algorithms", "-s", "8,"], "-s 8,: expected 1 to 8"),
+                (["algorithms", "-n", "a,,b"], "algorithms: -n a,,b: expected 1 to 1000000 nodes, or names with commas between"),
+                (["plan", "-s", ",8"], f"plan: -s ,8: expected 1 to 32 {sizes}"),
+                (["drain", "--reason", "a\nb"], "drain: --reason: expected one line of printable text"),
+                (["abort", "x", "--reason", "a\x1b[31mb"], "abort: --reason: expected one line"), (["disconnect", "1", "-r", "\x7f"], "disconnect: --reason: expected one line"),
                 (["algorithms", "-s", "1,2,3,4,5,6,7,8,9"], "expected 1 to 8 sizes"), (["algorithms", "-s", ","], f"-s ,: expected 1 to 8 {sizes}"),
                 (["algorithms", "-n", "0"], "algorithms: -n 0: expected 1 to 1000000 nodes, or names with commas between"),
                 (["algorithms", "-n", "1000001"], "-n 1000001: expected 1 to"), (["algorithms", "-n", ""], '-n "": expected 1 to'),

@@ -160,6 +160,28 @@ class Reload(FailureCase):
             self.assertEqual(settings(cluster, "a")["slice_bytes"]["waiting_value"], "")
             self.assertNotIn("restart", cluster.commctl("a", "status").stdout)
 
+    def test_a_named_pipe(self):
+        """Nobody writes to it, and commd does not wait for that."""
+        with Cluster("ab") as cluster:
+            config = cluster.config_path("a")
+            text = config.read_text()
+            for setting in (None, "certificate", "key", "authority", "revocation_list"):
+                pipe = cluster.folder / "pipe"
+                if setting is None:
+                    config.unlink()
+                    pipe = config
+                else:
+                    config.write_text(re.sub(rf"\n{setting} = [^;]*;", "", text) + f'\n{setting} = "{pipe}";\n')
+                os.mkfifo(pipe)
+                done = cluster.commctl("a", "reload")
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn("expected a regular file", done.stderr)
+                self.assertIn(setting or str(config), done.stderr)
+                os.unlink(pipe)
+                self.assertEqual(cluster.json("a", "status")["nodes_up"], 1)
+            config.write_text(text)
+            self.assertEqual(cluster.commctl("a", "reload").returncode, 0)
+
     def test_a_file_with_a_fault(self):
         with Cluster("ab") as cluster:
             before = settings(cluster, "a")

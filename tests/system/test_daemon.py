@@ -96,6 +96,33 @@ class Standalone(unittest.TestCase):
         self.assertTrue(status["standalone"])
         self.assertGreater(status["ops_completed"], 50)
 
+    def start_by_shell(self, command):
+        """The shell becomes the daemon by exec, so its pid is the daemon's. The command refers to the daemon's command line as "$@"."""
+        daemon = subprocess.Popen(["bash", "-c", command, "bash", COMMD, "--standalone", "--socket", self.socket], stdin=subprocess.DEVNULL)
+        self.processes.append(daemon)
+        self.wait_ready()
+        return daemon
+
+    def test_without_standard_descriptors(self):
+        """Another file with the number 2 would get the log."""
+        daemon = self.start_by_shell('exec "$@" <&- >&- 2>&-')
+        for fd in range(3):
+            self.assertEqual(os.readlink(f"/proc/{daemon.pid}/fd/{fd}"), "/dev/null")
+        daemon.terminate()
+        self.assertEqual(daemon.wait(timeout=10), 0)
+
+    def test_a_limit_of_files(self):
+        """The signal of a log that reached the limit, or of a file in memory, does not end it."""
+        log = pathlib.Path(self.folder.name) / "log"
+        log.write_bytes(b"-" * (64 << 10))
+        daemon = self.start_by_shell(f'ulimit -f 64; exec "$@" 2>>"{log}"')
+        self.assertEqual(log.stat().st_size, 64 << 10)
+        output, errors = self.surface(0, 1).communicate(timeout=60)  # there is no room for rings either
+        self.assertIn("operations checked", output, errors)
+        self.assertGreater(json.loads(self.commctl("-f", "json", "status").stdout)["log_lines_lost"], 0)
+        daemon.terminate()
+        self.assertEqual(daemon.wait(timeout=10), 0)
+
     def test_signals_end_it_in_order(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             daemon = self.start()

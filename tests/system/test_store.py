@@ -132,7 +132,7 @@ class OneNode(StandaloneTest, StoreCase):
                  ("the argument for the answer is a null pointer", calls.comm_store_get, store.handle, b"k", 0, null, ctypes.byref(size)),
                  ("the argument for the answer is a null pointer", calls.comm_store_get, store.handle, b"k", 0, out, null),
                  ("the argument for the answer is a null pointer", calls.comm_store_count, store.handle, null),
-                 ("the argument for the answer is a null pointer", calls.comm_store_check, store.handle, null, ctypes.c_size_t(1), out),
+                 ("the keys are a null pointer", calls.comm_store_check, store.handle, null, ctypes.c_size_t(1), out),
                  ("the argument for the answer is a null pointer", calls.comm_store_check, store.handle, null, size, null)]
         for text, call, *arguments in wrong:
             self.fails("INVALID_ARGUMENT", text, lambda: client.check(call(*arguments)))

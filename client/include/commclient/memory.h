@@ -16,8 +16,11 @@
  * GPU or its driver has no virtual memory, the memory comes from cudaMalloc, and commd gets a legacy IPC
  * handle.
  *
- * Errors: COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (the device), COMM_PERMISSION (only an IPC handle is
- * possible, and commd refuses IPC handles).
+ * If the cgroup has too little memory left, the kernel ends one of its processes, as for any other memory.
+ *
+ * Errors: COMM_NO_MEMORY (also if the machine has less memory and swap left), COMM_LIMIT (one of
+ *  commd, or of the process: ulimit -n, -f), COMM_UNSUPPORTED (the device), COMM_PERMISSION (only an
+ * IPC handle is possible, and commd refuses IPC handles).
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device,
                                                  void **memory);

@@ -30,7 +30,8 @@ COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, si
 /* peer: a rank, or COMM_ANY_SOURCE. */
 COMM_API COMM_CHECK comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
                                             uint32_t peer, uint32_t tag, const comm_call_options_t *options);
-/* Sends and receives at the same time, and waits for both. Of options, timeout_ms and stream are used. */
+/* Sends and receives at the same time, and waits for both. Of options, timeout_ms and stream are used. A
+ * request, a queue or `persistent` is refused with COMM_INVALID_ARGUMENT. */
 COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count,
                                                  uint32_t to, void *receive, size_t receive_count,
                                                  uint32_t from, comm_dtype_t dtype, uint32_t tag,

@@ -30,7 +30,8 @@ typedef struct comm_shrink_options {
  * comm_destroy; only then its name and memory are free. A healthy communicator must be ended first, with
  * comm_abort. options: may be null.
  *
- * Call it from one thread at a time for each communicator. *next belongs to the caller (comm_destroy).
+ * It is refused in a group. Call it from one thread at a time for each communicator. *next belongs to the
+ * caller (comm_destroy).
  *
  * Errors: COMM_ABORTED (these nodes are a minority), COMM_RANK_LOST (the survivors count this rank as lost),
  * COMM_TIMED_OUT (`comm` has not failed, or survivors did not call in time; calling again is allowed),
@@ -75,8 +76,9 @@ typedef struct comm_lost {
 /*
  * Which ranks a failed communicator has lost, as its nodes have agreed. At most `max` of them, ascending, are
  * written to `ranks`; lost->count may be greater. Waits up to a few seconds for the agreement, if an
- * operation has failed. Of a communicator that has not failed, none is lost. Any thread may call it. Errors:
- * COMM_TIMED_OUT, COMM_UNSUPPORTED or COMM_ABORTED (there is no agreement), COMM_DAEMON_LOST.
+ * operation has failed. Of a communicator that has not failed, none is lost. Refused in a group. Any thread
+ * may call it. Errors: COMM_TIMED_OUT, COMM_UNSUPPORTED or COMM_ABORTED (there is no agreement),
+ * COMM_DAEMON_LOST.
  */
 COMM_API COMM_CHECK comm_result_t comm_lost(comm_t *comm, uint32_t *ranks, uint32_t max, comm_lost_t *lost);
 
@@ -98,7 +100,8 @@ COMM_API COMM_CHECK comm_result_t comm_recover(comm_t **comm, const comm_shrink_
  *
  * Errors: COMM_TIMED_OUT, COMM_ABORTED (also of a minority), COMM_MISMATCH (another rank calls another
  * collective), COMM_RANK_LOST (the survivors count this rank as lost), COMM_UNSUPPORTED (a commd is older),
- * COMM_INVALID_ARGUMENT, COMM_NO_MEMORY, COMM_LIMIT, COMM_DAEMON_LOST.
+ * COMM_INVALID_ARGUMENT, COMM_DAEMON_LOST; COMM_NO_MEMORY or COMM_LIMIT (this process has no room; the other
+ * ranks wait until it calls again).
  */
 COMM_API COMM_CHECK comm_result_t comm_agree(comm_t *comm, uint64_t *flags, uint32_t timeout_ms);
 

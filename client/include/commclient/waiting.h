@@ -1,7 +1,13 @@
 #ifndef COMMCLIENT_WAITING_H
 #define COMMCLIENT_WAITING_H
 
-/* Waiting for operations, and handles of operations. Included by commclient.h; do not include it alone. */
+/*
+ * Waiting for operations, and handles of operations. Included by commclient.h; do not include it alone.
+ *
+ * A handle belongs to one thread at a time. While a thread waits for it, another thread that waits for it, or
+ * tests it, gets COMM_INVALID_ARGUMENT; it must not free or start it. Handles that are not freed, and were
+ * not waited for, take memory until the process ends.
+ */
 
 /*
  * Waits until the operation has ended, and returns its result. received may be null. Then the handle is freed

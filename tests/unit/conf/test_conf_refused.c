@@ -135,8 +135,8 @@ static const struct {
     {"slice_bytes = ;", "syntax error"},
     {"slice_bytes 4096;", "syntax error"},
     {"= 3;", "syntax error"},
-    {"nodes = ( );", "duplicate setting name"},
-    {"node_name = \"a\";", "duplicate setting name"},
+    {"nodes = ( );", "nodes: duplicate setting name"},
+    {"node_name = \"a\";", "node_name: duplicate setting name"},
     {"@include \"other.conf\"", "@include: expected the whole configuration in this file"},
     {"  @include \"/tmp\"", "@include: expected the whole configuration in this file"},
 };
@@ -214,7 +214,8 @@ static void test_nodes_refused(void **state)
          "nodes: address = \"h\": expected an address: \"host:port\" or \"[IPv6]:port\""},
         {"nodes = ( { name = \"a.b\"; address = \"h:1\"; } );", 1,
          "nodes: name = \"a.b\": expected a node's name: letters, digits and hyphens, at most 63"},
-        {"nodes = ( { name = \"a\";\n name = \"b\"; address = \"h:1\"; } );", 2, "duplicate setting name"},
+        {"nodes = ( { name = \"a\";\n name = \"b\"; address = \"h:1\"; } );", 2,
+         "name: duplicate setting name"},
         {"node_name = \"a\"; nodes = ( { name = \"a\"; address = \"h:1\"; },\n"
          "{ name = \"b\"; address = \"h:2\"; },\n{ name = \"b\"; address = \"h:3\"; } );",
          3, "nodes: \"b\" is listed twice, first at "},
@@ -275,6 +276,48 @@ static void test_settings_that_contradict_each_other(void **state)
     write_bytes(others, strlen(others));
     assert_refused_with(&options, STATUS_CONFIG, 2,
                         "nodes: other nodes are listed, but --standalone was given");
+}
+
+/* The second of two equal names is shown, in its own group, and none that stands in a text or comment. */
+static void test_duplicates_are_named(void **state)
+{
+    (void)state;
+    assert_refused(OWN "rails = 1; /* log_level = 2 */ slice_bytes = 8192; rails = 2;", 3,
+                   "rails: duplicate setting name");
+    assert_refused("nodes = ( { name = \"a\"; address = \"h:1\"; },\n{ name = \"b\"; address = \"h:2\";\n"
+                   "address = \"h:3\"; } );",
+                   3, "address: duplicate setting name");
+    assert_refused("cluster_name = \"rails = 1;\";\nrails : 1;\nrails=2;", 3,
+                   "rails: duplicate setting name");
+}
+
+/* Nobody ever writes to it: without the refusal, this test would not end. */
+static void test_named_pipe(void **state)
+{
+    (void)state;
+    (void)unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    struct conf_options options = {.path = path};
+    assert_refused_with(&options, STATUS_CONFIG, 0, "a named pipe; expected a regular file");
+    assert_int_equal(unlink(path), 0);
+}
+
+/* A shell's pipe has a writer, and ends. */
+static void test_pipe_of_a_shell(void **state)
+{
+    (void)state;
+    static const char text[] = OWN "slice_bytes = 8192;";
+    int ends[2];
+    char name[64];
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(write(ends[1], text, strlen(text)), strlen(text));
+    assert_int_equal(close(ends[1]), 0);
+    snprintf(name, sizeof name, "/dev/fd/%d", ends[0]);
+    struct conf_options options = {.path = name};
+    struct conf *conf = load(&options);
+    assert_int_equal(conf->slice_bytes, 8192);
+    conf_free(conf);
+    assert_int_equal(close(ends[0]), 0);
 }
 
 static void test_unreadable(void **state)
@@ -378,12 +421,21 @@ static void test_users(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits_of_numbers), cmocka_unit_test(test_numbers_do_not_wrap),
-        cmocka_unit_test(test_scalars_refused),   cmocka_unit_test(test_node_names_refused),
-        cmocka_unit_test(test_unclosed),          cmocka_unit_test(test_nodes_refused),
-        cmocka_unit_test(test_own_name_missing),  cmocka_unit_test(test_settings_that_contradict_each_other),
-        cmocka_unit_test(test_unreadable),        cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_nodes_max),         cmocka_unit_test(test_users),
+        cmocka_unit_test(test_limits_of_numbers),
+        cmocka_unit_test(test_numbers_do_not_wrap),
+        cmocka_unit_test(test_scalars_refused),
+        cmocka_unit_test(test_node_names_refused),
+        cmocka_unit_test(test_unclosed),
+        cmocka_unit_test(test_nodes_refused),
+        cmocka_unit_test(test_own_name_missing),
+        cmocka_unit_test(test_settings_that_contradict_each_other),
+        cmocka_unit_test(test_duplicates_are_named),
+        cmocka_unit_test(test_named_pipe),
+        cmocka_unit_test(test_pipe_of_a_shell),
+        cmocka_unit_test(test_unreadable),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_nodes_max),
+        cmocka_unit_test(test_users),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -74,7 +74,11 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     }
     commd__client__request__pack(request, packet);
     /* A refused client may get the reason before it sends a request. */
-    if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0 && errno != EPIPE) {
+    ssize_t sent;
+    do {
+        sent = send(commctl->fd, packet, size, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    if (sent < 0 && errno != EPIPE) {
         complain(commctl, "commctl: %s: %s\n", commctl->path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
     }
@@ -137,6 +141,16 @@ static enum exit_code connect_failure(const struct commctl *commctl, int reason)
     return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
 }
 
+/* Whoever stops commctl and lets it go on interrupts a wait that has a time-out (signal(7)). */
+static int connect_again(int fd, const struct sockaddr_un *address)
+{
+    int connected;
+    do {
+        connected = connect(fd, (const struct sockaddr *)address, sizeof *address);
+    } while (connected < 0 && errno == EINTR);
+    return connected;
+}
+
 /* Returns 0 or an errno value. */
 static int connect_socket(struct commctl *commctl)
 {
@@ -150,7 +164,7 @@ static int connect_socket(struct commctl *commctl)
     struct timeval timeout = {.tv_sec = (time_t)(commctl->timeout_ms / 1000),
                               .tv_usec = (suseconds_t)(commctl->timeout_ms % 1000 * 1000)};
     if (commctl->fd < 0 || setsockopt(commctl->fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) < 0 ||
-        connect(commctl->fd, (struct sockaddr *)&address, sizeof address) < 0) {
+        connect_again(commctl->fd, &address) < 0) {
         int reason = errno;
         connection_close(commctl);
         return reason;

@@ -67,12 +67,13 @@ static comm_result_t open_socket(const char *path, uint32_t timeout_ms, int *out
     struct timeval timeout = {.tv_sec = (time_t)(timeout_ms / 1000),
                               .tv_usec = (suseconds_t)(timeout_ms % 1000 * 1000)};
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
+    uint64_t deadline_ns = clock_after_ms(timeout_ms); /* each signal lets the socket's time begin again */
     int connected;
     do {
         connected = connect(fd, (struct sockaddr *)&address, sizeof address);
-    } while (connected < 0 && errno == EINTR);
+    } while (connected < 0 && errno == EINTR && clock_ns() < deadline_ns);
     if (connected < 0) {
-        int reason = errno;
+        int reason = errno == EINTR ? EAGAIN : errno;
         close(fd);
         return connect_failure(path, reason, timeout_ms);
     }

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import unittest
 
 from cluster import BUILD, ROOT, StandaloneTest
@@ -51,6 +52,19 @@ class Silent(unittest.TestCase):
         other.connect(self.path)
         self.check_all("did not accept the connection within 100 ms")
         other.close()
+
+    def test_stopped_while_it_waits(self):
+        self.listener.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(self.path)
+            waiting = subprocess.Popen([BUILD / "commctl", "--socket", self.path, "-t", "1", "health"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(5):
+                time.sleep(0.1)
+                waiting.send_signal(signal.SIGSTOP)
+                waiting.send_signal(signal.SIGCONT)
+            errors = waiting.communicate(timeout=20)[1]
+            self.assertEqual(waiting.returncode, 124, errors)
+            self.assertIn("did not accept the connection", errors)
 
     def test_help_needs_nobody(self):
         for verb in ("health", "events", "metrics", "status", "nodes", "ping", "plan", "bench", "gpus", "users", "pki", "config", "reload", "log-level", "help"):

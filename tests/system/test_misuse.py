@@ -5,6 +5,7 @@ import os
 import pathlib
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -215,6 +216,35 @@ class Misuse(cluster.StandaloneTest):
     def test_a_limit_of_files(self):
         """It counts for memory to share as well. Its signal would end the program."""
         self.in_child(self.limit_of_files)
+
+    # --- Signals ---
+
+    def open_with_signals(self, path):
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        client = ctypes.c_void_p()
+        options = Library.OpenOptions(ctypes.sizeof(Library.OpenOptions), path.encode(), 300, 0)
+        began = time.monotonic()
+        self.expect(self.calls.comm_client_open(ctypes.byref(options), ctypes.byref(client)), "TIMED_OUT", "within 300 ms")
+        self.assertLess(time.monotonic() - began, 10)
+
+    def test_open_with_signals(self):
+        """Each signal interrupts the wait for room in the socket's queue. It ends nevertheless."""
+        path = str(self.cluster.folder / "full.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            listener.bind(path)
+            listener.listen(0)
+            other.connect(path)
+            child = self.fork(self.open_with_signals, path)
+            deadline = time.monotonic() + 15
+            ended, status = 0, 0
+            while ended == 0 and time.monotonic() < deadline:
+                time.sleep(0.05)
+                ended, status = os.waitpid(child, os.WNOHANG)
+            if ended == 0:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            self.assertEqual((ended, status), (child, 0))
 
     # --- Ends without comm_destroy ---
 

@@ -159,6 +159,11 @@ static enum status bind_socket(struct api_listener *listener, const struct api_l
     if (status != STATUS_OK) {
         return status;
     }
+    if (lstat(options->path, &file) != 0) {
+        return error_set_errno(error, errno, "%s", options->path);
+    }
+    listener->device = file.st_dev;
+    listener->inode = file.st_ino;
     if (listen(listener->fd, SOMAXCONN) < 0) {
         return error_set_errno(error, errno, "%s: listen", options->path);
     }
@@ -268,20 +273,53 @@ enum status api_listener_open(struct api_listener *listener, const struct api_li
 {
     listener->fd = options->fd;
     listener->path = strdup(options->path);
-    if (listener->path == NULL) {
+    listener->group = strdup(options->group != NULL ? options->group : "");
+    if (listener->path == NULL || listener->group == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for a socket");
     }
+    listener->options = *options;
+    listener->options.path = listener->path;
+    listener->options.group = listener->group;
     return listener->fd < 0 ? bind_socket(listener, options, error)
                             : adopt_socket(listener->fd, options, error);
 }
 
 void api_listener_close(struct api_listener *listener)
 {
-    if (listener->owns_file) {
+    if (listener->owns_file && !api_listener_has_lost_file(listener)) {
         unlink(listener->path);
     }
     if (listener->fd >= 0) {
         close(listener->fd);
     }
     free(listener->path);
+    free(listener->group);
+}
+
+bool api_listener_has_lost_file(const struct api_listener *listener)
+{
+    struct stat file;
+    bool has_place = listener->inode != 0; /* otherwise opening it failed */
+    return listener->owns_file && has_place &&
+           (lstat(listener->path, &file) != 0 || file.st_dev != listener->device ||
+            file.st_ino != listener->inode);
+}
+
+enum status api_listener_bind_again(struct api_listener *listener, struct error *error)
+{
+    struct api_listener next = {.role = listener->role, .fd = -1};
+    enum status status = bind_socket(&next, &listener->options, error);
+    if (status != STATUS_OK) {
+        if (next.owns_file) {
+            unlink(listener->path);
+        }
+        if (next.fd >= 0) {
+            close(next.fd);
+        }
+        return status;
+    }
+    listener->fd = next.fd;
+    listener->device = next.device;
+    listener->inode = next.inode;
+    return STATUS_OK;
 }

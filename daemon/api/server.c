@@ -205,6 +205,50 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
     }
 }
 
+/* Connections that were accepted go on at the old socket. */
+static enum status listener_renew(struct api_listener *listener, struct error *error)
+{
+    struct loop_watch *watch;
+    int old_fd = listener->fd;
+    enum status status = api_listener_bind_again(listener, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    api_pass_fds(listener->fd, false);
+    status =
+        loop_watch_new(listener->api->loop, listener->fd, LOOP_READ, server_accept, listener, &watch, error);
+    if (status != STATUS_OK) { /* the next look tries again */
+        close(listener->fd);
+        listener->fd = old_fd;
+        (void)unlink(listener->path);
+        return status;
+    }
+    loop_watch_free(listener->watch);
+    close(old_fd);
+    listener->watch = watch;
+    listener_watch(listener);
+    return STATUS_OK;
+}
+
+/* If somebody has removed the socket's file, for example with its folder, nobody could connect any more. */
+static void listener_look(void *context, uint64_t now_ns)
+{
+    struct api_listener *listener = context;
+    struct error error;
+    loop_timer_set(listener->look, time_after(now_ns, API_SOCKET_LOOK_NS));
+    if (!api_listener_has_lost_file(listener)) {
+        listener->file_is_gone = false;
+        return;
+    }
+    if (listener_renew(listener, &error) == STATUS_OK) {
+        log_warning("%s was removed, and is there again", listener->path);
+        listener->file_is_gone = false;
+    } else if (!listener->file_is_gone) {
+        log_error("%s was removed, so nobody can connect to it: %s", listener->path, error.text);
+        listener->file_is_gone = true;
+    }
+}
+
 static enum status server_find_admins(struct api *api, const struct api_options *options, struct error *error)
 {
     if (options->admin_group == NULL || options->admin_group[0] == '\0') {
@@ -247,9 +291,15 @@ static enum status server_listen(struct api *api, const struct api_options *opti
         status = loop_timer_new(api->loop, listener_go_on, listener, &listener->pause, error);
     }
     if (status == STATUS_OK) {
+        status = loop_timer_new(api->loop, listener_look, listener, &listener->look, error);
+    }
+    if (status == STATUS_OK) {
         api_pass_fds(listener->fd, false); /* nor may new connections pass them before their Hello */
         status = loop_watch_new(api->loop, listener->fd, LOOP_READ, server_accept, listener, &listener->watch,
                                 error);
+    }
+    if (status == STATUS_OK && listener->owns_file) {
+        loop_timer_set(listener->look, time_after(loop_now_ns(), API_SOCKET_LOOK_NS));
     }
     return status;
 }
@@ -387,6 +437,7 @@ void api_free(struct api *api)
         struct api_listener *listener = &api->listeners[role];
         loop_watch_free(listener->watch);
         loop_timer_free(listener->pause);
+        loop_timer_free(listener->look);
         if (listener->spare_fd >= 0) {
             (void)close(listener->spare_fd);
         }

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -144,6 +145,33 @@ class Standalone(unittest.TestCase):
         self.assertTrue(os.path.exists(self.socket))
         self.start()
         self.wait_ready()
+
+    def test_a_removed_socket_comes_back(self):
+        """It does so with its folder. The socket of another commd at this path is left alone."""
+        folder = pathlib.Path(self.folder.name)
+        self.socket = str(folder / "run" / "commd.sock")
+        os.mkdir(folder / "run")
+        daemon = self.start()
+        self.wait_ready()
+        mode = os.stat(self.socket).st_mode
+        shutil.rmtree(folder / "run")
+        self.assertEqual(self.commctl("status").returncode, 3)
+        time.sleep(0.2)
+        os.mkdir(folder / "run")
+        self.wait(lambda: self.commctl("status").returncode == 0, "the socket is there again", 20)
+        self.assertEqual(os.stat(self.socket).st_mode, mode)
+        self.wait(lambda: os.path.exists(self.socket + ".admin"), "so is the administrators'", 20)
+        output, errors = self.surface(0, 1).communicate(timeout=60)
+        self.assertIn("operations checked", output, errors)
+        for name in (self.socket, self.socket + ".admin"):
+            os.unlink(name)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.bind(self.socket)
+            other.listen(8)
+            daemon.terminate()
+            self.assertEqual(daemon.wait(timeout=10), 0)
+            self.assertTrue(os.path.exists(self.socket))
+        self.assertIn("was removed, and is there again", daemon.stderr.read())
 
     def test_notifications(self):
         path = str(pathlib.Path(self.folder.name) / "notify")

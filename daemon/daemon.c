@@ -137,8 +137,12 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
     }
     struct quic_options options = configuration_quic(&daemon->configuration);
     struct tls_options tls;
-    enum status status = net_quic_new(daemon->loop, &options, &daemon->net, error);
-    if (status == STATUS_OK && configuration_tls(&daemon->configuration, &tls)) {
+    struct error why;
+    enum status status = net_quic_new(daemon->loop, &options, &daemon->net, &why);
+    if (status != STATUS_OK) {
+        return error_set(error, status, "%s: listen: %s", conf_source(conf, "listen"), why.text);
+    }
+    if (configuration_tls(&daemon->configuration, &tls)) {
         status = net_tls_attach(daemon->net, daemon->loop, &tls, error);
     }
     if (status == STATUS_OK) {

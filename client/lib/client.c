@@ -431,6 +431,7 @@ void comm_client_close(comm_client_t *client)
     }
     if (client->pid != getpid()) { /* a copy made by fork; a thread of the parent may hold the copied lock */
         close(client->fd);
+        client->fd = -1; /* a second call must not close another file */
         return;
     }
     pthread_mutex_lock(&client->lock);

@@ -210,6 +210,15 @@ class Nodes(ProgramCase):
     def last_error(self, cluster, node, other):
         return next(row["last_error"] for row in cluster.json(node, "nodes")["nodes"] if row["name"] == other)
 
+    def test_a_port_that_is_taken(self):
+        """The message names the setting."""
+        with Cluster("ab", namespaces=False, start=False) as cluster, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            host, port = cluster.addresses["a"].rsplit(":", 1)
+            other.bind((host, int(port)))
+            done = run(COMMD, "--config", cluster.config_path("a"), check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, r"a\.conf:?\d*: listen: .*Address already in use")
+
     def test_killed_restarted_and_killed_again(self):
         with Cluster("ab") as cluster:
             for turn in range(3):

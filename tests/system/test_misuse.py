@@ -246,6 +246,21 @@ class Misuse(cluster.StandaloneTest):
                 os.waitpid(child, 0)
             self.assertEqual((ended, status), (child, 0))
 
+    def close_twice_after_fork(self):
+        self.calls.comm_client_close(self.client)
+        mine = os.open("/dev/null", os.O_RDONLY)
+        others = [os.dup(mine) for _ in range(40)]
+        self.calls.comm_client_close(self.client)
+        for fd in [mine, *others]:
+            os.fstat(fd)
+
+    def test_closed_twice_after_fork(self):
+        """The child has only a copy of a descriptor, whose number it may use again."""
+        self.start("forks")
+        self.in_child(self.close_twice_after_fork)
+        self.expect(self.calls.comm_barrier(self.comm, None), "OK")
+        self.calls.comm_client_close(self.client)
+
     # --- Ends without comm_destroy ---
 
     def broadcast(self, rank, syncs):

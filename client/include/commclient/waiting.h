@@ -5,8 +5,8 @@
  * Waiting for operations, and handles of operations. Included by commclient.h; do not include it alone.
  *
  * A handle belongs to one thread at a time. While a thread waits for it, another thread that waits for it, or
- * tests it, gets COMM_INVALID_ARGUMENT; it must not free or start it. Handles that are not freed, and were
- * not waited for, take memory until the process ends.
+ * tests it, gets COMM_INVALID_ARGUMENT; it must not free or start it. An array holds each handle only once.
+ * Handles that are not freed, and were not waited for, take memory until the process ends.
  */
 
 /*

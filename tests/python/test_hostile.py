@@ -1,9 +1,11 @@
 """No argument crashes the interpreter. Each wrong argument raises an exception, and the communicator can be used afterwards."""
 import array as standard_array
+import copy
 import ctypes
 import gc
 import mmap
 import os
+import pickle
 import random
 import sys
 
@@ -233,6 +235,11 @@ def wrong_use(comm):
         except Exception as error:
             assert "pickle" in type(error).__name__.lower(), error
     assert inner.wait()[0] == comm.size and len(group.requests) >= 1
+    for held in (comm, request, group, comm._client):
+        for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+            raises(copying, held)
+    gc.collect()
+    assert comm.all_reduce(numpy.ones(3))[0] == comm.size
     raises(commd.Communicator)
     raises(commd.Buffer, 0, 1, "x")
     raises(commd.init, "a b", rank=0, size=1)

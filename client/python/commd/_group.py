@@ -30,7 +30,7 @@ def current() -> Group | None:
     return groups[-1]() if groups else None
 
 
-class Group:
+class Group(_library.OfProcess):
     """Operations of this thread that are submitted together, on any communicators.
 
     Each call in the block returns a Request, and its results are valid after the block. Leaving the block submits the

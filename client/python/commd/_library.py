@@ -126,6 +126,15 @@ _FUNCTIONS = {
 }
 
 
+class OfProcess:
+    """An object that stands for one of the library, which it frees. A copy would free it a second time."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} of commd belongs to its process: it can neither be copied nor pickled")
+
+
 class Library:
     """libcommclient: its functions under their own names."""
 

@@ -18,7 +18,7 @@ _AT_ONCE = 64
 _queues: weakref.WeakKeyDictionary[Any, dict[int, LoopQueue]] = weakref.WeakKeyDictionary()
 
 
-class LoopQueue:
+class LoopQueue(_library.OfProcess):
     """The completion queue of one event loop and one client."""
 
     def __init__(self, client: Client, loop: Any) -> None:

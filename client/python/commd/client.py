@@ -20,7 +20,7 @@ _shared: dict[str | None, Client] = {}
 _exiting = False
 
 
-class Client:
+class Client(_library.OfProcess):
     """A connection to commd. It is closed when nothing uses it any more: no communicator, and no shared memory. The
     process keeps the one that shared_client returns."""
 

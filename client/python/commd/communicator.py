@@ -23,7 +23,7 @@ _REAP_AT = 64  # from how many pending requests on the ended ones are looked for
 _REASON_MAX_BYTES = 255
 
 
-class Communicator(Collectives, Messages):
+class Communicator(_library.OfProcess, Collectives, Messages):
     """One rank of a communicator. Make it by commd.init() or split(). It is a context manager: leaving the block
     destroys it, and aborts it first if an exception leaves the block.
 

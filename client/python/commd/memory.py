@@ -18,7 +18,7 @@ _SHARED_FROM_BYTES = 64 << 10  # new results below this size are ordinary memory
 _FORMATS = ("d", "f", "e", "", "", "", "q", "i", "h", "b", "Q", "I", "H", "B", "?", "", "")
 
 
-class Memory:
+class Memory(_library.OfProcess):
     """A piece of shared memory. It is freed with the last reference."""
 
     __slots__ = ("address", "size", "device", "_client", "__weakref__")

@@ -5,13 +5,12 @@ import sys
 import threading
 from time import monotonic
 
-from . import _call, errors
+from . import _call, _library, errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Generator, Iterable
 
-    from . import _library
     from .communicator import Communicator
 
 _TIMED_OUT = int(errors.Result.TIMED_OUT)
@@ -34,7 +33,7 @@ class Received(tuple):
         return f"Received(source={self[0]}, count={self[1]})"
 
 
-class Request:
+class Request(_library.OfProcess):
     """An operation that was started with wait=False, or in a group.
 
     It keeps its arrays alive until the operation has ended. Wait for it by wait(), or by `await`. Any thread may.

@@ -27,6 +27,9 @@
  * Signals: handlers may interrupt every call; calls go on afterwards. In a handler, call only
  * comm_queue_wake.
  *
+ * Descriptors: keep 0, 1 and 2 open. Otherwise the connection may get one of these numbers, and whatever the
+ * program prints goes there. The library closes its own descriptors; the program must not.
+ *
  * After fork, the child must not use the parent's clients; it opens its own. A connection ends when the
  * process that opened it ends, even if a child has inherited its descriptors. A program that forks to become
  * a daemon opens its client after the fork.

@@ -50,6 +50,7 @@ static void member_free(struct comm_comm *comm)
     free(comm->algorithms);
     free(comm->name);
     free(comm->buckets);
+    free(comm->spare);
     struct client_join *join = comm->join;
     free(comm);
     join_release(join); /* last: it may release the lock */

@@ -150,6 +150,7 @@ struct comm_comm {
     struct client_cells *cells; /* for small operations; null: it has none */
     struct client_op *ops;      /* in flight or held, oldest first */
     struct client_op **buckets; /* the same by ticket */
+    struct client_op *spare;    /* for an operation without a list of counts: see op_has_spare; null: none */
     uint32_t bucket_count;      /* a power of two */
     struct member_records records;
     struct fence_mark

@@ -47,17 +47,45 @@ void submit_make_record(const struct comm_comm *comm, const struct client_call *
 
 /* --- Operations --- */
 
-struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call)
+static struct client_op *op_init(struct client_op *op, const struct client_call *call)
 {
-    size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
-    /* Not calloc: glibc's has no cache for the thread, and took a tenth of a small operation's time. */
-    struct client_op *op = malloc(sizeof *op + copies * sizeof op->copies[0]);
     if (op != NULL) {
         memset(op, 0, sizeof *op); /* a structure of zeros would be stored by a slow instruction */
         op->kind = call->terms.kind;
         op->dtype = call->terms.dtype;
     }
     return op;
+}
+
+static size_t op_bytes(size_t copies)
+{
+    return sizeof(struct client_op) + (copies + 1) * sizeof(struct client_copy);
+}
+
+struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call)
+{
+    /* Not calloc: glibc's has no cache for the thread, and took a tenth of a small operation's time. */
+    return op_init(malloc(op_bytes(call->output.counts != NULL ? comm->size : 1)), call);
+}
+
+/* An operation that may end within its call needs none of these. But if it does not, it has been published,
+ * and cannot fail any more. */
+static bool op_has_spare(struct comm_comm *comm, const struct client_call *call)
+{
+    if (comm->spare == NULL) {
+        comm->spare = malloc(op_bytes(1));
+    }
+    return comm->spare != NULL && call->output.counts == NULL;
+}
+
+static struct client_op *op_spare_or_new(struct comm_comm *comm, const struct client_call *call)
+{
+    struct client_op *spare = call->output.counts == NULL ? comm->spare : NULL;
+    if (spare == NULL) {
+        return op_new(comm, call);
+    }
+    comm->spare = NULL;
+    return op_init(spare, call);
 }
 
 /* Finds the operation's buffers, and stages them or holds the operation. First handles events, if the
@@ -183,14 +211,14 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
         !(cells_may_publish(comm, entry->call, waits) || write_first_slice(entry, waits))) {
         return false;
     }
-    struct client_op *op = op_new(comm, entry->call);
+    bool may_end = entry->alone && !entry->large && op_has_spare(comm, entry->call);
+    if (may_end && cells_end_at_once(comm, entry->call)) {
+        end_at_once(entry);
+        return true;
+    }
+    struct client_op *op = op_spare_or_new(comm, entry->call);
     if (op == NULL) {
         return false; /* the caller says so */
-    }
-    if (entry->alone && !entry->large && cells_end_at_once(comm, entry->call)) {
-        end_at_once(entry);
-        free(op);
-        return true;
     }
     connect_op(entry, op);
     cells_reserve(comm, entry->call, op);

@@ -58,7 +58,7 @@ TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/cli
 
 $(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS) -lm
 # These unit tests run in virtual time.
-DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_ends test_contract_connections test_chaos test_quic_datagrams test_quic_lies test_quic_sessions test_quic_streams test_quic_strangers)
+DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_ends test_contract_connections test_chaos test_quic_datagrams test_quic_healing test_quic_lies test_quic_sessions test_quic_streams test_quic_strangers)
 $(filter-out $(DATAGRAM_TESTS),$(UNIT_TESTS)) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
 $(DATAGRAM_TESTS): %: %.o $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)

@@ -140,6 +140,7 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
         quic_drop(endpoint, datagram, "no memory for another connection");
         return;
     }
+    quic_session_asked(quic_peer_at(endpoint, datagram->remote), endpoint->now_ns);
     /* Only part of the ClientHello has arrived. Nothing is kept for an address that is not validated. */
     if (quic_connection_read(connection, datagram) == NGTCP2_ERR_RETRY) {
         quic_retry(endpoint, datagram, &header);

@@ -91,6 +91,7 @@ static int quic_on_handshake_completed(ngtcp2_conn *transport, void *context)
         connection->refusal = error;
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }
+    connection->completed_ns = connection->endpoint->now_ns;
     if (!connection->dialled) {
         connection->authenticated = true;
         connection->authenticated_ns = connection->endpoint->now_ns;

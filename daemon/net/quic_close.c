@@ -183,10 +183,6 @@ void quic_connection_fail(struct quic_connection *connection, int failure)
         connection->silent = true;
         connection->forgotten = true;
         break;
-    case NGTCP2_ERR_HANDSHAKE_TIMEOUT:
-        error_set(&cause, STATUS_TIMED_OUT, "%s: no connection within %llu ms", who,
-                  (unsigned long long)(endpoint->handshake_timeout_ns / TIME_MS));
-        break;
     case NGTCP2_ERR_CRYPTO:
     case NGTCP2_ERR_CALLBACK_FAILURE:
         quic_connection_refuse(connection, failure, &cause);

@@ -127,7 +127,7 @@ static void quic_settings(const struct quic_endpoint *endpoint, const struct qui
     ngtcp2_settings_default(settings);
     settings->initial_ts = endpoint->now_ns;
     settings->initial_rtt = QUIC_INITIAL_RTT_NS;
-    settings->handshake_timeout = endpoint->handshake_timeout_ns;
+    settings->handshake_timeout = UINT64_MAX; /* see quic_watch: its clock may be ahead of ours */
     settings->cc_algo = NGTCP2_CC_ALGO_CUBIC;
     /* Every packet carries an acknowledgement; quic_connection_hold limits the wait for a packet. */
     settings->ack_thresh = 1;
@@ -165,11 +165,29 @@ static uint64_t quic_connection_waits_since_ns(const struct quic_connection *con
     return time_min(unanswered_ns != 0 ? unanswered_ns : TIME_NEVER, waits_ns != 0 ? waits_ns : TIME_NEVER);
 }
 
-/* After how long without an answer large datagrams, and the wait between probes, are suspected. */
+/* Whether it is an attempt to go on with a session. Who dials us is not known yet, but where from. */
+static bool quic_is_attempt(const struct quic_connection *connection)
+{
+    const struct quic_peer *peer =
+        connection->peer != NULL ? connection->peer : quic_peer_at(connection->endpoint, &connection->remote);
+    return peer != NULL && peer->up != NULL && peer->up != connection;
+}
+
+/* After how long without an answer large datagrams, and the wait between probes, are suspected. The first
+ * round trip of an attempt may contain much that has nothing to do with the path. */
 static uint64_t quic_suspicion_ns(const struct quic_connection *connection)
 {
+    if (connection->state != QUIC_STATE_UP) {
+        return connection->answered_ns != 0 ? QUIC_BLACK_HOLE_MIN_NS : QUIC_ATTEMPT_ASK_NS;
+    }
     uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
     return limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
+}
+
+/* How often a probe is sent from then on. */
+static uint64_t quic_hurry_every_ns(const struct quic_connection *connection)
+{
+    return connection->state == QUIC_STATE_UP ? QUIC_HURRY_NS : quic_suspicion_ns(connection);
 }
 
 static bool quic_has_under_way(const struct quic_connection *connection)
@@ -212,7 +230,10 @@ static void quic_connection_hurry(struct quic_connection *connection, uint64_t n
     uint64_t due_ns = ngtcp2_conn_get_expiry2(connection->transport);
     uint64_t at_ns = quic_transport_ns(connection, now_ns);
     /* ngtcp2's clock also counts idle time. */
-    uint64_t most_ns = time_min(QUIC_HURRY_MAX_NS, connection->endpoint->idle_timeout_ns / 8);
+    uint64_t idle_ns = connection->endpoint->idle_timeout_ns;
+    uint64_t most_ns = connection->state == QUIC_STATE_UP   ? time_min(QUIC_HURRY_MAX_NS, idle_ns / 8)
+                       : connection->ahead_ns < idle_ns / 2 ? idle_ns / 2 - connection->ahead_ns
+                                                            : 0;
     if (due_ns > at_ns && due_ns - at_ns <= most_ns) {
         connection->ahead_ns += due_ns - at_ns;
     }
@@ -223,11 +244,13 @@ static void quic_connection_hurry(struct quic_connection *connection, uint64_t n
 static uint64_t quic_suspicion_deadline_ns(const struct quic_connection *connection)
 {
     uint64_t since_ns = quic_connection_waits_since_ns(connection);
-    if (connection->state != QUIC_STATE_UP || since_ns == TIME_NEVER || !quic_has_under_way(connection)) {
+    bool may_hurry = connection->state == QUIC_STATE_UP || quic_is_attempt(connection);
+    if (!may_hurry || since_ns == TIME_NEVER || !quic_has_under_way(connection)) {
         return TIME_NEVER;
     }
     uint64_t first_ns = time_after(since_ns, quic_suspicion_ns(connection));
-    uint64_t next_ns = connection->hurried_ns == 0 ? 0 : time_after(connection->hurried_ns, QUIC_HURRY_NS);
+    uint64_t next_ns =
+        connection->hurried_ns == 0 ? 0 : time_after(connection->hurried_ns, quic_hurry_every_ns(connection));
     return first_ns > next_ns ? first_ns : next_ns;
 }
 
@@ -468,6 +491,7 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
     int failure = ngtcp2_conn_read_pkt(connection->transport, &path, &info, datagram->bytes, datagram->size,
                                        quic_transport_ns(connection, connection->endpoint->now_ns));
     connection->unanswered_ns = from_peer ? 0 : connection->unanswered_ns;
+    connection->answered_ns = connection->answered_ns != 0 ? connection->answered_ns : connection->read_ns;
     if (failure != 0) {
         quic_connection_fail(connection, failure);
         return failure;

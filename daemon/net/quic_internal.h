@@ -199,11 +199,13 @@ struct quic_connection {
     bool forgotten;         /* close and keep nothing: later packets belong to no connection */
     bool suspected;         /* an ICMP error came: peer_suspect will be called */
     bool greeted;           /* the peer's greeting has come */
+    bool greeting_arrived;  /* the peer has ours: only then streams are sent, see quic_sender_ready */
     bool resumable;         /* failed, but its streams may go on on another connection */
     struct quic_slot slot;  /* of an incoming handshake */
     struct quic_peer *peer; /* null: incoming, not authenticated yet */
     struct quic_address remote;
     uint64_t created_ns;
+    uint64_t completed_ns; /* when our side of the handshake was done */
     uint64_t authenticated_ns;
     struct loop_timer *timer;
 
@@ -243,6 +245,7 @@ struct quic_connection {
     bool holds_long;      /* what is held waits for QUIC_ACK_ALONE_NS */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
+    uint64_t answered_ns; /* when the first packet of it came; 0: none has */
     /* Where a packet of it came from last that was not the address of the peer: see quic_watch_origin. */
     struct quic_address elsewhere;
     uint64_t elsewhere_ns;   /* when; 0: never */
@@ -476,7 +479,7 @@ void quic_peer_lose_streams(struct quic_connection *connection, const struct err
 /* The attempt that net_connect began has failed: connect_failed. */
 void quic_peer_not_reached(struct quic_endpoint *endpoint, struct quic_peer *peer, const struct error *cause,
                            uint64_t now_ns);
-/* Ends an attempt without a word to the peer, because another one takes its place. */
+/* Ends an attempt, because another one takes its place. Accepts null. */
 void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, uint64_t now_ns);
 /* An ICMP error came for datagrams to that address. */
 void quic_peer_unreachable(void *context, const struct quic_address *remote, enum quic_unreachable kind);
@@ -522,7 +525,10 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
                          ngtcp2_vec vectors[QUIC_VECTORS_MAX], size_t *total, bool *fin);
 void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin);
 void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset);
-/* Call it when the window has grown, or there is more to send. */
+/*
+ * Call it when the window has grown, or there is more to send. Before the peer has our greeting, nothing else
+ * is sent: the peer would acknowledge it, and forget it if the connection is lost before it is in use.
+ */
 void quic_sender_ready(struct quic_sender *sender);
 void quic_sender_unready(struct quic_sender *sender);
 /* ngtcp2 has forgotten the stream. */

@@ -51,6 +51,38 @@ void quic_peer_lose_streams(struct quic_connection *connection, const struct err
     }
 }
 
+/*
+ * The peer is told if we have not greeted it: it may have given up an attempt of its own for this one. If we
+ * have, it may use the connection already, and would take the end for that of the session.
+ */
+void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, uint64_t now_ns)
+{
+    struct quic_connection *connection = *attempt;
+    *attempt = NULL;
+    if (connection != NULL) {
+        if (!connection->failed) {
+            quic_connection_abort(connection, STATUS_NODE_LOST, why);
+        }
+        connection->silent = connection->silent || connection->state != QUIC_STATE_HANDSHAKE;
+        quic_peer_lose_streams(connection, &connection->cause, true, now_ns);
+        quic_connection_close(connection, now_ns);
+    }
+}
+
+/* The session is over: attempts on which we have named it end. The peer is told, because it may use one of
+ * them already. */
+static void quic_peer_end_greetings(struct quic_peer *peer, const struct error *cause)
+{
+    struct quic_connection **const attempts[] = {&peer->dial, &peer->greeting};
+    for (size_t i = 0; i < sizeof attempts / sizeof attempts[0]; i++) {
+        struct quic_connection *attempt = *attempts[i];
+        if (attempt != NULL && attempt->state == QUIC_STATE_GREETING) {
+            *attempts[i] = NULL;
+            quic_connection_abort(attempt, cause->status, cause->text);
+        }
+    }
+}
+
 /* The session ends: peer_down. */
 static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -60,6 +92,7 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     assert(peer->up == connection);
     peer->contact->closed_by_peer = connection->closed_by_peer;
     peer->up = NULL; /* a handler below that connects starts a new attempt */
+    quic_peer_end_greetings(peer, &cause);
     quic_peer_lose_streams(connection, &cause, false, now_ns);
     stream_done_dispatch(&endpoint->done, now_ns);
     if (connection->state == QUIC_STATE_SUSPENDED) {
@@ -120,7 +153,9 @@ static void quic_handshake_failed(struct quic_connection *connection, uint64_t n
     }
     quic_connection_close(connection, now_ns);
     /* Our own attempt was given up for this connection. */
-    if (greeted && peer->up == NULL && peer->dial == NULL && !peer->dial_wanted && peer->outcome_due) {
+    if (greeted && peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED) {
+        quic_session_attempt_failed(peer->up, now_ns);
+    } else if (greeted && peer->up == NULL && peer->dial == NULL && !peer->dial_wanted && peer->outcome_due) {
         quic_peer_not_reached(endpoint, peer, &cause, now_ns);
     }
 }
@@ -140,18 +175,14 @@ static void quic_connection_decline(struct quic_connection *connection, uint64_t
     quic_connection_close(connection, now_ns);
 }
 
-/* The peer is not told: it may use the connection already, and would take the end for that of the session. */
-void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, uint64_t now_ns)
+/* Ends all attempts but one, which may be null. */
+static void quic_peer_drop_others(struct quic_peer *peer, const struct quic_connection *kept, uint64_t now_ns)
 {
-    struct quic_connection *connection = *attempt;
-    *attempt = NULL;
-    if (connection != NULL) {
-        if (!connection->failed) {
-            quic_connection_abort(connection, STATUS_NODE_LOST, why);
+    struct quic_connection **const attempts[] = {&peer->dial, &peer->greeting};
+    for (size_t i = 0; i < sizeof attempts / sizeof attempts[0]; i++) {
+        if (*attempts[i] != kept) {
+            quic_peer_drop_attempt(attempts[i], "another connection takes its place", now_ns);
         }
-        connection->silent = true;
-        quic_peer_lose_streams(connection, &connection->cause, true, now_ns);
-        quic_connection_close(connection, now_ns);
     }
 }
 
@@ -161,7 +192,7 @@ void quic_peer_drop_attempt(struct quic_connection **attempt, const char *why, u
  * dialled by the lower name stays. `connection` is incoming. The two cases differ in whether it came while
  * our own attempt was under way.
  */
-static bool quic_peer_prefers_ours(const struct quic_connection *connection)
+static bool quic_peer_prefers_ours(const struct quic_connection *connection, uint64_t now_ns)
 {
     const struct quic_peer *peer = connection->peer;
     if (connection->dialled || strcmp(connection->endpoint->node_name, peer->name) > 0) {
@@ -170,16 +201,13 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
     if (peer->up != NULL && peer->up->state != QUIC_STATE_SUSPENDED) {
         return !peer->up->failed && peer->up->dialled && connection->created_ns <= peer->up->authenticated_ns;
     }
-    if (peer->dial == NULL || peer->dial->failed) {
-        return false;
-    }
     /*
-     * If our own attempt has had no answer yet, its address may be wrong. The incoming connection is then
-     * better.
+     * Once our side of the handshake is done, the peer takes our attempt, and gives up its own. Otherwise its
+     * own is ahead, or we have a wrong address.
      */
-    ngtcp2_conn_info info;
-    ngtcp2_conn_get_conn_info2(peer->dial->transport, &info);
-    return info.pkt_recv > 0;
+    const struct quic_connection *ours = peer->dial;
+    return ours != NULL && !ours->failed && ours->completed_ns != 0 &&
+           now_ns < time_after(ours->completed_ns, QUIC_ATTEMPT_SILENT_NS);
 }
 
 /* Sends three probes within the time that a peer waits, so that two may be lost; and twice a second, so that
@@ -199,7 +227,7 @@ static void quic_peer_authenticated(struct quic_connection *connection, uint64_t
     struct quic_peer *peer = connection->peer;
     connection->authenticated = false;
     quic_admission_give_back(&connection->endpoint->admission, &connection->slot);
-    if (quic_peer_prefers_ours(connection)) {
+    if (quic_peer_prefers_ours(connection, now_ns)) {
         quic_connection_decline(connection, now_ns);
         return;
     }
@@ -208,13 +236,8 @@ static void quic_peer_authenticated(struct quic_connection *connection, uint64_t
     } else if (peer->up != NULL && peer->up->state == QUIC_STATE_UP) {
         quic_session_suspend(peer->up, now_ns);
     }
-    if (peer->dial != connection) {
-        quic_peer_drop_attempt(&peer->dial, "another connection takes its place", now_ns);
-    }
-    quic_peer_drop_attempt(&peer->greeting, "another connection takes its place", now_ns);
-    if (peer->dial != connection) {
-        peer->greeting = connection;
-    }
+    quic_peer_drop_others(peer, connection, now_ns);
+    *(connection->dialled ? &peer->dial : &peer->greeting) = connection;
     quic_session_greet(connection);
     quic_work_flush(connection);
 }
@@ -288,13 +311,8 @@ static void quic_peer_greeted(struct quic_connection *connection, uint64_t now_n
 {
     struct quic_peer *peer = connection->peer;
     connection->greeted = false;
-    if (peer->dial == connection) {
-        peer->dial = NULL;
-    } else if (peer->greeting == connection) {
-        peer->greeting = NULL;
-    }
-    quic_peer_drop_attempt(&peer->dial, "another connection takes its place", now_ns);
-    quic_peer_drop_attempt(&peer->greeting, "another connection takes its place", now_ns);
+    quic_peer_drop_others(peer, connection, now_ns);
+    peer->dial = peer->greeting = NULL;
     quic_work_dial_cancel(connection->endpoint, peer);
     peer->contact->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
     connection->state = QUIC_STATE_UP;

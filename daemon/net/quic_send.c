@@ -32,7 +32,9 @@ static void quic_sender_line_up(struct quic_sender *sender)
 
 void quic_sender_ready(struct quic_sender *sender)
 {
-    if (sender->connection != NULL && !sender->shut && !sender->blocked && quic_sender_has_more(sender)) {
+    const struct quic_connection *connection = sender->connection;
+    if (connection != NULL && (connection->greeting_arrived || sender->number == QUIC_NO_NUMBER) &&
+        !sender->shut && !sender->blocked && quic_sender_has_more(sender)) {
         quic_sender_line_up(sender);
         quic_work_flush(sender->connection);
     }
@@ -155,12 +157,28 @@ void quic_sender_lose(struct quic_sender *sender, enum status status)
     }
 }
 
+/* The peer has our greeting. */
+static void quic_sender_greeted(struct quic_connection *connection)
+{
+    struct quic_sender *sender;
+    connection->greeting_arrived = true;
+    DL_FOREACH(connection->senders, sender)
+    {
+        quic_sender_ready(sender);
+    }
+}
+
 void quic_sender_closed(struct quic_sender *sender)
 {
+    struct quic_connection *connection = sender->connection;
+    bool is_greeting = sender->number == QUIC_NO_NUMBER && sender->fin_sent && sender->queue.messages == NULL;
     if (sender->fin_sent && sender->queue.messages == NULL) {
         quic_sender_free(sender);
     } else {
         quic_sender_lose(sender, STATUS_ABORTED); /* stopped by the receiver */
+    }
+    if (is_greeting) {
+        quic_sender_greeted(connection);
     }
 }
 

@@ -298,6 +298,12 @@ static void suspend_streams(struct quic_connection *connection, uint64_t now_ns)
     }
 }
 
+/* Whether our side dials at once, and the other one a little later. */
+static bool dials_first(const struct quic_connection *connection)
+{
+    return strcmp(connection->endpoint->node_name, connection->peer->name) < 0;
+}
+
 static void arm_suspended(struct quic_connection *connection)
 {
     connection->armed_ns = time_min(connection->session.attempt_ns, connection->session.give_up_ns);
@@ -310,7 +316,6 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     const struct quic_endpoint *endpoint = connection->endpoint;
     struct quic_numbers seen = session->seen;
     struct quic_receiver *receiver;
-    bool dials = strcmp(endpoint->node_name, connection->peer->name) < 0;
     if (log_limit_pass(&connection->endpoint->loss_limit, now_ns, NULL)) {
         log_info("network: %s; its streams wait for another connection",
                  connection->failed ? connection->cause.text : connection->peer->name);
@@ -341,38 +346,88 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     session->suspended_ns = now_ns;
     session->heard_ns = connection->unanswered_ns != 0 ? connection->unanswered_ns : now_ns;
     session->give_up_ns = time_after(session->heard_ns, endpoint->patience_ns);
-    session->attempt_ns = dials || has_moved ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
+    session->attempt_ns =
+        dials_first(connection) || has_moved ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
     session->attempt_length_ns = QUIC_ATTEMPT_MIN_NS;
     session->attempts = 0;
+    session->asked_ns = 0;
+    session->waits_left = QUIC_GIVE_WAY_MAX;
     arm_suspended(connection);
 }
 
-const struct quic_address *quic_session_address(const struct quic_connection *suspended)
+/* Where the peer may be: returns how many addresses are known. */
+static unsigned addresses_of(const struct quic_peer *peer, const struct quic_address *out[3])
 {
-    const struct quic_peer *peer = suspended->peer;
-    const struct quic_address *known[] = {&peer->contact->seen, &peer->contact->spare, &peer->address},
-                              *different[3];
+    const struct quic_address *known[] = {&peer->contact->seen, &peer->contact->spare, &peer->address};
     unsigned count = 0;
     for (unsigned i = 0; i < 3; i++) {
         struct quic_address_key key, other;
         bool is_new = known[i]->size > 0;
         for (unsigned j = 0; is_new && j < count; j++) {
             quic_address_key(known[i], &key);
-            quic_address_key(different[j], &other);
+            quic_address_key(out[j], &other);
             is_new = memcmp(&key, &other, sizeof key) != 0;
         }
         if (is_new) {
-            different[count++] = known[i];
+            out[count++] = known[i];
         }
     }
-    return count == 0 ? &peer->contact->seen : different[(suspended->session.attempts - 1) % count];
+    return count;
+}
+
+const struct quic_address *quic_session_address(const struct quic_connection *suspended)
+{
+    const struct quic_address *different[3];
+    unsigned count = addresses_of(suspended->peer, different);
+    return count == 0 ? &suspended->peer->contact->seen
+                      : different[(suspended->session.attempts - 1) % count];
 }
 
 void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns)
 {
     struct quic_session *session = &suspended->session;
-    session->attempt_ns = time_min(session->attempt_ns, time_after(now_ns, QUIC_ATTEMPT_AGAIN_NS));
+    uint64_t wait_ns = dials_first(suspended) ? QUIC_ATTEMPT_AGAIN_NS : QUIC_OTHER_SIDE_NS;
+    session->attempt_ns = time_min(session->attempt_ns, time_after(now_ns, wait_ns));
     arm_suspended(suspended);
+}
+
+static bool has_answers(const struct quic_peer *peer, uint64_t now_ns)
+{
+    return quic_watch_has_answers(peer->dial, now_ns) || quic_watch_has_answers(peer->greeting, now_ns);
+}
+
+/* An attempt that has no answer yet goes on: it asks again and again. But another address may be right. */
+static void dial_again(struct quic_peer *peer, uint64_t now_ns)
+{
+    struct quic_session *session = &peer->up->session;
+    const struct quic_address *different[3];
+    bool goes_on = peer->dial != NULL && !peer->dial->failed && addresses_of(peer, different) == 1 &&
+                   peer->dial->answered_ns == 0 &&
+                   now_ns < time_after(peer->dial->created_ns, QUIC_ATTEMPT_LAST_NS);
+    if (!goes_on) {
+        session->attempts++;
+        quic_peer_drop_attempt(&peer->dial, "it takes too long", now_ns);
+        quic_work_dial(peer->up->endpoint, peer);
+    }
+}
+
+void quic_session_asked(const struct quic_peer *peer, uint64_t now_ns)
+{
+    if (peer != NULL && peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED) {
+        peer->up->session.asked_ns = now_ns;
+    }
+}
+
+/* Whether our side waits for the handshake that the peer has begun. */
+static bool gives_way(struct quic_connection *suspended, uint64_t now_ns)
+{
+    struct quic_session *session = &suspended->session;
+    if (dials_first(suspended) || session->waits_left == 0 || session->asked_ns == 0 ||
+        now_ns >= time_after(session->asked_ns, QUIC_GIVE_WAY_NS)) {
+        return false;
+    }
+    session->waits_left--;
+    return true;
 }
 
 void quic_session_tick(struct quic_connection *connection, uint64_t now_ns)
@@ -386,12 +441,11 @@ void quic_session_tick(struct quic_connection *connection, uint64_t now_ns)
         quic_connection_abort(connection, STATUS_NODE_LOST, reason);
         return;
     }
-    if (now_ns >= session->attempt_ns) {
-        if (peer->greeting == NULL && !peer->removed) {
-            session->attempts++;
-            quic_peer_drop_attempt(&peer->dial, "it takes too long", now_ns);
-            quic_work_dial(connection->endpoint, peer);
-        }
+    if (now_ns >= session->attempt_ns &&
+        (peer->removed || has_answers(peer, now_ns) || gives_way(connection, now_ns))) {
+        session->attempt_ns = time_after(now_ns, QUIC_ATTEMPT_AGAIN_NS);
+    } else if (now_ns >= session->attempt_ns) {
+        dial_again(peer, now_ns);
         session->attempt_ns = time_after(now_ns, session->attempt_length_ns);
         session->attempt_length_ns =
             time_min(session->attempt_length_ns + session->attempt_length_ns / 2, QUIC_ATTEMPT_MAX_NS);

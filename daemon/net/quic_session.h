@@ -35,16 +35,32 @@
 /* If our own loop was late by this, nothing before counts as silence. */
 #define QUIC_LATE_NS (250 * TIME_MS)
 
-/* An attempt to dial again is replaced by another after this time. Each may take half as long again as the
- * last. */
+/*
+ * An attempt to dial again is looked at after this time, and each time after half as long again. While it
+ * gets answers, no other one begins: nodes that work on attempts which are over never get to the one that is
+ * not. Without an answer it goes on for QUIC_ATTEMPT_LAST_NS, and asks again at least every
+ * QUIC_ATTEMPT_ASK_NS; but if the peer may have another address, that is tried next.
+ */
 #define QUIC_ATTEMPT_MIN_NS (500 * TIME_MS)
 #define QUIC_ATTEMPT_MAX_NS (1 * TIME_S)
+#define QUIC_ATTEMPT_LAST_NS (2 * TIME_S)
+#define QUIC_ATTEMPT_ASK_NS (400 * TIME_MS)
+/* An attempt that has had answers, but none for this time, gets none. And it is as good as over if it is not
+ * in use so long after the first one. */
+#define QUIC_ATTEMPT_SILENT_NS (1 * TIME_S)
+#define QUIC_ATTEMPT_ENDS_NS (2 * TIME_S)
 
 /* An attempt that failed is followed by another after this time. */
 #define QUIC_ATTEMPT_AGAIN_NS (100 * TIME_MS)
 
-/* The side with the higher name dials, too, after this time. */
+/*
+ * The side with the higher name dials, too, after this time. It waits on while a handshake from the peer's
+ * address is as young as QUIC_GIVE_WAY_NS: two handshakes would take each side twice the time. Anybody can
+ * pretend to send from there, so it does not look at that for ever.
+ */
 #define QUIC_OTHER_SIDE_NS (250 * TIME_MS)
+#define QUIC_GIVE_WAY_NS (500 * TIME_MS)
+#define QUIC_GIVE_WAY_MAX 5u /* waits of QUIC_ATTEMPT_AGAIN_NS */
 
 #define QUIC_KEEP_ALIVE_NS (500 * TIME_MS)
 
@@ -66,6 +82,7 @@
 
 struct quic_connection;
 struct quic_receiver;
+struct quic_peer;
 
 /* What outlives a connection, beside its streams. It belongs to the connection that is in use, or suspended.
  */
@@ -81,6 +98,8 @@ struct quic_session {
     uint64_t give_up_ns;
     uint64_t attempt_ns; /* when the next attempt is due */
     uint64_t attempt_length_ns;
+    uint64_t asked_ns;   /* when a handshake from the peer's address last began; 0: none has */
+    unsigned waits_left; /* see QUIC_GIVE_WAY_MAX */
     unsigned attempts; /* in turn at the address where the peer was last, its spare one, and the first one */
 };
 
@@ -103,6 +122,8 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns);
 const struct quic_address *quic_session_address(const struct quic_connection *suspended);
 /* The suspended connection's peer could not be dialled: it is tried again soon. */
 void quic_session_attempt_failed(struct quic_connection *suspended, uint64_t now_ns);
+/* A handshake begins that comes from the peer's address. Accepts null. */
+void quic_session_asked(const struct quic_peer *peer, uint64_t now_ns);
 /* Dials again, or ends the session, when it is time. */
 void quic_session_tick(struct quic_connection *connection, uint64_t now_ns);
 /* Returns the receiver of that number that waits to be resumed, and forgets it. Null: there is none. */
@@ -128,6 +149,8 @@ uint64_t quic_home_deadline_ns(const struct quic_connection *connection);
  * meanwhile.
  */
 bool quic_watch_origin(struct quic_connection *connection, const struct quic_address *remote);
+/* Whether the peer answers on that connection, which is not in use yet. Accepts null. */
+bool quic_watch_has_answers(const struct quic_connection *attempt, uint64_t now_ns);
 /* Whether the connection is silent because its peer has moved to `elsewhere`. */
 bool quic_watch_has_moved(const struct quic_connection *connection);
 

@@ -68,14 +68,15 @@ static void watch_streams(struct quic_connection *connection, uint64_t now_ns)
     }
 }
 
-/* By when the nodes must have greeted each other. The handshake has its own deadline, but only until its last
- * packet but one: the dialling side then waits to be told that it was accepted. */
+/* By when the nodes must have greeted each other. At the end of the handshake, the dialling side waits to be
+ * told that it was accepted. */
 static uint64_t greeting_deadline_ns(const struct quic_connection *connection)
 {
     uint64_t most_ns = connection->endpoint->handshake_timeout_ns;
     switch (connection->state) {
     case QUIC_STATE_HANDSHAKE:
-        return time_after(connection->created_ns, most_ns + most_ns / 2);
+        most_ns += ngtcp2_conn_get_handshake_completed2(connection->transport) ? most_ns / 2 : 0;
+        return time_after(connection->created_ns, most_ns);
     case QUIC_STATE_GREETING:
         return time_after(connection->authenticated_ns, most_ns);
     case QUIC_STATE_UP:
@@ -136,6 +137,15 @@ static uint64_t silence_deadline_ns(const struct quic_connection *connection)
         return TIME_NEVER;
     }
     return time_after(later(connection->unanswered_ns, connection->excused_ns), silence_ns(connection));
+}
+
+bool quic_watch_has_answers(const struct quic_connection *attempt, uint64_t now_ns)
+{
+    if (attempt == NULL || attempt->failed || attempt->answered_ns == 0) {
+        return false;
+    }
+    uint64_t silent_ns = time_after(later(attempt->read_ns, attempt->excused_ns), QUIC_ATTEMPT_SILENT_NS);
+    return now_ns < time_min(silent_ns, time_after(attempt->answered_ns, QUIC_ATTEMPT_ENDS_NS));
 }
 
 void quic_watch(struct quic_connection *connection, uint64_t now_ns)

@@ -117,6 +117,11 @@ def plan(cluster, figures):
             "algorithms": [small["name"], large["name"]]}
 
 
+def losses(cluster):
+    """The lines with which daemons have said so far that they lost another one."""
+    return [f"{name}: {line}" for name in cluster.names for line in cluster.log(name).splitlines() if " is down: " in line]
+
+
 def links(cluster):
     return sum(node["state"] == "up" for name in cluster.names for node in cluster.json(name, "nodes")["nodes"]) // 2
 
@@ -149,10 +154,15 @@ def measure(options, names, figures):
         figures["private_mib_settled"] = private_mib(cluster)
         if options.idle > 0:
             time.sleep(10)
-            before = sum(cpu_s(cluster.daemons[name].pid) for name in names)
+            lost = set(losses(cluster))
+            before = daemons_cpu_s(cluster)
             time.sleep(options.idle)
-            used = sum(cpu_s(cluster.daemons[name].pid) for name in names) - before
+            used = daemons_cpu_s(cluster) - before
             figures["idle_percent_of_a_core_each"] = round(100 * used / options.idle / len(names), 3)
+            false = [line for line in losses(cluster) if line not in lost]  # all daemons run
+            figures["idle_losses"] = len(false)
+            print("\n".join(false[:10]), file=sys.stderr)
+            figures["idle_load"] = os.getloadavg()[0]
         time.sleep(5)  # links are measured now
         figures["network"] = measured_network(cluster)
         ranks = Ranks(cluster, Library())

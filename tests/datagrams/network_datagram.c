@@ -28,6 +28,8 @@
  */
 #define HOSTS_MAX 64u
 #define NETWORKS_MAX 8u
+#define HANDSHAKES_KNOWN 256u
+#define HANDSHAKE_ID_BYTES 8u
 /* on a link with a bandwidth, a datagram is dropped if it would wait longer than this */
 #define QUEUE_MAX_NS (20 * TIME_MS)
 
@@ -38,7 +40,10 @@ struct host {
     bool open;     /* an endpoint listens */
     bool stranger; /* no endpoint listens; datagrams that arrive are kept */
     bool dead;
-    bool held;                  /* its process stands still */
+    bool held;                             /* its process stands still */
+    uint64_t busy_ns;                      /* it reads nothing until then */
+    uint64_t handshakes[HANDSHAKES_KNOWN]; /* hashes of connection IDs: the last ones */
+    uint64_t handshake_count;
     struct virtual_event ready; /* fires when there is something to read */
     struct flight *arrived;
     struct flight *unreachable; /* ICMP errors for datagrams that this host sent */
@@ -232,6 +237,10 @@ static struct host *fd_host(int fd)
 static void host_ready(struct virtual_event *event)
 {
     struct host *host = (struct host *)((char *)event - offsetof(struct host, ready));
+    if (host->busy_ns > loop_now_ns()) {
+        virtual_event_set(&host->ready, host->busy_ns);
+        return;
+    }
     if (host->open && !host->held) {
         virtual_fd_ready(host_fd(host), LOOP_READ);
     }
@@ -293,6 +302,29 @@ static void launch(struct host *from, struct host *to, bool unreachable, uint8_t
     virtual_event_set(&flight->event, left_ns + (delay_ns == 0 ? 1 : delay_ns));
 }
 
+/*
+ * The first datagram to each connection ID that an endpoint has chosen contains what takes its sender long: a
+ * certificate and a signature, after those of the other side were checked. What is sent again is cheap, and
+ * so is a client's first datagram, to an ID of another length. So a handshake takes this time of each side
+ * once.
+ */
+static void host_works(struct host *host, uint64_t handshake_ns, const uint8_t *bytes, size_t size)
+{
+    if (handshake_ns == 0 || size < 6 + HANDSHAKE_ID_BYTES || (bytes[0] & 0x80) == 0 ||
+        bytes[5] != HANDSHAKE_ID_BYTES) {
+        return;
+    }
+    uint64_t id = hash_bytes(1, bytes + 6, bytes[5]);
+    for (size_t i = 0; i < HANDSHAKES_KNOWN; i++) {
+        if (host->handshakes[i] == id) {
+            return;
+        }
+    }
+    host->handshakes[host->handshake_count++ % HANDSHAKES_KNOWN] = id;
+    uint64_t begin_ns = host->busy_ns > loop_now_ns() ? host->busy_ns : loop_now_ns();
+    host->busy_ns = begin_ns + random_below(&host->network->random, 2 * handshake_ns);
+}
+
 /* One datagram leaves a host. */
 static void host_sends(struct host *from, const struct quic_batch *batch, const uint8_t *bytes, size_t size)
 {
@@ -304,6 +336,7 @@ static void host_sends(struct host *from, const struct quic_batch *batch, const 
     struct link *link = link_between(from, to);
     const struct network_conditions *conditions = &link->conditions;
     uint64_t left_ns = loop_now_ns();
+    host_works(from, conditions->handshake_ns, bytes, size);
     network->base.counters.packets++;
     network->base.counters.stream_bytes += size;
     bool lost = link->cut || (conditions->packet_bytes > 0 && size > conditions->packet_bytes);
@@ -438,7 +471,7 @@ size_t quic_socket_receive(struct quic_socket *at, quic_datagram_function *funct
     struct flight *flight = host->arrived;
     *more = false;
     at->has_errors = host->unreachable != NULL;
-    if (flight == NULL || host->held) {
+    if (flight == NULL || host->held || host->busy_ns > loop_now_ns()) {
         return 0;
     }
     DL_DELETE(host->arrived, flight);

@@ -15,7 +15,7 @@
  * check what arrives on streams, and sources, which send. Several nodes share one loop. Any failure ends the
  * process.
  */
-#define QUIC_NODE_PEERS_MAX 8
+#define QUIC_NODE_PEERS_MAX 32
 #define QUIC_NODE_HEADER_BYTES 16
 
 /* One incoming data stream. The struct stays after `closed`, until the node is freed. */

@@ -40,8 +40,11 @@ struct network_conditions {
     double loss;        /* probability that a datagram is lost, for each direction. Pipes lose nothing */
     double duplication; /* probability that a datagram arrives twice */
     double corruption;  /* probability that a byte of a datagram is changed */
-    /* pipes, for the whole network: processor time of a new connection on each of its two hosts. A host has
-     * one processor, so its handshakes take turns. 0: none */
+    /*
+     * Processor time of a new connection on each of its two hosts; 0: none. A host has one processor, so its
+     * handshakes take turns. Pipes: for the whole network. Datagrams: drawn between 0 and twice that;
+     * meanwhile the host reads nothing, but its timers run.
+     */
     uint64_t handshake_ns;
 };
 

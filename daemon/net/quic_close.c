@@ -176,6 +176,7 @@ void quic_connection_fail(struct quic_connection *connection, int failure)
                   (unsigned long long)(endpoint->idle_timeout_ns / TIME_MS));
         connection->silent = true;
         connection->forgotten = true;
+        connection->resumable = true; /* perhaps our own machine stood still, and the peer is there */
         break;
     case NGTCP2_ERR_RETRY:
     case NGTCP2_ERR_DROP_CONN:

@@ -344,7 +344,9 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     connection->state = QUIC_STATE_SUSPENDED;
     connection->failed = connection->silent = connection->resumable = connection->suspected = false;
     session->suspended_ns = now_ns;
-    session->heard_ns = connection->unanswered_ns != 0 ? connection->unanswered_ns : now_ns;
+    session->heard_ns = connection->unanswered_ns == 0                       ? now_ns
+                        : connection->unanswered_ns > connection->excused_ns ? connection->unanswered_ns
+                                                                             : connection->excused_ns;
     session->give_up_ns = time_after(session->heard_ns, endpoint->patience_ns);
     session->attempt_ns =
         dials_first(connection) || has_moved ? now_ns : time_after(now_ns, QUIC_OTHER_SIDE_NS);
@@ -434,6 +436,11 @@ void quic_session_tick(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_session *session = &connection->session;
     struct quic_peer *peer = connection->peer;
+    uint64_t late_ns = now_ns > connection->armed_ns ? now_ns - connection->armed_ns : 0;
+    if (late_ns > QUIC_LATE_NS) { /* our machine or process stood still: that time is not the peer's */
+        session->heard_ns += late_ns;
+        session->give_up_ns = time_after(session->give_up_ns, late_ns);
+    }
     if (now_ns >= session->give_up_ns) {
         char reason[NODE_NAME_MAX_BYTES + 64];
         snprintf(reason, sizeof reason, "node %s: nothing was heard of it for %llu ms", peer->name,

@@ -58,12 +58,17 @@ void virtual_advance(uint64_t now_ns)
             break;
         }
         timer_heap_remove(&virtual.heap, first);
-        virtual.now_ns = first->deadline_ns;
+        virtual.now_ns = first->deadline_ns > virtual.now_ns ? first->deadline_ns : virtual.now_ns;
         struct virtual_event *event =
             (struct virtual_event *)((char *)first - offsetof(struct virtual_event, node));
         event->fire(event);
     }
     virtual.now_ns = now_ns > virtual.now_ns ? now_ns : virtual.now_ns;
+}
+
+void virtual_stand_still(uint64_t span_ns)
+{
+    virtual.now_ns += span_ns;
 }
 
 void virtual_time_start(void)

@@ -20,6 +20,8 @@ void virtual_event_cancel(struct virtual_event *event);
 uint64_t virtual_next_ns(void);
 /* Moves the clock to now_ns, and fires every event that is due until then. */
 void virtual_advance(uint64_t now_ns);
+/* Moves the clock by that much without firing any event: the machine stood still. They fire late, then. */
+void virtual_stand_still(uint64_t span_ns);
 /* Sets the clock to 0. No event may be set. */
 void virtual_time_start(void);
 

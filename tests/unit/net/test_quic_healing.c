@@ -1,3 +1,4 @@
+#include "tests/datagrams/virtual_time.h"
 #include "tests/lib/case_count.h"
 #include "tests/lib/chance.h"
 #include "tests/unit/net/session_nodes.h"
@@ -221,6 +222,28 @@ static void patience_that_ends_on_one_side_first(void **state)
     assert_true(ended > 0);
 }
 
+/* Both nodes' machines stand still, as one that is moved to another host. They have lost nobody. */
+static void machines_that_stand_still_lose_nobody(void **state)
+{
+    (void)state;
+    static const uint64_t spans_ms[] = {500, 3000, 5000, 29000, 31000, 100000};
+    for (uint64_t i = 0; i < 2 * sizeof spans_ms / sizeof spans_ms[0]; i++) {
+        start_pair(1 + i, &fine, 0);
+        pass(beat_pair, 1000 + 61 * i);
+        if (i % 2 == 1) { /* while the path is cut, and a connection is lost */
+            cut_network(true);
+            pass(beat_pair, 1000);
+        }
+        virtual_stand_still(spans_ms[i / 2] * TIME_MS);
+        cut_network(false);
+        unsigned a_bytes = a->control_bytes, b_bytes = b->control_bytes;
+        pass(beat_pair, 1000);
+        assert_session_goes_on(i);
+        assert_true(a->control_bytes > a_bytes && b->control_bytes > b_bytes);
+        end_pair();
+    }
+}
+
 /* --- A node that all others dial at once --- */
 
 static struct quic_node *hub, *spokes[SPOKES];
@@ -377,6 +400,7 @@ int main(void)
         HEALING_TEST(a_path_heals_between_very_slow_machines),
         HEALING_TEST(a_path_that_heals_for_a_moment_ends_nothing),
         HEALING_TEST(patience_that_ends_on_one_side_first),
+        HEALING_TEST(machines_that_stand_still_lose_nobody),
         HEALING_TEST(a_crowd_heals),
         HEALING_TEST(a_crowd_heals_around_a_slow_machine),
     };

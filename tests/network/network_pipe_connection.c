@@ -6,6 +6,9 @@
 
 /* dials again after this time, because a cut link drops what it carries while dialling */
 #define PIPE_DIAL_RETRY_NS (50 * TIME_MS)
+/* A host whose handshakes wait so long drops further dials, as a full socket does: their diallers ask again.
+ * If it took them all, it would work on attempts that have timed out, and never get to one that has not. */
+#define PIPE_BACKLOG_NS (1 * TIME_S)
 
 struct pipe_peer *pipe_end_peer(const struct pipe_end *end)
 {
@@ -321,6 +324,9 @@ static void pipe_answer(struct pipe_net *net, const struct pipe_packet *packet)
         if (known[i]->other->number > dialer->number) {
             return; /* an old attempt; a later one of the same peer is there already */
         }
+    }
+    if (net->host->busy_ns > time_after(net->network->now_ns, PIPE_BACKLOG_NS)) {
+        return;
     }
     struct pipe_end *end = pipe_end_new(net, index, PIPE_END_ANSWERING);
     end->other = pipe_end_ref(dialer);

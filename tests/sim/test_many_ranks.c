@@ -161,12 +161,33 @@ static void test_handshakes_take_turns(void **state)
     cluster_free(cluster);
 }
 
+/* All handshakes together take the name's place three times as long as a dialler waits: it forms all the
+ * same.
+ */
+static void test_handshakes_that_take_long(void **state)
+{
+    (void)state;
+    uint32_t nodes = nodes_wanted();
+    struct cluster *cluster = far_cluster(403, nodes, 3 * NETWORK_CONNECT_TIMEOUT_NS / nodes);
+    struct sim_comm *comm = comm_of(cluster, "long", nodes);
+    uint64_t *messages = calloc(nodes, sizeof *messages);
+    assert_non_null(messages);
+    double took_s = (double)form(comm, messages) * 1e-9;
+    print_message("# %u nodes form in %.1f s with handshakes of %.0f ms\n", nodes, took_s,
+                  3e-6 * (double)NETWORK_CONNECT_TIMEOUT_NS / nodes);
+    assert_true(took_s <= 30);
+    sim_comm_free(comm);
+    free(messages);
+    cluster_free(cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_ranks),
         cmocka_unit_test(test_what_is_planned_is_what_happens),
         cmocka_unit_test(test_handshakes_take_turns),
+        cmocka_unit_test(test_handshakes_that_take_long),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -368,14 +368,14 @@ static void crowds_heal(uint64_t handshake_ms, uint64_t most_ms)
 static void a_crowd_heals(void **state)
 {
     (void)state;
-    crowds_heal(10, 1200);
+    crowds_heal(10, 1500);
 }
 
 /* The handshakes of the node in the middle alone take half a second. */
 static void a_crowd_heals_around_a_slow_machine(void **state)
 {
     (void)state;
-    crowds_heal(20, 1750);
+    crowds_heal(20, 3000);
 }
 
 static int setup_crowd(void **state)

@@ -40,7 +40,7 @@ $(call one_of,CUDA,auto yes no)
 $(call one_of,DEPS,install check)
 
 goals := $(or $(MAKECMDGOALS),all)
-goals_without_build := help deps clean check-layers check-format check-service check-arm64 format uninstall
+goals_without_build := help deps clean check-layers check-sizes check-format check-service check-arm64 format uninstall
 builds := $(filter-out $(goals_without_build),$(goals))
 
 # make uses all processors, unless -j says otherwise. It runs the goals in order if `clean` is one of them.

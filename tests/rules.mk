@@ -348,6 +348,8 @@ with_tool = @if command -v $1 >/dev/null; then $2; else echo "lint: $1 is not in
 
 check-layers: ## check that every file includes only what stands below it
 	@python3 tests/lib/check-layers.py
+check-sizes: ## print the sizes of rooms and functions beside their bars; no file may be longer than 600 lines, and no function than 60
+	@python3 -B tests/lib/check-sizes.py
 check-format:
 	$(call with_llvm,clang-format,echo $(C_FILES) | xargs clang-format --dry-run -Werror)
 format: ## format the C sources
@@ -379,7 +381,7 @@ check-tidy: | $(PROTO_HEADERS)
 	$(call with_llvm,clang-tidy,printf '%s\n' $(TIDY_FILES) | xargs -P$$(nproc) -n4 sh -c \
 	    'clang-tidy --quiet "$$@" -- -std=gnu17 $(subst ','\'',$(CPPFLAGS_ALL)) -Iclient/include 2>/dev/null' clang-tidy)
 
-lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
+lint: check-layers check-sizes check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, sizes, scripts, manual pages, units and the code with clang-tidy
 
 .PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-peers bench-messages bench-ab \
-    check-layers check-format format check-shell check-man check-units check-library check-tidy lint
+    check-layers check-sizes check-format format check-shell check-man check-units check-library check-tidy lint

@@ -191,9 +191,28 @@ static void send_again(struct fuzz_input *input)
     }
 }
 
+static void deliver_twice(void)
+{
+    const struct flight *flight = take_flight();
+    if (flight != NULL) {
+        struct flight copy = *flight;
+        arrive(&copy);
+        arrive(&copy);
+    }
+}
+
+/* Puts the first datagram behind the last one. */
+static void reorder(void)
+{
+    const struct flight *flight = take_flight();
+    if (flight != NULL) {
+        struct flight copy = *flight;
+        launch(&copy.from, &copy.to, copy.bytes, copy.size);
+    }
+}
+
 static void step(struct fuzz_input *input)
 {
-    struct flight *flight;
     switch (fuzz_below(input, 16)) {
     case 0:
         deliver_all(1);
@@ -204,22 +223,15 @@ static void step(struct fuzz_input *input)
     case 2:
         (void)take_flight(); /* drops it */
         break;
-    case 3: /* delivers it twice */
-        if ((flight = take_flight()) != NULL) {
-            struct flight copy = *flight;
-            arrive(&copy);
-            arrive(&copy);
-        }
+    case 3:
+        deliver_twice();
         break;
     case 4:
     case 5:
         change_flight(input);
         break;
-    case 6: /* puts the first datagram behind the last one */
-        if ((flight = take_flight()) != NULL) {
-            struct flight copy = *flight;
-            launch(&copy.from, &copy.to, copy.bytes, copy.size);
-        }
+    case 6:
+        reorder();
         break;
     case 7:
         advance(UINT64_C(1000) << fuzz_below(input, 26)); /* from 1 µs to 33 s */

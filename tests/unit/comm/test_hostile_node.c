@@ -232,58 +232,64 @@ static void test_messages_after_leaving(void **state)
     world_stop(&world);
 }
 
+enum costly { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, SUMMARY, REACH, CASES };
+
+static void say_what_costs(enum costly which)
+{
+    switch (which) {
+    case DISPUTE:
+        say_dispute(UINT64_MAX);
+        break;
+    case VERDICT:
+        say_verdict(0, false);
+        break;
+    case FINAL:
+        say_verdict(1, true);
+        break;
+    case LEAVE:
+        say_leave(0, 0);
+        break;
+    case BEYOND:
+        say_leave(0, UINT32_MAX);
+        break;
+    case ANNOUNCE:
+        say_malformed();
+        break;
+    case SUMMARY: /* the messages that it may send have no effect */
+        say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ASKED);
+        say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ANSWER);
+        say_missing(0, COMMD__MESH__MISSING__STEP__ANSWER);
+        assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+        say_missing(1, COMMD__MESH__MISSING__STEP__SUMMARY);
+        break;
+    case REACH: /* this node has one rail: the first message has no effect */
+        say_reach(UINT32_MAX);
+        assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+        say_reach(0);
+        break;
+    case CASES:
+        break;
+    }
+}
+
 /* A message that no correct node sends, whatever its users call, ends the connection. The communicators with
  * ranks on both nodes fail, and say why. */
 static void test_what_costs_the_connection(void **state)
 {
     (void)state;
-    enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, SUMMARY, REACH, CASES };
     static const char *const whats[CASES] = {
         "a dispute on operations that cannot exist",           "a verdict on operations that cannot exist",
         "a verdict that it may not give, or not to this node", "the leave of a rank that it does not have",
         "the leave of a rank that it does not have",           "a malformed announcement of ranks",
         "a list of missing ranks that it may not send",        "a second list of the rails that it reaches"};
-    for (int which = 0; which < CASES; which++) {
+    for (enum costly which = 0; which < CASES; which++) {
         struct mesh_node_info info;
         hostile_start();
         struct member *member = join_comm();
         say_announce(0, true);
         say_announce(heard.comm_id, true);
         assert_formed(member);
-        switch (which) {
-        case DISPUTE:
-            say_dispute(UINT64_MAX);
-            break;
-        case VERDICT:
-            say_verdict(0, false);
-            break;
-        case FINAL:
-            say_verdict(1, true);
-            break;
-        case LEAVE:
-            say_leave(0, 0);
-            break;
-        case BEYOND:
-            say_leave(0, UINT32_MAX);
-            break;
-        case ANNOUNCE:
-            say_malformed();
-            break;
-        case SUMMARY: /* the messages that it may send have no effect */
-            say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ASKED);
-            say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ANSWER);
-            say_missing(0, COMMD__MESH__MISSING__STEP__ANSWER);
-            assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
-            say_missing(1, COMMD__MESH__MISSING__STEP__SUMMARY);
-            break;
-        case REACH: /* this node has one rail: the first message has no effect */
-            say_reach(UINT32_MAX);
-            assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
-            say_reach(0);
-            break;
-        default:
-            break;
-        }
+        say_what_costs(which);
         assert_false(mesh_node_is_up(world.nodes[0].mesh, 0));
         run(&world, TIME_MS);
         mesh_node_info(world.nodes[0].mesh, 0, &info);

@@ -299,11 +299,13 @@ static void check_gaps(const struct sim_op *op, uint32_t rank)
             written[output->displacements[i] + k] = true;
         }
     }
-    for (uint64_t i = 0; i < output->elements * element; i++) {
-        if (!written[i / element] && output->bytes[i] != SIM_POISON) {
-            fail_msg("%s operation %llu (%s): rank %u: element %llu was written", op->comm->name,
-                     (unsigned long long)op->seq, op_kind_text(op->call.kind), rank,
-                     (unsigned long long)(i / element));
+    for (uint64_t k = 0; k < output->elements; k++) {
+        for (size_t byte = 0; byte < element && !written[k]; byte++) {
+            if (output->bytes[k * element + byte] != SIM_POISON) {
+                fail_msg("%s operation %llu (%s): rank %u: element %llu was written", op->comm->name,
+                         (unsigned long long)op->seq, op_kind_text(op->call.kind), rank,
+                         (unsigned long long)k);
+            }
         }
     }
     assert_int_equal(output->bytes[output->elements * element], SIM_POISON);

@@ -12,6 +12,7 @@ import time
 from cluster import Library
 
 COUNT = 20000
+PAUSE_S = 0.02  # between steps, so that the ranks leave processors to what they test
 SUM, MIN = 0, 2
 WAIT_MS = 10000
 
@@ -81,6 +82,7 @@ class Job:
                 print(f"GAP {now - right_at:.3f} {reason}", flush=True)
             reason, right_at = "", now
             self.step += 1
+            time.sleep(PAUSE_S)
             if values[COUNT - 1] > 0:
                 print("DONE", self.step, flush=True)
                 self.close()

@@ -8,6 +8,8 @@
 #include "tests/failures/failure_run.h"
 #include "tests/lib/test_pki.h"
 
+/* WAITS = True */
+
 /*
  * Makes allocations and system calls fail, one in each run, while daemons and two ranks do a little of
  * everything. A scenario says in which process calls fail: that process is armed. Runs without a failure find

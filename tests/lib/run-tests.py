@@ -6,9 +6,9 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
        run-tests.py --pytest test_*.py            one pytest file, likewise
 
-Programs and then unittest files run two at a time. Beside them run the unittest files that mostly wait, one after the other: they have WAITS =
-True at their top, and keep less than half a processor busy. Files with ALONE = True at their top come last, one after the other. The line of
-each shows its seconds, and for how long it and its children kept processors busy. Each skip is shown with its reason: that of unittest, or for cmocka
+Programs and then unittest files run two at a time. Beside them run the tests that mostly wait, one after the other. They keep less than half a
+processor busy, and have WAITS = True at their top. A C file has that in a comment of its own. Files with ALONE = True at their top come last, one
+after the other. The line of each shows its seconds, and for how long it and its children kept processors busy. Each skip is shown with its reason: that of unittest, or for cmocka
 the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
 passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
 
@@ -134,12 +134,10 @@ class Runner:
         sys.stdout.flush()
 
     def run_all(self, paths):
-        programs = [path for path in paths if not path.endswith(".py")]
         kinds = {"WAITS": [], "ALONE": [], None: []}
-        for path in paths:
-            if path.endswith(".py"):
-                kinds[kind_of(path)].append(path)
-        self.run_some((programs + kinds[None], AT_ONCE), (kinds["WAITS"], 1))
+        for path in sorted(paths, key=lambda path: path.endswith(".py")):
+            kinds[kind_of(path)].append(path)
+        self.run_some((kinds[None], AT_ONCE), (kinds["WAITS"], 1))
         self.run_some((kinds["ALONE"], 1))
 
     def run_some(self, *groups):
@@ -170,8 +168,10 @@ def wait_unreaped(process, timeout_s):
 
 
 def kind_of(path):
-    """Returns what a unittest file says of itself at its top: "WAITS", "ALONE" or None."""
-    found = re.search(r"^(WAITS|ALONE)\s*=\s*True\b", pathlib.Path(path).read_text(), re.MULTILINE)
+    """Returns what the source of a test says of itself at its top: "WAITS", "ALONE" or None."""
+    source = pathlib.Path(path if path.endswith(".py") else f"{short(path)}.c")
+    text = source.read_text() if source.exists() else ""
+    found = re.search(r"^(?:/\* )?(WAITS|ALONE) = True\b", text, re.MULTILINE)
     return found.group(1) if found else None
 
 

@@ -12,6 +12,7 @@ import unittest
 
 from cluster import BUILD, ROOT, StandaloneTest
 
+WAITS = True
 
 VERBS = [[], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["users"], ["ping", "-n", "1", "other"], ["algorithms"], ["config", "show"], ["version"],
          ["health"], ["events"], ["metrics"],

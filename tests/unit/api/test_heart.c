@@ -2,6 +2,8 @@
 
 #include "daemon/base/long_call.h"
 
+/* WAITS = True */
+
 /* The heartbeat, as a client of the socket sees it. */
 
 /* Returns how many descriptors come with Hello's reply. */

@@ -3,6 +3,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_pair.h"
 
+/* WAITS = True */
+
 /* Events between streams, communicators and the calling thread, in all combinations. */
 
 struct set {

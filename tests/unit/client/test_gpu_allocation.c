@@ -3,6 +3,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_pair.h"
 
+/* WAITS = True */
+
 /* comm_mem_alloc on a GPU gives virtual memory or memory of cuMemAlloc. Both are gone once they are freed. */
 
 static size_t gpu_free_bytes(void)

@@ -3,6 +3,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_segment.h"
 
+/* WAITS = True */
+
 /* Memory on GPUs: what the library registers, when, and as what; what it refuses, and under which name. */
 
 static void test_init_tells_the_uuid(void **state)

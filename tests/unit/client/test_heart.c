@@ -8,6 +8,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
+/* WAITS = True */
+
 /* How the library checks commd's heartbeat, with the test's own clock. */
 
 #define MS 1000000ull

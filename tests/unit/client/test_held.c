@@ -5,6 +5,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
+/* WAITS = True */
+
 /* Operations for which the window has no place. No call waits for a place. Any thread that is in the library
  * sends them later, in order. */
 

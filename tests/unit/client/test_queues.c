@@ -4,6 +4,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
+/* WAITS = True */
+
 /* Completion queues on a commd that the test plays, with rings and without them. */
 
 enum { BYTES = 1000, LARGE_BYTES = 3 * QUEUE_COPY_NOW_MAX_BYTES };

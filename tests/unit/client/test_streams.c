@@ -4,6 +4,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_pair.h"
 
+/* WAITS = True */
+
 /* Operations in the order of CUDA streams. */
 
 static uint64_t submits(const struct pair *pair)

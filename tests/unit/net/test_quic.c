@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* WAITS = True */
+
 /* The life of a connection: dialled, replaced, lost, closed. */
 
 /* --- Conditions --- */

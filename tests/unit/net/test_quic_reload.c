@@ -4,6 +4,8 @@
 
 #include "daemon/net/quic_internal.h"
 
+/* WAITS = True */
+
 /* Certificates, revocation lists and peers change while endpoints run. */
 
 static int setup_certificates(void **state)

@@ -3,6 +3,8 @@
 #include <linux/filter.h>
 #include <sys/socket.h>
 
+/* WAITS = True */
+
 /* The life of bulk links: they are made, cut, refused, and made again. Streams go on, and nothing is lost. */
 
 static bool link_is_lost(const void *context)

@@ -13,4 +13,15 @@
  */
 uint64_t weight_of_node(uint64_t seed, const char *node, uint32_t uid, const char *name);
 
+/* The best of some nodes; {0} before the first. */
+struct weight_choice {
+    const char *node_name; /* null: of none */
+    uint32_t node;
+    uint64_t weight;
+};
+/* Makes a node the choice if it comes before the one so far. `node` is for the caller. node_name must stay
+ * valid as long as the choice. */
+void weight_choose(struct weight_choice *choice, uint64_t seed, uint32_t node, const char *node_name,
+                   uint32_t uid, const char *name);
+
 #endif

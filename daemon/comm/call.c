@@ -147,8 +147,8 @@ static bool is_on_gpu(const struct memory *memory)
 /* Each buffer of a rank must be on the host, or on the same GPU as its other buffers. */
 static enum status check_place(struct comms_buffers *buffers, struct error *error)
 {
-    const struct memory *memories[] = {buffers->input_memory, buffers->output_memory,
-                                       buffers->residual_memory};
+    const struct memory *memories[] = {buffers->exec.input_memory, buffers->exec.output_memory,
+                                       buffers->exec.residual_memory};
     struct exec_rank *exec = &buffers->exec;
     for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++) {
         if (!is_on_gpu(memories[i])) {
@@ -219,7 +219,7 @@ static void find_words(struct comms_buffers *buffers)
 {
     struct comms_fences *fences = buffers->fences;
     const struct memory *of_gpu =
-        buffers->input_memory != NULL ? buffers->input_memory : buffers->output_memory;
+        buffers->exec.input_memory != NULL ? buffers->exec.input_memory : buffers->exec.output_memory;
     if (!is_on_gpu(of_gpu)) {
         return;
     }
@@ -238,15 +238,15 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
     enum status status = call_extents(op, rank, size, buffers, &extents, error);
     if (status == STATUS_OK && extents.reads) {
         status = take_range(&op->input, "input", extents.input_elements, element_bytes,
-                            &buffers->input_memory, &input, error);
+                            &buffers->exec.input_memory, &input, error);
     }
     if (status == STATUS_OK && extents.writes) {
         status = take_range(&op->output, "output", extents.output_elements, element_bytes,
-                            &buffers->output_memory, &output, error);
+                            &buffers->exec.output_memory, &output, error);
     }
     if (status == STATUS_OK && op->residual.memory != NULL) {
         status = take_range(&op->residual, "residual", op->terms.count_elements, sizeof(float),
-                            &buffers->residual_memory, &residual, error);
+                            &buffers->exec.residual_memory, &residual, error);
     }
     if (status == STATUS_OK && (uintptr_t)residual % sizeof(float) != 0) {
         status = error_set(error, STATUS_INVALID_ARGUMENT, "the residual is not aligned to its elements");
@@ -262,9 +262,9 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
                                        .input_layout = {in, in == NULL ? NULL : in + size},
                                        .output_layout = {out, out == NULL ? NULL : out + size},
                                        .residual = residual,
-                                       .input_memory = buffers->input_memory,
-                                       .output_memory = buffers->output_memory,
-                                       .residual_memory = buffers->residual_memory,
+                                       .input_memory = buffers->exec.input_memory,
+                                       .output_memory = buffers->exec.output_memory,
+                                       .residual_memory = buffers->exec.residual_memory,
                                        .input_bytes = extents.input_elements * element_bytes,
                                        .output_bytes = extents.output_elements * element_bytes,
                                        .residual_bytes = op->terms.count_elements * sizeof(float)};
@@ -281,9 +281,9 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
 
 void comms_buffers_release(struct comms_buffers *buffers)
 {
-    memory_unref(buffers->input_memory);
-    memory_unref(buffers->output_memory);
-    memory_unref(buffers->residual_memory);
+    memory_unref(buffers->exec.input_memory);
+    memory_unref(buffers->exec.output_memory);
+    memory_unref(buffers->exec.residual_memory);
     comms_fences_end(buffers->fences); /* last: the client may free the memory once it sees the word */
     free(buffers->input_layout);
     free(buffers->output_layout);

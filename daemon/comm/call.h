@@ -6,9 +6,9 @@
 
 /* One rank's call of an operation: its checked terms, and its own buffers. Private to daemon/comm. */
 
-/* Buffers of one rank, from its post until nothing uses them any more. Layouts are private copies. */
+/* Buffers of one rank, from its post until nothing uses them any more. Layouts are private copies. The memory
+ * in `exec` is referenced. */
 struct comms_buffers {
-    struct memory *input_memory, *output_memory, *residual_memory; /* references, or null */
     uint64_t *input_layout, *output_layout; /* 2 × size: counts, displacements; null for none */
     struct comms_fences *fences;            /* null: none */
     struct exec_rank exec;

@@ -60,7 +60,7 @@ void comms_free(struct comms *comms)
         }
         communicator_free(comm);
     }
-    comms_drain_free(comms);
+    comms_undrain(comms);
     comms_meeting_free(comms);
     comms_farewells_tick(comms, TIME_NEVER);
     comms_posts_free(comms);

@@ -318,6 +318,7 @@ bool comms_idle(const struct comms *comms);
  * nodes' ranks of that communicator are told the same, so that they need not wait.
  */
 void comms_drain(struct comms *comms, const char *why, uint64_t now_ns);
+/* From now on members are taken again. */
 void comms_undrain(struct comms *comms);
 /* Ends all communicators with SHUTTING_DOWN and `why`, on all nodes. */
 void comms_drain_end(struct comms *comms, const char *why, uint64_t now_ns);

@@ -3,6 +3,7 @@
 
 #include "daemon/base/fair.h"
 #include "daemon/base/log.h"
+#include "daemon/base/owned_name.h"
 #include "daemon/base/random.h"
 #include "daemon/base/ranges.h"
 #include "daemon/base/table.h"
@@ -208,17 +209,11 @@ struct communicator_node {
 #define COMMS_NODE_COST_BYTES                                                                                \
     (sizeof(struct comms_claim) + sizeof(struct communicator_node) + sizeof(const char *))
 
-/* Identifies a communicator on all nodes. Hashed up to the end of the name. */
-struct comms_key {
-    uint32_t owner_uid;
-    char name[COMM_NAME_MAX_BYTES + 1];
-};
-
 struct communicator {
     struct communicator *prev, *next; /* in comms, oldest first */
     struct fair_entry turn;           /* in comms->queue */
     struct comms *comms;
-    struct comms_key key;
+    struct owned_name key;
     const char *name; /* key.name */
     struct communicator_terms terms;
     enum communicator_state state;
@@ -419,8 +414,6 @@ void communicator_broadcast(struct communicator *comm, const Commd__Mesh__Messag
  * only, as incarnations differ by their ids. */
 uint32_t comms_names_next_generation(struct comms *comms, uid_t owner_uid, const char *name);
 void comms_names_free(struct comms *comms);
-/* Fills the key. Returns its size in bytes up to the end of the name. */
-size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name);
 
 /* announce.c and node_messages.c: messages from other nodes. */
 /* The communicator has formed without that node: refuses those ranks of its claim that are local ranks. */
@@ -435,7 +428,6 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
                             uint64_t now_ns);
 
 /* drain.c: a node that takes no new communicators. */
-void comms_drain_free(struct comms *comms);
 void comms_drain_node_up(const struct comms *comms, uint32_t node);
 /* Returns SHUTTING_DOWN if a rank may not join because of a drain, and tells other nodes' ranks. */
 enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *name, uint64_t now_ns,

@@ -16,8 +16,8 @@
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
 {
     struct communicator *comm;
-    struct comms_key key;
-    size_t key_bytes = comms_key_make(&key, owner_uid, name);
+    struct owned_name key;
+    size_t key_bytes = owned_name_make(&key, owner_uid, name);
     HASH_FIND(hh_key, comms->by_key, &key, key_bytes, comm);
     return comm;
 }
@@ -123,7 +123,7 @@ enum status communicator_new(struct comms *comms, struct budget_account *account
     }
     comm->comms = comms;
     comm->account = account;
-    size_t key_bytes = comms_key_make(&comm->key, terms->owner_uid, name);
+    size_t key_bytes = owned_name_make(&comm->key, terms->owner_uid, name);
     if (communicator_charge(comm, comm_cost_bytes(comm, terms->size), error) != STATUS_OK) {
         free(comm);
         return STATUS_LIMIT;

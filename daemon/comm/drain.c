@@ -17,7 +17,7 @@
 struct refused_name {
     uint64_t until_ns; /* 0: none */
     size_t key_bytes;
-    struct comms_key key;
+    struct owned_name key;
     struct comms_guest *guest; /* null in a complete cluster */
 };
 
@@ -52,7 +52,7 @@ void comms_drain(struct comms *comms, const char *why, uint64_t now_ns)
     }
 }
 
-void comms_drain_free(struct comms *comms)
+void comms_undrain(struct comms *comms)
 {
     for (uint32_t i = 0; comms->drain != NULL && i < COMMS_REFUSED_MAX; i++) {
         comms_guest_free(comms->drain->refused[i].guest);
@@ -66,11 +66,6 @@ void comms_drain_node_up(const struct comms *comms, uint32_t node)
     for (uint32_t i = 0; comms->drain != NULL && i < COMMS_REFUSED_MAX; i++) {
         comms_guest_node_up(comms->drain->refused[i].guest, node);
     }
-}
-
-void comms_undrain(struct comms *comms)
-{
-    comms_drain_free(comms);
 }
 
 void comms_drain_end(struct comms *comms, const char *why, uint64_t now_ns)
@@ -87,7 +82,7 @@ void comms_drain_end(struct comms *comms, const char *why, uint64_t now_ns)
 }
 
 /* Returns null if no rank of that communicator was refused lately. */
-static struct refused_name *find_refused(struct comms_drain *drain, const struct comms_key *key,
+static struct refused_name *find_refused(struct comms_drain *drain, const struct owned_name *key,
                                          size_t key_bytes, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < COMMS_REFUSED_MAX; i++) {
@@ -129,12 +124,12 @@ enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *
     struct comms_drain *drain = comms->drain;
     Commd__Mesh__CommTerms terms;
     Commd__Mesh__Refuse body;
-    struct comms_key key;
+    struct owned_name key;
     if (drain == NULL) {
         return STATUS_OK;
     }
     refusal_text(comms, name, error);
-    size_t key_bytes = comms_key_make(&key, owner_uid, name);
+    size_t key_bytes = owned_name_make(&key, owner_uid, name);
     if (find_refused(drain, &key, key_bytes, now_ns) == NULL) {
         struct refused_name *name_of = &drain->refused[drain->next];
         comms_guest_free(name_of->guest);
@@ -158,12 +153,12 @@ void comms_drain_answer(struct comms *comms, uint32_t node, const Commd__Mesh__A
 {
     Commd__Mesh__CommTerms terms;
     Commd__Mesh__Refuse body;
-    struct comms_key key;
+    struct owned_name key;
     struct error error;
     if (comms->drain == NULL || announce->terms == NULL || announce->answer) {
         return;
     }
-    size_t key_bytes = comms_key_make(&key, announce->owner_uid, announce->name);
+    size_t key_bytes = owned_name_make(&key, announce->owner_uid, announce->name);
     if (find_refused(comms->drain, &key, key_bytes, now_ns) != NULL) {
         refusal_text(comms, announce->name, &error);
         refusal_fill(announce->name, announce->owner_uid, announce->nonce, &error, &terms, &body);

@@ -12,22 +12,7 @@
 
 /* --- The choice --- */
 
-struct candidate {
-    uint32_t node;
-    bool far; /* out of reach: it comes after those that are not */
-    uint64_t weight;
-    const char *name;
-};
-
-static bool comes_before(const struct candidate *a, const struct candidate *b)
-{
-    if (a->far != b->far) {
-        return b->far;
-    }
-    return a->weight != b->weight ? a->weight > b->weight : strcmp(a->name, b->name) < 0;
-}
-
-static bool turned_to(const struct comms_guest *guest, uint32_t node)
+bool comms_guest_knows(const struct comms_guest *guest, uint32_t node)
 {
     for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
         if (guest->places[i].node == node) {
@@ -37,32 +22,31 @@ static bool turned_to(const struct comms_guest *guest, uint32_t node)
     return false;
 }
 
-/* The best place that it has not turned to. Returns false if there is none. */
+/* The best place that it has not turned to: those out of reach come last. Returns false if there is none. */
 static bool next_place(const struct comms_guest *guest, uint32_t *place)
 {
     const struct comms *comms = guest->comms;
-    const struct comms_key *key = &guest->key;
+    const struct owned_name *key = &guest->key;
     uint32_t node_count = mesh_node_count(comms->mesh);
-    struct candidate best = {0};
+    struct weight_choice near = {0}, far = {0};
     for (uint32_t i = 0; i <= node_count; i++) {
-        struct candidate each = {.node = i < node_count ? i : COMMS_NODE_OWN};
-        bool own = each.node == COMMS_NODE_OWN;
-        if (turned_to(guest, each.node) ||
+        bool own = i == node_count;
+        uint32_t node = own ? COMMS_NODE_OWN : i;
+        if (comms_guest_knows(guest, node) ||
             (!own && (mesh_node_is_removed(comms->mesh, i) || !comms_user_may(comms, key->owner_uid, i)))) {
             continue;
         }
-        each.name = own ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, i);
-        each.far = !own && mesh_node_is_out_of_reach(comms->mesh, i);
-        each.weight = weight_of_node(PLACE_SEED, each.name, key->owner_uid, key->name);
-        best = best.name == NULL || comes_before(&each, &best) ? each : best;
+        weight_choose(!own && mesh_node_is_out_of_reach(comms->mesh, i) ? &far : &near, PLACE_SEED, node,
+                      own ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, i), key->owner_uid,
+                      key->name);
     }
-    *place = best.node;
-    return best.name != NULL;
+    *place = near.node_name != NULL ? near.node : far.node;
+    return near.node_name != NULL || far.node_name != NULL;
 }
 
 /* --- Turning to places --- */
 
-static void say_why(const struct comms *comms, const struct comms_key *key, uint32_t node,
+static void say_why(const struct comms *comms, const struct owned_name *key, uint32_t node,
                     const Commd__Mesh__Withdraw *end)
 {
     Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
@@ -76,7 +60,7 @@ static void say_why(const struct comms *comms, const struct comms_key *key, uint
 }
 
 /* Says Meet to a place, which may be this node, with what this node's communicator has to report. */
-static void say(struct comms *comms, const struct comms_key *key, uint32_t node, uint64_t now_ns)
+static void say(struct comms *comms, const struct owned_name *key, uint32_t node, uint64_t now_ns)
 {
     struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
     struct comms_announcement announcement;
@@ -122,7 +106,7 @@ static bool turn_to_next(struct comms_guest *guest, uint64_t now_ns)
     return true;
 }
 
-struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, bool reports,
+struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key, bool reports,
                                     uint64_t now_ns)
 {
     struct comms_guest *guest = calloc(1, sizeof *guest);
@@ -173,14 +157,9 @@ void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
 
 void comms_guest_node_up(const struct comms_guest *guest, uint32_t node)
 {
-    if (turned_to(guest, node)) {
+    if (comms_guest_knows(guest, node)) {
         say(guest->comms, &guest->key, node, guest->comms->now_ns);
     }
-}
-
-bool comms_guest_knows(const struct comms_guest *guest, uint32_t node)
-{
-    return turned_to(guest, node);
 }
 
 void comms_guest_report(const struct communicator *comm, uint64_t now_ns)
@@ -215,7 +194,7 @@ void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Wi
 /* A place that is to be told that a guest is gone, once it is connected. */
 struct comms_farewell {
     struct comms_farewell *prev, *next; /* in comms->farewells, the oldest first */
-    struct comms_key key;
+    struct owned_name key;
     uint32_t node;
     uint64_t until_ns;
 };
@@ -229,7 +208,7 @@ static void farewell_free(struct comms *comms, struct comms_farewell *farewell)
 }
 
 /* Without memory, or if there are too many, the place is not told: an old entry costs a connection. */
-static void farewell_new(struct comms *comms, const struct comms_key *key, uint32_t node)
+static void farewell_new(struct comms *comms, const struct owned_name *key, uint32_t node)
 {
     if (comms->farewell_count >= MEETING_FAREWELLS_MAX || mesh_node_is_removed(comms->mesh, node) ||
         mesh_node_is_out_of_reach(comms->mesh, node)) {
@@ -340,7 +319,7 @@ void comms_guest_meets(struct communicator *comm, uint32_t node, uint64_t now_ns
 void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh__Met *met, uint64_t now_ns)
 {
     struct communicator *comm = communicator_find(comms, met->owner_uid, met->name);
-    if (comm == NULL || !turned_to(comm->guest, node)) {
+    if (comm == NULL || !comms_guest_knows(comm->guest, node)) {
         return; /* it is over already */
     }
     for (size_t i = 0; i < met->n_nodes && comm->state == COMMS_COMM_FORMING; i++) {

@@ -15,7 +15,7 @@ static struct comms_meetings *meetings_of(struct comms *comms)
     return comms->meetings;
 }
 
-static struct meeting *meeting_find(const struct comms_meetings *meetings, const struct comms_key *key,
+static struct meeting *meeting_find(const struct comms_meetings *meetings, const struct owned_name *key,
                                     size_t key_bytes)
 {
     struct meeting *meeting;
@@ -23,9 +23,9 @@ static struct meeting *meeting_find(const struct comms_meetings *meetings, const
     return meeting;
 }
 
-static size_t key_bytes_of(const struct comms_key *key)
+static size_t key_bytes_of(const struct owned_name *key)
 {
-    return offsetof(struct comms_key, name) + strlen(key->name);
+    return offsetof(struct owned_name, name) + strlen(key->name);
 }
 
 static void guest_free(struct comms_meetings *meetings, struct guest *guest)
@@ -50,7 +50,7 @@ static void guest_free(struct comms_meetings *meetings, struct guest *guest)
     }
 }
 
-static struct meeting *meeting_make(struct comms_meetings *meetings, const struct comms_key *key)
+static struct meeting *meeting_make(struct comms_meetings *meetings, const struct owned_name *key)
 {
     size_t key_bytes = key_bytes_of(key);
     struct meeting *meeting = meeting_find(meetings, key, key_bytes);
@@ -101,7 +101,7 @@ static struct guest *guest_find(const struct meeting *meeting, uint32_t node)
 }
 
 /* Without memory it adds nobody: the nodes meet at another place. */
-static struct guest *guest_make(struct comms_meetings *meetings, uint32_t node, const struct comms_key *key)
+static struct guest *guest_make(struct comms_meetings *meetings, uint32_t node, const struct owned_name *key)
 {
     struct meeting *meeting = meeting_make(meetings, key);
     struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
@@ -145,7 +145,7 @@ static void untold(struct comms_meetings *meetings, struct meeting *meeting, uin
     }
 }
 
-void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key,
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_name *key,
                         const Commd__Mesh__Announce *report, uint64_t now_ns)
 {
     struct comms_meetings *meetings = meetings_of(comms);
@@ -175,7 +175,7 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_k
     }
 }
 
-void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key)
+void comms_meeting_leave(struct comms *comms, uint32_t node, const struct owned_name *key)
 {
     struct meeting *meeting =
         comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
@@ -190,7 +190,7 @@ void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_
     }
 }
 
-void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_key *key,
+void comms_meeting_end(struct comms *comms, uint32_t node, const struct owned_name *key,
                        const Commd__Mesh__Withdraw *end)
 {
     struct meeting *meeting =
@@ -204,7 +204,7 @@ void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_ke
 void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
                             uint64_t now_ns)
 {
-    struct comms_key key;
+    struct owned_name key;
     if (!printable_is_name(meet->name, COMM_NAME_MAX_BYTES)) {
         mesh_violation(comms->mesh, node, "a malformed name of a communicator");
         return;
@@ -212,7 +212,7 @@ void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mes
     if (!comms_user_may_say(comms, meet->owner_uid, node, meet->name, now_ns)) {
         return;
     }
-    (void)comms_key_make(&key, meet->owner_uid, meet->name);
+    (void)owned_name_make(&key, meet->owner_uid, meet->name);
     if (meet->over) {
         if (meet->end != NULL && meet->end->failed) {
             comms_meeting_end(comms, node, &key, meet->end);
@@ -301,7 +301,7 @@ static struct guest *next_untold(const struct guest *guest)
 }
 
 /* Tells this node's communicator. It may fail, and leave the meeting: so each step looks for both again. */
-static void tell_own(struct comms *comms, const struct comms_key *key, uint64_t now_ns)
+static void tell_own(struct comms *comms, const struct owned_name *key, uint64_t now_ns)
 {
     for (;;) {
         struct meeting *meeting = meeting_find(comms->meetings, key, key_bytes_of(key));
@@ -318,7 +318,7 @@ static void tell_own(struct comms *comms, const struct comms_key *key, uint64_t 
 
 static void tell_all(struct comms *comms, const struct meeting *meeting, uint64_t now_ns)
 {
-    struct comms_key key = meeting->key;
+    struct owned_name key = meeting->key;
     struct guest *guest;
     DL_FOREACH(meeting->guests, guest)
     {

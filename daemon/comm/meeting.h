@@ -50,7 +50,7 @@ struct comms_place {
 /* This node, as a guest with one name. */
 struct comms_guest {
     struct comms *comms;
-    struct comms_key key;
+    struct owned_name key;
     struct comms_place places[MEETING_PLACES_MAX]; /* to which it has turned */
     uint32_t place_count;
     uint64_t next_ns; /* when to turn to one more; TIME_NEVER: never */
@@ -59,7 +59,7 @@ struct comms_guest {
 };
 
 /* Turns to the first places. Null without memory. The other functions accept null. */
-struct comms_guest *comms_guest_new(struct comms *comms, const struct comms_key *key, bool reports,
+struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key, bool reports,
                                     uint64_t now_ns);
 /* Tells the places that it is over. */
 void comms_guest_free(struct comms_guest *guest);
@@ -79,7 +79,7 @@ uint64_t comms_farewells_deadline_ns(const struct comms *comms);
 void comms_guest_report(const struct communicator *comm, uint64_t now_ns);
 /* Tells the places that it is over, and why. */
 void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Withdraw *end);
-/* Whether it has turned to that node. */
+/* Whether it has turned to that node. A null guest has turned to none. */
 bool comms_guest_knows(const struct comms_guest *guest, uint32_t node);
 /* Call it when the communicator's ranks were announced. Makes it a guest, unless the cluster is complete. */
 void comms_guest_announce(struct communicator *comm, uint64_t now_ns);
@@ -90,12 +90,12 @@ void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh_
 /* --- The place --- */
 
 /* A node says Meet. COMMS_NODE_OWN: a communicator of this node. */
-void comms_meeting_join(struct comms *comms, uint32_t node, const struct comms_key *key,
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_name *key,
                         const Commd__Mesh__Announce *report, uint64_t now_ns);
 /* The node's part has failed, and with it the communicator: tells the other guests that have reported. */
-void comms_meeting_end(struct comms *comms, uint32_t node, const struct comms_key *key,
+void comms_meeting_end(struct comms *comms, uint32_t node, const struct owned_name *key,
                        const Commd__Mesh__Withdraw *end);
-void comms_meeting_leave(struct comms *comms, uint32_t node, const struct comms_key *key);
+void comms_meeting_leave(struct comms *comms, uint32_t node, const struct owned_name *key);
 void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
                             uint64_t now_ns);
 /* The connection is lost, or a new one begins: forgets the node. cause: it is lost, so what it has reported

@@ -29,7 +29,7 @@ struct guest {
 /* The nodes with ranks of one name. */
 struct meeting {
     struct meeting *prev, *next; /* in `untold` */
-    struct comms_key key;
+    struct owned_name key;
     struct guest *guests;
     uint64_t last_number;
     bool is_untold;  /* some guest does not know of another one, or a report is new */

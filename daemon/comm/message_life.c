@@ -237,7 +237,7 @@ static struct p2p_call call_of(const struct comms_member *member, const struct c
                              .gpu = at->gpu,
                              .waits = at->waits,
                              .wait_count = at->wait_count,
-                             .memory = sends ? buffers->input_memory : buffers->output_memory};
+                             .memory = sends ? at->input_memory : at->output_memory};
 }
 
 static void arm(struct comms_member *member, struct comms_p2p *point, const struct comms_op *op,

@@ -9,7 +9,7 @@
 struct comms_name {
     struct comms_name *prev, *next; /* of the user's names, least recently used first */
     uint32_t generation;
-    struct comms_key key;
+    struct owned_name key;
     UT_hash_handle hh;
 };
 
@@ -21,14 +21,6 @@ struct comms_names {
     struct comms_name *by_age;
     UT_hash_handle hh;
 };
-
-size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name)
-{
-    size_t name_bytes = strnlen(name, sizeof key->name - 1);
-    *key = (struct comms_key){.owner_uid = owner_uid};
-    memcpy(key->name, name, name_bytes);
-    return offsetof(struct comms_key, name) + name_bytes;
-}
 
 static void name_forget(struct comms *comms, struct comms_names *names, struct comms_name *name)
 {
@@ -88,7 +80,7 @@ static struct comms_name *name_new(struct comms *comms, uint32_t owner_uid, cons
     } else if (names->count >= COMMS_NAMES_OF_USER_MAX) {
         name_forget(comms, names, names->by_age);
     }
-    size_t key_bytes = comms_key_make(&name->key, owner_uid, text);
+    size_t key_bytes = owned_name_make(&name->key, owner_uid, text);
     HASH_ADD(hh, names->by_key, key, key_bytes, name);
     if (!table_has(name, hh)) {
         free(name);
@@ -109,8 +101,8 @@ uint32_t comms_names_next_generation(struct comms *comms, uid_t owner_uid, const
     struct comms_names *names = names_of(comms, owner_uid);
     struct comms_name *name = NULL;
     if (names != NULL) {
-        struct comms_key key;
-        size_t key_bytes = comms_key_make(&key, owner_uid, text);
+        struct owned_name key;
+        size_t key_bytes = owned_name_make(&key, owner_uid, text);
         HASH_FIND(hh, names->by_key, &key, key_bytes, name);
     }
     if (name != NULL) {

@@ -202,7 +202,8 @@ void comms_visit_ops(const struct comms *comms, uint64_t now_ns, comms_op_visit 
 static bool visit_buffers(const struct communicator *comm, const struct comms_buffers *buffers,
                           comms_use_visit *visit, void *context)
 {
-    const struct memory *used[] = {buffers->input_memory, buffers->output_memory, buffers->residual_memory};
+    const struct memory *used[] = {buffers->exec.input_memory, buffers->exec.output_memory,
+                                   buffers->exec.residual_memory};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) {
         if (used[i] != NULL && !visit(context, used[i], comm->name)) {
             return false;

@@ -196,7 +196,7 @@ struct exec_rank {
     bool *ended_by_gpu;
     /* The client memory in which each buffer lies, if any. The operation fails if such memory breaks
      * meanwhile (memory_check). */
-    const struct memory *input_memory, *output_memory, *residual_memory;
+    struct memory *input_memory, *output_memory, *residual_memory;
 };
 
 /*

@@ -12,7 +12,7 @@
 
 /* --- Construction --- */
 
-static struct gathers_here *here_find(const struct gathers *gathers, const struct gathers_name *key,
+static struct gathers_here *here_find(const struct gathers *gathers, const struct owned_name *key,
                                       size_t key_bytes)
 {
     struct gathers_here *here;
@@ -23,8 +23,8 @@ static struct gathers_here *here_find(const struct gathers *gathers, const struc
 static enum status here_make(struct gathers *gathers, uint32_t uid, const char *name, uint64_t now_ns,
                              struct gathers_here **out, struct error *error)
 {
-    struct gathers_name key;
-    size_t key_bytes = gathers_name_make(&key, uid, name);
+    struct owned_name key;
+    size_t key_bytes = owned_name_make(&key, uid, name);
     *out = here_find(gathers, &key, key_bytes);
     if (*out != NULL) {
         return STATUS_OK;
@@ -301,7 +301,7 @@ static uint64_t generation_of(const char *comm_name, size_t *job_bytes)
 enum status gathers_check(const struct gathers *gathers, uint32_t uid, const char *comm_name,
                           struct error *error)
 {
-    struct gathers_name key;
+    struct owned_name key;
     char job[GATHERS_NAME_MAX_BYTES + 1] = "", void_name[COMM_NAME_MAX_BYTES + 1];
     size_t job_bytes = 0;
     uint64_t generation = gathers->here != NULL ? generation_of(comm_name, &job_bytes) : 0;
@@ -309,7 +309,7 @@ enum status gathers_check(const struct gathers *gathers, uint32_t uid, const cha
         return STATUS_OK;
     }
     memcpy(job, comm_name, job_bytes);
-    size_t key_bytes = gathers_name_make(&key, uid, job);
+    size_t key_bytes = owned_name_make(&key, uid, job);
     const struct gathers_here *here = here_find(gathers, &key, key_bytes);
     for (unsigned i = 0; here != NULL && i < GATHERS_VOIDS_MAX; i++) {
         gathers_comm_name(void_name, job, here->voids[i].generation, here->voids[i].nonce);

@@ -13,14 +13,6 @@
 
 /* --- Names --- */
 
-size_t gathers_name_make(struct gathers_name *key, uint32_t owner_uid, const char *name)
-{
-    size_t name_bytes = strnlen(name, sizeof key->name - 1);
-    *key = (struct gathers_name){.owner_uid = owner_uid};
-    memcpy(key->name, name, name_bytes);
-    return offsetof(struct gathers_name, name) + name_bytes;
-}
-
 void gathers_comm_name(char out[COMM_NAME_MAX_BYTES + 1], const char *name, uint64_t generation,
                        uint64_t nonce)
 {
@@ -50,12 +42,12 @@ static bool is_avoided(const struct gathers_here *here, uint32_t node, uint64_t 
     return false;
 }
 
-uint32_t gathers_choose(const struct gathers *gathers, const struct gathers_name *key, bool all,
+uint32_t gathers_choose(const struct gathers *gathers, const struct owned_name *key, bool all,
                         const struct gathers_here *here, uint64_t now_ns)
 {
     const struct mesh *mesh = gathers->mesh;
-    uint32_t best = GATHERS_NODE_OWN;
-    uint64_t best_weight = weight_of_node(PLACE_SEED, mesh_own_name(mesh), key->owner_uid, key->name);
+    struct weight_choice best = {0};
+    weight_choose(&best, PLACE_SEED, GATHERS_NODE_OWN, mesh_own_name(mesh), key->owner_uid, key->name);
     for (uint32_t node = 0; node < mesh_node_count(mesh); node++) {
         if (mesh_node_is_removed(mesh, node) || !gathers_user_may(gathers, key->owner_uid, node) ||
             (!all && (!mesh_node_is_member(mesh, node) || is_avoided(here, node, now_ns)))) {
@@ -64,16 +56,9 @@ uint32_t gathers_choose(const struct gathers *gathers, const struct gathers_name
         if (mesh_node_is_up(mesh, node) && !mesh_node_offers(mesh, node, MESH_OFFERS_GATHER)) {
             continue; /* its commd is older */
         }
-        uint64_t weight = weight_of_node(PLACE_SEED, mesh_node_name(mesh, node), key->owner_uid, key->name);
-        bool wins = weight > best_weight ||
-                    (weight == best_weight &&
-                     strcmp(mesh_node_name(mesh, node), gathers_node_name(gathers, best)) < 0);
-        if (wins) {
-            best = node;
-            best_weight = weight;
-        }
+        weight_choose(&best, PLACE_SEED, node, mesh_node_name(mesh, node), key->owner_uid, key->name);
     }
-    return best;
+    return best.node;
 }
 
 /* --- Messages and nodes --- */

@@ -1,6 +1,7 @@
 #ifndef DAEMON_GATHER_GATHERS_INTERNAL_H
 #define DAEMON_GATHER_GATHERS_INTERNAL_H
 
+#include "daemon/base/owned_name.h"
 #include "daemon/base/printable.h"
 #include "daemon/base/random.h"
 #include "daemon/base/table.h"
@@ -30,11 +31,6 @@ struct gathers_formation {
     uint32_t seated; /* how many processes got ranks of it; 0: not known */
 };
 
-struct gathers_name {
-    uint32_t owner_uid;
-    char name[COMM_NAME_MAX_BYTES + 1]; /* only the bytes of the name are part of the hash */
-};
-
 /* --- This node's processes --- */
 
 struct gathers_entry {
@@ -61,7 +57,7 @@ struct gathers_entry {
 /* A name with processes on this node. */
 struct gathers_here {
     struct gathers *gathers;
-    struct gathers_name key;
+    struct owned_name key;
     struct gathers_entry *entries;
     uint32_t entry_count;
     uint32_t place; /* GATHERS_NODE_OWN, or a node to which a connection is needed */
@@ -123,7 +119,7 @@ struct gathers_party {
 /* A name for which this node decides. */
 struct gathers_meeting {
     struct gathers *gathers;
-    struct gathers_name key;
+    struct owned_name key;
     struct gathers_party *parties;
     struct budget_account *account;
     uint64_t generation;   /* the last one */
@@ -166,7 +162,6 @@ struct gathers {
     uint64_t next_ns;  /* when some name is to be looked at: the earliest check_ns and next_ns */
 };
 
-size_t gathers_name_make(struct gathers_name *key, uint32_t owner_uid, const char *name);
 bool gathers_user_may(const struct gathers *gathers, uint32_t uid, uint32_t node);
 const char *gathers_node_name(const struct gathers *gathers, uint32_t node);
 /* "job#3.00f1..." */
@@ -174,7 +169,7 @@ void gathers_comm_name(char out[COMM_NAME_MAX_BYTES + 1], const char *name, uint
                        uint64_t nonce);
 /* The node that has the highest weight for the name, of those that may be it. `all`: also of those that do
  * not run. here: which nodes it avoids; may be null. */
-uint32_t gathers_choose(const struct gathers *gathers, const struct gathers_name *key, bool all,
+uint32_t gathers_choose(const struct gathers *gathers, const struct owned_name *key, bool all,
                         const struct gathers_here *here, uint64_t now_ns);
 
 /* report.c: this node and the places that it turns to. */

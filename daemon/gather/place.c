@@ -56,7 +56,7 @@ void gathers_place_free(struct gathers *gathers)
 
 /* --- Construction --- */
 
-static struct gathers_meeting *meeting_find(const struct gathers *gathers, const struct gathers_name *key,
+static struct gathers_meeting *meeting_find(const struct gathers *gathers, const struct owned_name *key,
                                             size_t key_bytes)
 {
     struct gathers_meeting *meeting;
@@ -65,7 +65,7 @@ static struct gathers_meeting *meeting_find(const struct gathers *gathers, const
 }
 
 /* Null without memory: the processes wait, and their nodes say so in the end. */
-static struct gathers_meeting *meeting_make(struct gathers *gathers, const struct gathers_name *key,
+static struct gathers_meeting *meeting_make(struct gathers *gathers, const struct owned_name *key,
                                             size_t key_bytes, uint64_t now_ns)
 {
     struct gathers_meeting *meeting = meeting_find(gathers, key, key_bytes);
@@ -329,13 +329,13 @@ static void party_gone(struct gathers_party *party, uint64_t now_ns)
 void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd__Mesh__Gather *report,
                             uint64_t now_ns)
 {
-    struct gathers_name key;
+    struct owned_name key;
     const char *wrong = what_is_wrong(report);
     if (wrong != NULL && node != GATHERS_NODE_OWN) {
         mesh_violation(gathers->mesh, node, wrong);
         return;
     }
-    size_t key_bytes = gathers_name_make(&key, report->owner_uid, report->name);
+    size_t key_bytes = owned_name_make(&key, report->owner_uid, report->name);
     struct gathers_meeting *meeting = meeting_find(gathers, &key, key_bytes);
     if (report->n_entries == 0) {
         struct gathers_party *party = meeting != NULL ? party_find(meeting, node) : NULL;

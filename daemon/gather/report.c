@@ -231,9 +231,9 @@ void gathers_here_node_down(struct gathers *gathers, uint32_t node, uint64_t now
 
 static struct gathers_here *here_of(const struct gathers *gathers, uint32_t uid, const char *name)
 {
-    struct gathers_name key;
+    struct owned_name key;
     struct gathers_here *here;
-    size_t key_bytes = gathers_name_make(&key, uid, name);
+    size_t key_bytes = owned_name_make(&key, uid, name);
     HASH_FIND(hh, gathers->here, &key, key_bytes, here);
     return here;
 }

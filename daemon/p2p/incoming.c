@@ -443,7 +443,7 @@ static void message_done(struct stream_reader *reader, uint64_t now_ns)
         link->came_count++;
         message_arrive(link->comm, coming);
         if (link->departures != NULL) {
-            incoming_departures(link);
+            link_departures(link, link->came_count);
         }
         return;
     }

@@ -356,7 +356,7 @@ static void rank_is_gone(struct p2p_comm *comm, uint32_t rank)
     end_any_source(comm);
 }
 
-static void departures_step(struct p2p_link *link, uint64_t came_count)
+void link_departures(struct p2p_link *link, uint64_t came_count)
 {
     struct p2p_departure *departure, *next;
     DL_FOREACH_SAFE(link->departures, departure, next)
@@ -369,16 +369,11 @@ static void departures_step(struct p2p_link *link, uint64_t came_count)
     }
 }
 
-void incoming_departures(struct p2p_link *link)
-{
-    departures_step(link, link->came_count);
-}
-
 void p2p_node_lost(struct p2p_comm *comm, uint32_t node, uint64_t now_ns)
 {
     comm->p2p->now_ns = now_ns;
     if (comm->links[node] != NULL && !comm->failed) {
-        departures_step(comm->links[node], UINT64_MAX);
+        link_departures(comm->links[node], UINT64_MAX);
     }
 }
 

@@ -313,13 +313,14 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
                               net_sent_function *sent) COMM_MUST_USE;
 /* Ends the stream of a SENDING send: all of it was acknowledged, or the rest is given up. */
 void link_payload_over(struct p2p_message *send, bool delivered);
+/* p2p.c: ends what waits for ranks that have left and whose messages have all come: came_count of them. */
+void link_departures(struct p2p_link *link, uint64_t came_count);
 /* Makes sure that there is another turn within P2P_RETRY_NS. */
 void p2p_retry(struct p2p *p2p);
 
 /* incoming.c: streams from other nodes. */
 extern const struct stream_reader_kind message_reader_kind;
 void incoming_resume(struct p2p_comm *comm);
-void incoming_departures(struct p2p_link *link);
 /* Ends receives whose payloads were cut, if the sender did not send the cause in time. */
 void incoming_end_cut(struct p2p *p2p, uint64_t now_ns);
 /* Drops the rest of the payload on that stream. */

@@ -62,7 +62,7 @@ static enum status handle_new(struct stores *stores, const struct stores_client 
         handle->stores = stores;
         handle->number = ++stores->last_handle;
         handle->handler = *handler;
-        (void)stores_name_make(&handle->key, client->uid, name);
+        (void)owned_name_make(&handle->key, client->uid, name);
         HASH_ADD(hh, stores->handles, number, sizeof handle->number, handle);
     }
     if (handle == NULL || !table_has(handle, hh)) {

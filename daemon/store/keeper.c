@@ -7,14 +7,6 @@
 
 #define KEEPER_SEED 0x73746f7265733176u /* part of the protocol: all nodes must have the same */
 
-size_t stores_name_make(struct stores_name *key, uint32_t owner_uid, const char *name)
-{
-    size_t name_bytes = strnlen(name, sizeof key->name - 1);
-    *key = (struct stores_name){.owner_uid = owner_uid};
-    memcpy(key->name, name, name_bytes);
-    return offsetof(struct stores_name, name) + name_bytes;
-}
-
 const char *stores_node_name(const struct stores *stores, uint32_t node)
 {
     return node == STORES_NODE_OWN ? mesh_own_name(stores->mesh) : mesh_node_name(stores->mesh, node);
@@ -42,25 +34,18 @@ static bool keeper_is_named(const struct stores *stores, uint32_t uid, const cha
 
 uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *name)
 {
-    uint32_t best = STORES_NODE_OWN;
-    if (keeper_is_named(stores, uid, name, &best)) {
-        return best;
+    uint32_t named;
+    if (keeper_is_named(stores, uid, name, &named)) {
+        return named;
     }
-    uint64_t best_weight = weight_of_node(KEEPER_SEED, mesh_own_name(stores->mesh), uid, name);
+    struct weight_choice best = {0};
+    weight_choose(&best, KEEPER_SEED, STORES_NODE_OWN, mesh_own_name(stores->mesh), uid, name);
     for (uint32_t node = 0; node < mesh_node_count(stores->mesh); node++) {
-        if (mesh_node_is_removed(stores->mesh, node) || !stores_user_may(stores, uid, node)) {
-            continue;
-        }
-        uint64_t weight = weight_of_node(KEEPER_SEED, mesh_node_name(stores->mesh, node), uid, name);
-        bool wins = weight > best_weight ||
-                    (weight == best_weight &&
-                     strcmp(mesh_node_name(stores->mesh, node), stores_node_name(stores, best)) < 0);
-        if (wins) {
-            best = node;
-            best_weight = weight;
+        if (!mesh_node_is_removed(stores->mesh, node) && stores_user_may(stores, uid, node)) {
+            weight_choose(&best, KEEPER_SEED, node, mesh_node_name(stores->mesh, node), uid, name);
         }
     }
-    return best;
+    return best.node;
 }
 
 const char *stores_keeper_name(const struct stores *stores, uid_t uid, const char *name)

@@ -31,12 +31,12 @@ void stores_kept_free(struct stores_kept *kept)
 }
 
 /* Users choose the names: the seed keeps them from choosing names that collide. */
-static unsigned name_hash(const struct stores *stores, const struct stores_name *key, size_t key_bytes)
+static unsigned name_hash(const struct stores *stores, const struct owned_name *key, size_t key_bytes)
 {
     return (unsigned)hash_bytes(stores->seed, key, key_bytes);
 }
 
-static enum status kept_check(const struct stores *stores, const struct stores_name *key, struct error *error)
+static enum status kept_check(const struct stores *stores, const struct owned_name *key, struct error *error)
 {
     if (stores->draining[0] != '\0') {
         return error_set(error, STATUS_SHUTTING_DOWN, "store \"%s\" would be kept by this node, but %s",
@@ -66,7 +66,7 @@ static enum status kept_make(struct stores *stores, struct stores_kept *kept, st
     return status;
 }
 
-static enum status kept_new(struct stores *stores, const struct stores_name *key, struct stores_kept **out,
+static enum status kept_new(struct stores *stores, const struct owned_name *key, struct stores_kept **out,
                             struct error *error)
 {
     enum status status = kept_check(stores, key, error);
@@ -80,7 +80,7 @@ static enum status kept_new(struct stores *stores, const struct stores_name *key
     kept->stores = stores;
     kept->ends_ns = TIME_NEVER;
     kept->timer.index = TIMER_NODE_DISARMED;
-    size_t key_bytes = stores_name_make(&kept->key, key->owner_uid, key->name);
+    size_t key_bytes = owned_name_make(&kept->key, key->owner_uid, key->name);
     status = kept_make(stores, kept, error);
     if (status == STATUS_OK) {
         unsigned hash = name_hash(stores, &kept->key, key_bytes);
@@ -146,12 +146,12 @@ static enum status opener_new(struct stores_kept *kept, uint32_t node, uint64_t 
 }
 
 enum status stores_kept_open(struct stores *stores, uint32_t node, uint64_t number,
-                             const struct stores_name *key, struct stores_handle *handle, uint64_t now_ns,
+                             const struct owned_name *key, struct stores_handle *handle, uint64_t now_ns,
                              struct stores_opener **out, struct error *error)
 {
-    struct stores_name wanted;
+    struct owned_name wanted;
     struct stores_kept *kept;
-    size_t key_bytes = stores_name_make(&wanted, key->owner_uid, key->name);
+    size_t key_bytes = owned_name_make(&wanted, key->owner_uid, key->name);
     unsigned hash = name_hash(stores, &wanted, key_bytes);
     HASH_FIND_BYHASHVALUE(hh, stores->kept, &wanted, key_bytes, hash, kept);
     if (kept == NULL) {

@@ -57,7 +57,7 @@ static enum status open_from(struct stores *stores, uint32_t node, const Commd__
                              uint64_t now_ns, struct error *error)
 {
     struct stores_opener *opener;
-    struct stores_name key;
+    struct owned_name key;
     uint64_t suppressed;
     if (!stores_user_may(stores, message->owner_uid, node)) {
         if (log_limit_pass(&stores->node_limit, now_ns, &suppressed)) {
@@ -77,7 +77,7 @@ static enum status open_from(struct stores *stores, uint32_t node, const Commd__
             message->name, mesh_own_name(stores->mesh),
             stores_keeper_name(stores, message->owner_uid, message->name), mesh_own_name(stores->mesh));
     }
-    (void)stores_name_make(&key, message->owner_uid, message->name);
+    (void)owned_name_make(&key, message->owner_uid, message->name);
     return stores_kept_open(stores, node, message->opener, &key, NULL, now_ns, &opener, error);
 }
 

@@ -2,6 +2,7 @@
 #define DAEMON_STORE_STORES_INTERNAL_H
 
 #include "daemon/base/log.h"
+#include "daemon/base/owned_name.h"
 #include "daemon/base/printable.h"
 #include "daemon/base/table.h"
 #include "daemon/store/stores.h"
@@ -16,17 +17,12 @@
 
 #define STORES_NODE_OWN UINT32_MAX
 
-struct stores_name {
-    uint32_t owner_uid;
-    char name[COMM_NAME_MAX_BYTES + 1]; /* only the bytes of the name are part of the hash */
-};
-
 /* --- Kept here --- */
 
 /* A store that this node keeps. */
 struct stores_kept {
     struct stores *stores;
-    struct stores_name key;
+    struct owned_name key;
     struct store *store;
     struct budget_account *account;
     uint32_t opener_count;
@@ -97,7 +93,7 @@ struct stores_sent {
 struct stores_handle {
     struct stores *stores;
     uint64_t number;
-    struct stores_name key;
+    struct owned_name key;
     struct stores_handler handler;
     struct budget_account *account; /* null: nothing is charged */
     struct stores_opener *opener;   /* kept here; null: elsewhere, or not open */
@@ -140,7 +136,6 @@ struct stores {
 #define STORES_RETRY_NS (1 * TIME_MS)
 #define STORES_RETRIES_PER_RUN 256u
 
-size_t stores_name_make(struct stores_name *key, uint32_t owner_uid, const char *name);
 bool stores_user_may(const struct stores *stores, uint32_t uid, uint32_t node);
 const char *stores_node_name(const struct stores *stores, uint32_t node);
 /* Whether a request is answered at once by its keeper. */
@@ -162,7 +157,7 @@ void stores_kept_woken(void *context, struct store_waiter *waiter, enum status r
 void stores_wait_free(struct stores_wait *wait);
 /* A process opens a store here. Makes the store if it is the first. LIMIT, NO_MEMORY, SHUTTING_DOWN. */
 enum status stores_kept_open(struct stores *stores, uint32_t node, uint64_t number,
-                             const struct stores_name *key, struct stores_handle *handle, uint64_t now_ns,
+                             const struct owned_name *key, struct stores_handle *handle, uint64_t now_ns,
                              struct stores_opener **out, struct error *error) COMM_MUST_USE;
 struct stores_opener *stores_opener_find(const struct stores *stores, uint32_t node, uint64_t number);
 /* Its waits end without an answer. */

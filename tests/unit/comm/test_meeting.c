@@ -245,7 +245,7 @@ static void test_a_guest_that_gives_up(void **state)
 }
 
 /* The place itself reports rank 3 of "job". */
-static void report_own(const struct comms_key *key)
+static void report_own(const struct owned_name *key)
 {
     uint32_t rank = 3;
     Commd__Mesh__Announce own = COMMD__MESH__ANNOUNCE__INIT;
@@ -267,7 +267,7 @@ static void test_a_place_with_ranks(void **state)
 {
     (void)state;
     start();
-    struct comms_key key = {.owner_uid = 1000, .name = "job"};
+    struct owned_name key = {.owner_uid = 1000, .name = "job"};
     report(2, 6, 600, NULL);
     assert_int_equal(heard[2].rosters, 0);
     report_own(&key);
@@ -293,7 +293,7 @@ static void test_a_place_whose_rank_is_taken(void **state)
 {
     (void)state;
     start();
-    struct comms_key key = {.owner_uid = 1000, .name = "job"};
+    struct owned_name key = {.owner_uid = 1000, .name = "job"};
     report(1, 3, 500, NULL);
     report(2, 6, 600, NULL);
     report_own(&key);

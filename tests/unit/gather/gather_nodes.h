@@ -276,8 +276,8 @@ static inline void assert_fails(const struct process *process, enum status statu
 /* The node that decides for the name. */
 static inline unsigned place_of(const struct world *world, const char *name)
 {
-    struct gathers_name key;
-    (void)gathers_name_make(&key, UID, name);
+    struct owned_name key;
+    (void)owned_name_make(&key, UID, name);
     for (unsigned i = 0; i < world->count; i++) {
         if (world->nodes[i].net != NULL &&
             gathers_choose(world->nodes[i].gathers, &key, false, NULL, world->now_ns) == GATHERS_NODE_OWN) {

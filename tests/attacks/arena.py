@@ -188,7 +188,7 @@ class Arena:
 
     def program(self, name, *arguments):
         """Starts a program of this folder as root. The program gives up root itself."""
-        process = subprocess.Popen([sys.executable, "-B", str(FOLDER / name), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        process = subprocess.Popen([sys.executable, "-S", "-B", str(FOLDER / name), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         self.cluster.processes.append(process)
         return process

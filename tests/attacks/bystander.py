@@ -11,7 +11,7 @@ import sys
 import time
 
 from pair import become
-from cluster import Library
+from client_library import Library
 
 COUNT = 8192
 PAUSE_S = 0.02

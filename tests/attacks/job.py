@@ -10,7 +10,7 @@ import sys
 import time
 
 from wire import SAID, become
-from cluster import Library
+from client_library import Library
 
 COUNT = 8192
 TIMEOUT_MS = 1500

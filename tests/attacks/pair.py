@@ -14,7 +14,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
-from cluster import Library  # noqa: E402
+from client_library import Library  # noqa: E402
 
 COUNT = 8192
 PATTERNS = 16

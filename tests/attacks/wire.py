@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
-from cluster import Library  # noqa: E402
+from client_library import Library  # noqa: E402
 from raw_client import VERSION, HostMemory, RawClient, event, fields, message, operation, parse  # noqa: E402,F401
 
 SEND_TIMEOUT_S = 0.5

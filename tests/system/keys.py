@@ -1,7 +1,7 @@
 """The library's stores of keys and values, by ctypes."""
 import ctypes
 
-from cluster import Library
+from client_library import Library
 
 
 class Failed(Exception):

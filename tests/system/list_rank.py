@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 
-from cluster import Library
+from client_library import Library
 from gpu import Gpu
 
 SUM = 0

@@ -8,7 +8,7 @@ import ctypes
 import os
 import sys
 
-from cluster import Library
+from client_library import Library
 from gpu import Gpu
 
 COUNT = 3000

@@ -2,7 +2,7 @@
 import ctypes
 import threading
 
-from cluster import Library
+from client_library import Library
 
 NAMES = Library.NAMES
 

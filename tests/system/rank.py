@@ -29,7 +29,7 @@ import signal
 import sys
 import time
 
-from cluster import Library
+from client_library import Library
 from gpu import Gpu
 
 

@@ -9,7 +9,7 @@ import ctypes
 import sys
 import time
 
-from cluster import Library
+from client_library import Library
 
 COUNT = 20000
 PAUSE_S = 0.02  # between steps, so that the ranks leave processors to what they test

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-from cluster import Library
+from client_library import Library
 from gpu import Gpu
 
 COUNT = 5000

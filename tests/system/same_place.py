@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from cluster import Library
+from client_library import Library
 from gpu import UNIT, Gpu
 
 COUNT = UNIT // 8

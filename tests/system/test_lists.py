@@ -12,7 +12,7 @@ class Lists(unittest.TestCase):
     def check(self, layout, gpus=0):
         """layout: the node of each rank."""
         with Cluster(sorted(set(layout)), client_environment=self.environment, gpus=gpus) as cluster:
-            ranks = [cluster.client(node, sys.executable, "-B", ROOT / "tests/system/list_rank.py", "lists", rank, len(layout), 0 if gpus else -1)
+            ranks = [cluster.client(node, sys.executable, "-S", "-B", ROOT / "tests/system/list_rank.py", "lists", rank, len(layout), 0 if gpus else -1)
                      for rank, node in enumerate(layout)]
             outputs = [process.communicate(timeout=240) for process in ranks]
             for process, (output, errors) in zip(ranks, outputs):

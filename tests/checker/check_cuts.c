@@ -23,9 +23,21 @@ static bool coll_cuts_grow(struct coll_cuts *cuts)
     return true;
 }
 
+static bool coll_cuts_ascend(const uint64_t *list, size_t count)
+{
+    for (size_t i = 1; i < count; i++) {
+        if (list[i - 1] > list[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static size_t coll_cuts_unique(uint64_t *list, size_t count)
 {
-    qsort(list, count, sizeof *list, coll_cuts_compare);
+    if (!coll_cuts_ascend(list, count)) {
+        qsort(list, count, sizeof *list, coll_cuts_compare);
+    }
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
         if (kept == 0 || list[kept - 1] != list[i]) {
@@ -40,7 +52,8 @@ static size_t coll_cuts_unique(uint64_t *list, size_t count)
 bool coll_cuts_add(struct coll_cuts *cuts, uint64_t place)
 {
     size_t at = coll_cuts_at(cuts, place);
-    if (at < cuts->settled && cuts->list[at] == place) {
+    if ((at < cuts->settled && cuts->list[at] == place) ||
+        (cuts->count > cuts->settled && cuts->list[cuts->count - 1] == place)) {
         return true;
     }
     if (cuts->count == cuts->capacity) {

@@ -145,16 +145,21 @@ static enum device_step device_wait(struct exec_comm *comm)
     return DEVICE_STEP_WAITS;
 }
 
-/* GO if the marks are reached; otherwise WAITS, or FAILED. */
+/* GO if the marks are reached; otherwise WAITS, or FAILED: then work on other GPUs may still run. */
 static enum device_step device_finish(struct exec_comm *comm, struct exec_device *device, uint64_t now_ns,
                                       struct error *error)
 {
     enum status status;
-    if (!device_reached(comm, device, now_ns, &status, error)) {
+    bool reached = device_reached(comm, device, now_ns, &status, error);
+    if (status != STATUS_OK) { /* now: the mark of a GPU that failed is forgotten */
+        comm->exec->pacer.advanced = true;
+        return device_failed(comm, error);
+    }
+    if (!reached) {
         return device_wait(comm);
     }
     comm->exec->pacer.advanced = true;
-    return status == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
+    return DEVICE_STEP_GO;
 }
 
 /* Requests a mark on all GPUs of the operation's ranks. */

@@ -102,6 +102,10 @@ class GpuFaults(FailureCase):
         """The driver accepts the work, but the work fails when its turn comes. commd notices, because it asks the driver while it waits."""
         self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="50000")
 
+    def test_a_gpu_that_fails_before_the_other_is_done(self):
+        """The kernels of two GPUs are one operation. It fails, although the other GPU finishes its part."""
+        self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", ("aa", [0, 1]), breaks=True, CUDA_DOUBLE_DELAY_US="50000")
+
     def check_nccl(self, rule, symbol):
         self.check(rule, symbol, "DEVICE", EACH, CUDA_DOUBLE_PEER="0", CUDA_DOUBLE_HANG_MS="500")
 

@@ -116,6 +116,7 @@ void gpu_nccl_free(struct gpu_nccl *nccl)
         gpu_group_leave(nccl->group, nccl->op);
     }
     if (nccl->watches) {
+        gpu_group_works(nccl->group, false);
         gpu_group_watch(nccl->group, false);
     }
     free_afters(nccl);
@@ -468,6 +469,7 @@ static enum status prepare(struct gpu_nccl *nccl, struct error *error)
     }
     if (status == STATUS_OK) {
         gpu_group_watch(nccl->group, true);
+        gpu_group_works(nccl->group, true);
         nccl->watches = true;
     }
     return status;

@@ -58,6 +58,7 @@ enum status gpu_slice_end(struct gpu_slice *slice, const struct exec_lane *lane,
     if (status != STATUS_OK) {
         return status;
     }
+    gpu_group_works(slice->group, true);
     gpu_group_post(slice->group, &slice->job, slice->queues);
     slice->is_posted = slice->by_nccl = true;
     return STATUS_OK;
@@ -118,7 +119,10 @@ bool gpu_slice_is_done(struct gpu_slice *slice, const struct exec_lane *lane, ui
             *status = error_set(error, why.status, "%s", why.text);
         }
     }
-    slice->by_nccl = slice->by_nccl && !done;
+    if (done && slice->by_nccl) {
+        gpu_group_works(slice->group, false);
+        slice->by_nccl = false;
+    }
     if (done) {
         gpu_slice_give_slot(slice); /* the data are on the host */
     }

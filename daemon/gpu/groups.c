@@ -260,6 +260,14 @@ void gpu_group_watch(struct gpu_group *group, bool on)
     pthread_mutex_unlock(&group->owner->lock);
 }
 
+void gpu_group_works(struct gpu_group *group, bool on)
+{
+    pthread_mutex_lock(&group->owner->lock);
+    group->works += on ? 1 : UINT32_MAX;
+    group->steps++;
+    pthread_mutex_unlock(&group->owner->lock);
+}
+
 struct gpu_transfers *gpu_group_transfers(struct gpu_group *group)
 {
     return &group->transfers;
@@ -389,20 +397,6 @@ bool gpu_groups_end_on(const struct gpu_devices *gpus, uint32_t gpu)
     return false;
 }
 
-/* When a group that is being ended is leaked. TIME_NEVER: not while streams wait for clients on its GPUs. */
-static uint64_t leak_ns(const struct gpu_group *group)
-{
-    uint64_t from_ns = group->since_ns;
-    for (uint32_t i = 0; i < group->ranks.count; i++) {
-        const struct cuda_gpu *gpu = &group->owner->gpus->gpus[group->ranks.list[i]];
-        if (gpu->waits > 0) {
-            return TIME_NEVER;
-        }
-        from_ns = gpu->waits_end_ns > from_ns ? gpu->waits_end_ns : from_ns;
-    }
-    return from_ns + GPU_GROUP_END_NS;
-}
-
 uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
 {
     uint64_t deadline_ns = gpu_registry_retired(gpus->registry) > 0 ? gpus->groups->look_ns : TIME_NEVER;
@@ -413,8 +407,9 @@ uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
             continue;
         }
         if (group->ending || !group->formed) {
-            deadline_ns =
-                time_min(deadline_ns, group->ending ? leak_ns(group) : group->since_ns + GPU_GROUP_FORM_NS);
+            deadline_ns = time_min(deadline_ns, group->ending ? gpu_group_leak_ns(group)
+                                                              : group->since_ns + GPU_GROUP_FORM_NS);
+            deadline_ns = group->ending ? time_min(deadline_ns, gpus->groups->hangs_ns) : deadline_ns;
         }
     }
     return deadline_ns;
@@ -424,8 +419,8 @@ static void group_tick(struct gpu_group *group, uint64_t now_ns)
 {
     struct error error;
     if (group->ending) {
-        if (!group->leaked && now_ns >= leak_ns(group) && !gpu_group_has_ended(group)) {
-            gpu_group_leak(group);
+        if (!group->leaked && now_ns >= gpu_group_leak_ns(group) && !gpu_group_has_ended(group)) {
+            gpu_group_leak(group, now_ns);
         }
         return;
     }
@@ -449,6 +444,9 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
     LL_FOREACH(gpus->groups->all, group)
     {
         group_tick(group, now_ns);
+    }
+    if (now_ns >= gpus->groups->hangs_ns) {
+        gpu_groups_look(gpus->groups, now_ns);
     }
     gpu_groups_tidy(gpus->groups, GPU_GROUPS_SPARE_MAX, now_ns);
     gpu_registry_tick(gpus->registry);

@@ -17,8 +17,13 @@
  *
  * A group that cannot be formed is refused, with a warning in the log, and not tried again for
  * GPU_GROUP_RETRY_NS. A group that does not end in time (GPU_GROUP_END_NS, from the last wait on its GPUs on:
- * words.h) is leaked, and its GPUs are marked as failed if it
- * was at work. Once a call of NCCL's thread does not return, there are no new groups.
+ * words.h) is leaked, and its GPUs are marked as failed. Once a call of NCCL's thread does not return, there
+ * are no new groups.
+ *
+ * To end, a group must free memory, which waits for all work of its GPUs. So another group that hangs on one
+ * of them holds it up. If a group has not ended after GPU_GROUP_ALONE_NS, other groups on its GPUs whose work
+ * makes no progress for GPU_GROUP_STUCK_NS are given up, too, and have the rest of its time. Once it is
+ * leaked, all groups on its GPUs are given up, and have GPU_GROUP_GRACE_NS.
  */
 struct gpu_groups;
 struct gpu_group;
@@ -31,6 +36,9 @@ struct gpu_group;
 #define GPU_GROUP_SLOTS 8u
 #define GPU_GROUP_FORM_NS (UINT64_C(120) * 1000000000) /* NCCL may load kernels for a minute */
 #define GPU_GROUP_END_NS (UINT64_C(10) * 1000000000)
+#define GPU_GROUP_ALONE_NS (UINT64_C(1) * 1000000000)
+#define GPU_GROUP_STUCK_NS (UINT64_C(4) * 1000000000)
+#define GPU_GROUP_GRACE_NS (UINT64_C(2) * 1000000000)
 #define GPU_GROUP_RETRY_NS (UINT64_C(60) * 1000000000)
 #define GPU_GROUPS_CLOSE_MS 3000 /* gpu_groups_free waits at most so long */
 
@@ -81,6 +89,9 @@ void gpu_group_leave(struct gpu_group *group, const void *user);
 bool gpu_groups_end_on(const struct gpu_devices *gpus, uint32_t gpu);
 /* Counts those whose work is in the streams, for gpu_group_take's promise. */
 void gpu_group_watch(struct gpu_group *group, bool on);
+
+/* Counts work that enters the streams (on) or has left them. Any thread, while the group is held. */
+void gpu_group_works(struct gpu_group *group, bool on);
 
 /* For the user: the list to fill before gpu_group_call. */
 struct gpu_transfers *gpu_group_transfers(struct gpu_group *group);

@@ -21,9 +21,11 @@ struct gpu_group {
     bool formed;
     bool given_up;
     bool leaked;
-    bool discarded;    /* not to be kept as a spare one */
-    uint64_t since_ns; /* when its forming, or its end, began */
-    uint64_t retry_ns; /* refused: until then */
+    bool discarded;      /* not to be kept as a spare one */
+    uint64_t since_ns;   /* when its forming, or its end, began; another group's end if that one held it up */
+    uint64_t seen_steps; /* of the last look */
+    uint64_t seen_ns;    /* when they were seen first; 0: it was not at work */
+    uint64_t retry_ns;   /* refused: until then */
     struct gpu_transfers transfers;
     cuda_stream streams[GPU_DEVICES_MAX];
 
@@ -42,6 +44,8 @@ struct gpu_group {
     bool held_back;                /* the next call waits until registered memory is not in use */
     bool ended;
     uint32_t watchers;
+    uint32_t works; /* in the streams */
+    uint64_t steps; /* how much work has entered the streams or left them */
     bool has_failed;
     struct error failure;
 };
@@ -56,8 +60,9 @@ struct gpu_groups {
     bool has_thread;
     bool stops;
     uint32_t ctas;
-    uint64_t look_ns; /* the main thread's: for retired memory */
-    bool stuck;       /* the main thread's: NCCL's thread does not come back */
+    uint64_t look_ns;  /* the main thread's: for retired memory */
+    uint64_t hangs_ns; /* the main thread's: the next look for groups that hang, while some end */
+    bool stuck;        /* the main thread's: NCCL's thread does not come back */
     uint64_t formed, refused, failed, leaked, calls;
     char why[ERROR_TEXT_MAX_BYTES];
 };
@@ -77,7 +82,11 @@ bool gpu_group_has_ended(const struct gpu_group *group);
 /* Ends it because NCCL refuses it: gpu_group_hold finds it so for GPU_GROUP_RETRY_NS. */
 void gpu_group_refuse(struct gpu_group *group, uint64_t now_ns);
 /* It has not ended in time: its threads keep its memory. */
-void gpu_group_leak(struct gpu_group *group);
+void gpu_group_leak(struct gpu_group *group, uint64_t now_ns);
+/* While groups end: gives up others that hold them up. */
+void gpu_groups_look(struct gpu_groups *groups, uint64_t now_ns);
+/* When a group that is being ended is leaked. TIME_NEVER: not while streams wait for clients on its GPUs. */
+uint64_t gpu_group_leak_ns(const struct gpu_group *group);
 /* No thread uses it any more. */
 void gpu_group_free(struct gpu_group *group);
 /* Frees what has ended, and nobody holds; ends spare groups if there are too many. */

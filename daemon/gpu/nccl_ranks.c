@@ -91,7 +91,8 @@ void nccl_ranks_abort(struct nccl_ranks *ranks)
     /* In one group: one after the other, the first could wait for the last. */
     bool grouped = ranks->nccl->group_start() == NCCL_RESULT_OK;
     for (uint32_t i = 0; i < ranks->count; i++) {
-        if (ranks->comms[i] != NULL && cuda_enter(ranks->gpus, ranks->list[i], NULL) == STATUS_OK) {
+        if (ranks->comms[i] != NULL) { /* also on a GPU that has failed: the others wait for this rank */
+            (void)ranks->gpus->driver->context_set(ranks->gpus->gpus[ranks->list[i]].context);
             (void)ranks->nccl->comm_abort(ranks->comms[i]);
         }
         ranks->comms[i] = NULL;

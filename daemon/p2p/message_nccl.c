@@ -41,6 +41,7 @@ enum status message_nccl_new(struct gpu_group *group, const struct message_nccl_
     send->inputs[source->index] = source->buffer;
     send->outputs[sink->index] = sink->buffer;
     gpu_group_watch(group, true);
+    gpu_group_works(group, true);
     *out = nccl;
     return STATUS_OK;
 }
@@ -48,6 +49,7 @@ enum status message_nccl_new(struct gpu_group *group, const struct message_nccl_
 void message_nccl_free(struct message_nccl *nccl)
 {
     if (nccl != NULL) {
+        gpu_group_works(nccl->group, false);
         gpu_group_watch(nccl->group, false);
         gpu_group_release(nccl->group, nccl->now_ns);
         gpu_transfers_release(&nccl->job.transfers);

@@ -122,6 +122,50 @@ class GpuNccl(FailureCase):
             cluster.daemons["a"].terminate()
             self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
 
+    def test_two_communicators_that_hang_on_one_gpu(self):
+        """NCCL's communicator of GPUs 0 and 1 is aborted, but cannot free its memory on GPU 0 while that of GPUs 0 and 2 hangs there. So commd gives up that
+        one, too. Its ranks are told at once, with NCCL's words. Then both end, and no GPU counts as failed. A communicator on other GPUs goes on."""
+        with self.cluster("ncclKernel:1,ncclKernel:3", gpus=5) as cluster:
+            first = self.ranks(cluster, "aa", "first", "once", "op_timeout_ms=1000", devices=[0, 1])
+            cluster.wait(lambda: counts(cluster)[0] == 1, "the first one hangs")
+            second = self.ranks(cluster, "aa", "second", "once", "op_timeout_ms=60000", devices=[0, 2])
+            cluster.wait(lambda: counts(cluster)[0] == 2, "the second one hangs")
+            beside = self.start(cluster, "aa", "beside", "loop", "steps=200", devices=[3, 4])
+            for process in first:
+                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
+            cluster.wait(lambda: counts(cluster)[4] == 1, "the first one is given up", timeout_s=20)
+            for process in second:
+                self.expect(process, "DEVICE", "GPU 0, NCCL among 2 GPUs", "no progress", "another communicator", "does not end", within_s=8)
+            cluster.wait(lambda: cluster.json("a", "gpus")["nccl_communicators"] == 1, "both have ended")
+            self.assertEqual(counts(cluster)[3:], [0, 2, 0])
+            self.assertEqual({gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]}, {""})
+            for process in beside:
+                self.expect(process, "OK", within_s=30)
+            for devices in ([0, 1], [0, 2], [2, 1]):
+                self.check_new_communicator(cluster, "aa", "again", devices)
+            cluster.wait_gpus_idle()
+
+    def test_an_abort_that_hangs_beside_others(self):
+        """NCCL does not give back GPUs 0 and 1. Whoever uses GPU 0 with another GPU is told at once then, with NCCL's words; that GPU does not count as failed.
+        An operation that is under way elsewhere goes on."""
+        with self.cluster("ncclKernel:1,ncclCommAbort:1" + HANGS, gpus=5) as cluster:
+            stuck = self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1])
+            cluster.wait(lambda: counts(cluster)[0] == 1, "the first one hangs")
+            shares = self.start(cluster, "aa", "shares", "loop", "pause=0.02", devices=[0, 2])
+            beside = self.start(cluster, "aa", "beside", "loop", "pause=0.02", "seconds=25", devices=[3, 4])
+            for process in stuck:
+                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
+            cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is leaked", timeout_s=30)
+            self.assertEqual([process.poll() for process in beside], [None, None])
+            for process in shares:
+                self.expect(process, "DEVICE", "GPU 0", "NCCL did not release the GPU within 10 s, after: ", "does not end", within_s=1)
+            cluster.wait(lambda: [bool(gpu["error"]) for gpu in cluster.json("a", "gpus")["gpus"]] == [True, True, False, False, False], "GPUs 0, 1")
+            self.check_new_communicator(cluster, "aa", "others", [2, 3])
+            for process in beside:
+                self.expect(process, "OK", within_s=40)
+            cluster.daemons["a"].terminate()
+            self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
+
 
 if __name__ == "__main__":
     unittest.main()

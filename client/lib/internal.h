@@ -158,8 +158,10 @@ struct comm_comm {
     uint32_t wait_count;
     uint32_t op_count;              /* in flight or held */
     uint32_t collectives_in_flight; /* part of op_count */
-    size_t staged_bytes;            /* of the collectives in flight */
-    struct client_held *held;       /* oldest first; see held.c */
+    uint64_t collective_count;      /* so far, in streams or not */
+    struct stream_tail tail;
+    size_t staged_bytes;      /* of the collectives in flight */
+    struct client_held *held; /* oldest first; see held.c */
     uint32_t held_count;
     struct wait_habit habit;
     uint32_t copying;       /* threads that copy a slice of an operation */

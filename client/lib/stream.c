@@ -126,6 +126,56 @@ comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *cal
     return COMM_OK;
 }
 
+/* Whether both mean the same stream. Null and CUDA's special handles are streams of the rank's GPU. */
+static bool is_same_stream(const struct comm_comm *one, cuda_stream stream, const struct comm_comm *other,
+                           cuda_stream of_other)
+{
+    bool special = (uintptr_t)stream <= CUDA_STREAM_PER_THREAD;
+    bool per_thread = (uintptr_t)stream == CUDA_STREAM_PER_THREAD;
+    return special ? (uintptr_t)of_other <= CUDA_STREAM_PER_THREAD && one->gpu == other->gpu &&
+                         per_thread == ((uintptr_t)of_other == CUDA_STREAM_PER_THREAD)
+                   : stream == of_other;
+}
+
+comm_result_t stream_check(const struct comm_comm *comm, const struct client_call *call,
+                           const struct stream_order *order)
+{
+    struct client_fences *fences = &comm->client->fences;
+    const struct comm_comm *blocks = NULL;
+    if (order->slot == NULL || op_kind_is_message(call->terms.kind)) {
+        return COMM_OK;
+    }
+    pthread_mutex_lock(&fences->lock);
+    for (const struct comm_comm *other = comm->client->comms; other != NULL; other = other->next) {
+        const struct stream_tail *tail = &other->tail;
+        if (other != comm && other->comm_id == comm->comm_id && tail->number > comm->collective_count &&
+            is_same_stream(comm, call->options.stream, other, tail->stream) &&
+            !fence_is_reached(&tail->ended)) {
+            blocks = other;
+        }
+    }
+    pthread_mutex_unlock(&fences->lock);
+    return blocks == NULL
+               ? COMM_OK
+               : error_report(
+                     COMM_INVALID_ARGUMENT,
+                     "%s on \"%s\": the stream waits for an operation of rank %u of this process, which "
+                     "needs this call to end: give each rank a stream of its own, or put the calls of "
+                     "all ranks into one group",
+                     call->name, comm->name, blocks->rank);
+}
+
+/* The stream will wait for the operation. */
+static void set_tail(struct comm_comm *comm, const struct client_call *call, const struct stream_order *order)
+{
+    if (order->number != 0) {
+        pthread_mutex_lock(&comm->client->fences.lock);
+        comm->tail = (struct stream_tail){
+            .stream = call->options.stream, .ended = order->ended, .number = order->number};
+        pthread_mutex_unlock(&comm->client->fences.lock);
+    }
+}
+
 comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,
                          const struct stream_order *order)
 {
@@ -133,6 +183,9 @@ comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,
         return COMM_OK;
     }
     comm_result_t result = stream_wait(comm->gpu, call->options.stream, &order->ended);
+    if (result == COMM_OK) {
+        set_tail(comm, call, order);
+    }
     return result == COMM_OK
                ? COMM_OK
                : error_within(result, "%s on \"%s\", which was submitted: the stream does not wait for it",

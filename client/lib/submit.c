@@ -233,6 +233,13 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
     return true;
 }
 
+/* All ranks give their collective operations the same numbers. */
+static void number(struct client_entry *entry)
+{
+    bool is_message = op_kind_is_message(entry->call->terms.kind);
+    entry->order.number = is_message ? 0 : ++entry->comm->collective_count;
+}
+
 /*
  * Adds the operation to the list, and its record to the packet, unless it is held. May release the lock.
  * Failures are reported.
@@ -243,15 +250,18 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     const struct client_call *call = entry->call;
     uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
     if (publish(entry, timeout_ms)) {
+        number(entry);
         return COMM_OK;
     }
-    comm_result_t result = prepare(entry, packet);
+    comm_result_t result = stream_check(comm, call, &entry->order);
+    result = result == COMM_OK ? prepare(entry, packet) : result;
     if (result != COMM_OK) {
         return result;
     }
     /* The lock is not released from here until the operation is in the list. */
     struct client_op *op = entry->op;
     entry->op = NULL;
+    number(entry);
     connect_op(entry, op);
     ops_append(comm, op, timeout_ms);
     if (op->held != NULL) {

@@ -44,6 +44,7 @@ static ncclResult_t check_buffer(const struct nccl_call *call, const void *buffe
 {
     const struct cuda_driver *driver = session_driver();
     unsigned type = 0;
+    int device = call->comm->device;
     if (driver == NULL) {
         return group_note(NCCL_UNHANDLED_CUDA_ERROR);
     }
@@ -54,7 +55,45 @@ static ncclResult_t check_buffer(const struct nccl_call *call, const void *buffe
         return group_note(
             failure_set(NCCL_INVALID_ARGUMENT, "%s: %s %p is not memory of a GPU", call->name, what, buffer));
     }
+    if (driver->pointer_attribute(&device, CUDA_POINTER_DEVICE, (cuda_pointer)(uintptr_t)buffer) ==
+            CUDA_RESULT_OK &&
+        device != call->comm->device) {
+        return group_note(failure_set(NCCL_INVALID_ARGUMENT,
+                                      "%s: %s %p is on CUDA device %d, and the communicator's rank %d is on "
+                                      "device %d",
+                                      call->name, what, buffer, device, call->comm->rank,
+                                      call->comm->device));
+    }
     return NCCL_SUCCESS;
+}
+
+/* With a stream of another GPU, NCCL fails later, or hangs. */
+static ncclResult_t check_stream(const struct nccl_call *call)
+{
+    const struct cuda_driver *driver = session_driver();
+    cuda_context context, before;
+    cuda_device of_stream = 0, of_comm = 0;
+    if ((uintptr_t)call->stream <= CUDA_STREAM_PER_THREAD) {
+        return NCCL_SUCCESS; /* of the communicator's GPU */
+    }
+    cuda_result result = driver->stream_context((cuda_stream)call->stream, &context);
+    result = result == CUDA_RESULT_OK ? driver->context_get(&before) : result;
+    result = result == CUDA_RESULT_OK ? driver->context_set(context) : result;
+    if (result == CUDA_RESULT_OK) {
+        result = driver->context_device(&of_stream);
+        (void)driver->context_set(before);
+    }
+    result = result == CUDA_RESULT_OK ? driver->device_get(&of_comm, call->comm->device) : result;
+    if (result != CUDA_RESULT_OK) {
+        return group_note(failure_set(NCCL_INVALID_ARGUMENT, "%s: CUDA does not know the stream: error %d",
+                                      call->name, result));
+    }
+    return of_stream == of_comm
+               ? NCCL_SUCCESS
+               : group_note(failure_set(NCCL_INVALID_ARGUMENT,
+                                        "%s: the stream is of another GPU than the communicator's rank %d, "
+                                        "which is on CUDA device %d",
+                                        call->name, call->comm->rank, call->comm->device));
 }
 
 static bool needs_send(const struct nccl_call *call)
@@ -114,6 +153,7 @@ static ncclResult_t run(struct nccl_call call)
     if (result == NCCL_SUCCESS && needs_receive(&call)) {
         result = check_buffer(&call, call.receive, "the receive buffer");
     }
+    result = result == NCCL_SUCCESS ? check_stream(&call) : result;
     return result == NCCL_SUCCESS ? group_add_call(&call) : result;
 }
 

@@ -74,9 +74,38 @@ NCCL_EXPORT(ncclResult_t, ncclGroupStart, void)
     return NCCL_SUCCESS;
 }
 
+/* The capture of the call's stream; 0: it is not captured. */
+static unsigned long long capture_of(const struct nccl_call *call)
+{
+    const struct cuda_driver *driver = session_driver();
+    int status = CUDA_CAPTURE_NONE;
+    uint64_t id = 0;
+    cuda_graph graph;
+    bool asked = driver != NULL && driver->stream_capture_info((cuda_stream)call->stream, &status, &id,
+                                                               &graph, NULL, NULL) == CUDA_RESULT_OK;
+    return asked && status != CUDA_CAPTURE_NONE ? id : 0;
+}
+
+/* Found before anything is submitted: half a group would leave streams that wait for the other half. */
+static ncclResult_t check_captures(const struct nccl_call *calls, size_t count)
+{
+    unsigned long long first = count > 0 ? capture_of(&calls[0]) : 0;
+    for (size_t i = 1; i < count; i++) {
+        if (capture_of(&calls[i]) != first) {
+            return failure_set(
+                NCCL_INVALID_USAGE,
+                "ncclGroupEnd: %s: one CUDA graph must capture all streams of a group, or none "
+                "of them",
+                calls[i].name);
+        }
+    }
+    return NCCL_SUCCESS;
+}
+
 static ncclResult_t submit_calls(const struct nccl_call *calls, size_t count)
 {
-    ncclResult_t first = failure_from_library(comm_group_begin());
+    ncclResult_t first = check_captures(calls, count);
+    first = first == NCCL_SUCCESS ? failure_from_library(comm_group_begin()) : first;
     if (first != NCCL_SUCCESS) {
         return first;
     }

@@ -17,6 +17,27 @@ static struct registration {
     unsigned uses;
 } * registrations;
 
+/* Memory of another GPU is not for this communicator. Host memory, and what CUDA does not know, is not looked
+ * at. */
+static ncclResult_t check_device(const struct ncclComm *comm, const void *buffer)
+{
+    const struct cuda_driver *driver = session_driver();
+    unsigned type = 0;
+    int device = comm->device;
+    bool known =
+        driver != NULL &&
+        driver->pointer_attribute(&type, CUDA_POINTER_MEMORY_TYPE, (uintptr_t)buffer) == CUDA_RESULT_OK &&
+        type == CUDA_MEMORY_DEVICE &&
+        driver->pointer_attribute(&device, CUDA_POINTER_DEVICE, (uintptr_t)buffer) == CUDA_RESULT_OK;
+    return !known || device == comm->device
+               ? NCCL_SUCCESS
+               : failure_set(
+                     NCCL_INVALID_ARGUMENT,
+                     "ncclCommRegister: %p is on CUDA device %d, and the communicator's rank %d is on "
+                     "device %d",
+                     buffer, device, comm->rank, comm->device);
+}
+
 static bool is_of_pool(const void *buffer)
 {
     const struct cuda_driver *driver = session_driver();
@@ -74,6 +95,10 @@ NCCL_EXPORT(ncclResult_t, ncclCommRegister, ncclComm_t comm, void *buffer, size_
         return failure_set(NCCL_INVALID_ARGUMENT, "ncclCommRegister: %zu bytes at %p", size, buffer);
     }
     *handle = NULL;
+    result = check_device(comm, buffer);
+    if (result != NCCL_SUCCESS) {
+        return result;
+    }
     if (!is_of_pool(buffer)) {
         return NCCL_SUCCESS;
     }

@@ -91,6 +91,10 @@ void case_operators(void);
 void case_life(void);
 /* nccl_graph.c */
 void case_graph(void);
+/* nccl_mixes.c */
+void case_mixes(void);
+void case_one_device(void);
+void case_half_captured(void);
 /* nccl_threads.c */
 void case_threads(void);
 /* nccl_ends.c */

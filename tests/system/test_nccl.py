@@ -90,6 +90,13 @@ class NcclCases(Cases):
     def test_processes_of_one_and_two_devices_on_two_nodes(self):
         self.check(MIXED, *self.WELL)
 
+    def test_devices_and_streams_that_do_not_fit(self):
+        self.check([("a", [0, 1])], "mixes", "half-captured")
+        self.check(TWO_NODES, "mixes")
+
+    def test_two_ranks_of_a_process_on_one_device(self):
+        self.check([("a", [1, 1])], "one-device")
+
     def test_graphs_on_two_nodes(self):
         self.check([("a", [0]), ("a", [1]), ("b", [0])], "graph")
 

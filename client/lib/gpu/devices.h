@@ -179,12 +179,27 @@ struct stream_order {
     struct fence_slot *slot;       /* the operation owns it after submission; null: no place in a stream */
     struct fence_mark ready;
     struct fence_mark ended;
+    uint64_t number; /* of a collective operation of this rank: its peers have the same; 0: a message */
+};
+
+/* The last collective operation of a rank that a stream waits for. Under the fences' lock. */
+struct stream_tail {
+    cuda_stream stream;
+    struct fence_mark ended;
+    uint64_t number; /* 0: none so far */
 };
 
 /* Makes the stream write a word when it reaches the operation. If the stream is captured, only says so: see
  * graph_submit. Failures are reported. */
 comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *call,
                            struct stream_order *order);
+/*
+ * Before the operation is submitted, with the client's lock. Refuses a collective operation whose stream
+ * waits for the same or a later one of another rank of this process: neither could end. Failures are
+ * reported.
+ */
+comm_result_t stream_check(const struct comm_comm *comm, const struct client_call *call,
+                           const struct stream_order *order);
 /* After the operation was submitted: makes the stream wait until the operation has ended. Failures are
  * reported. */
 comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,

@@ -388,7 +388,9 @@ enum comm_compression {
  *     it does not wait at all.
  *   - Operations in one stream run one after the other. If operations need each other to end, put them into
  *     one group. An example is two ranks that each send to and receive from the other. The stream marks its
- *     position at each call of the group, and waits for all operations at comm_group_end.
+ *     position at each call of the group, and waits for all operations at comm_group_end. If a process has
+ *     several ranks of a communicator, and a stream waits for a collective of one of them, the same
+ * collective of another one fails in that stream with COMM_INVALID_ARGUMENT: neither could end.
  *   - Streams share connections to their GPU: 8, or the number in CUDA_DEVICE_MAX_CONNECTIONS (programs that
  *     shard models set 1). While one stream waits for an operation, later work of other streams on the same
  *     connection waits, too. This matters for ranks that use several communicators, or that send and receive

@@ -225,27 +225,48 @@ static size_t joined_bytes(const struct client_entry *entry)
                                                                 : CALL_BUCKET_MAX_BYTES;
 }
 
-/* Joins successive operations, up to a total size; larger ones gain nothing. */
+/*
+ * Finds the operations that run as one with the first one: those of the same communicator behind it, up to
+ * one of another kind. Operations of other communicators may stand between them: ranks that share a process
+ * with others must find the same ones as ranks that do not. Larger buckets gain nothing.
+ */
+static size_t find_bucket(const struct client_entry *entries, size_t first, size_t count,
+                          size_t out[OP_BUCKET_OPS_MAX])
+{
+    size_t found = 0, size_bytes = 0;
+    out[found++] = first;
+    if (!may_join(&entries[first])) {
+        return found;
+    }
+    size_bytes = joined_bytes(&entries[first]);
+    for (size_t i = first + 1; i < count && found < OP_BUCKET_OPS_MAX; i++) {
+        if (entries[i].comm != entries[first].comm) {
+            continue;
+        }
+        size_t more = joined_bytes(&entries[i]);
+        if (!goes_with(&entries[i], &entries[first]) || size_bytes > CALL_BUCKET_MAX_BYTES ||
+            more > CALL_BUCKET_MAX_BYTES - size_bytes) {
+            break;
+        }
+        size_bytes += more;
+        out[found++] = i;
+    }
+    return found;
+}
+
 static void make_buckets(const struct client_entry *entries, size_t count)
 {
-    for (size_t first = 0; first < count;) {
-        size_t end = first;
-        size_t size_bytes = 0;
-        while (end < count && end - first < OP_BUCKET_OPS_MAX && goes_with(&entries[end], &entries[first])) {
-            size_t more = joined_bytes(&entries[end]);
-            if (end > first && more > CALL_BUCKET_MAX_BYTES - size_bytes) {
-                break;
-            }
-            size_bytes += more;
-            end++;
+    size_t bucket[OP_BUCKET_OPS_MAX];
+    for (size_t first = 0; first < count; first++) {
+        if (call_of(&entries[first])->terms.bucket_index > 0) {
+            continue; /* of an earlier bucket */
         }
-        end = end == first ? first + 1 : end;
-        for (size_t i = first; i < end; i++) {
-            struct op_terms *terms = &call_of(&entries[i])->terms;
-            terms->bucket_ops = (uint16_t)(end - first);
-            terms->bucket_index = (uint16_t)(i - first);
+        size_t found = find_bucket(entries, first, count, bucket);
+        for (size_t i = 0; i < found; i++) {
+            struct op_terms *terms = &call_of(&entries[bucket[i]])->terms;
+            terms->bucket_ops = (uint16_t)found;
+            terms->bucket_index = (uint16_t)i;
         }
-        first = end;
     }
 }
 

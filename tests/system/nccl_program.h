@@ -91,6 +91,13 @@ void case_operators(void);
 void case_life(void);
 /* nccl_graph.c */
 void case_graph(void);
+/* nccl_examples.c */
+void case_loops(void);
+void case_children(void);
+void case_polling(void);
+void case_factors(void);
+void case_watchdog(void);
+void case_shrink_group(void);
 /* nccl_mixes.c */
 void case_mixes(void);
 void case_one_device(void);

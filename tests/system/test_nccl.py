@@ -110,6 +110,23 @@ class NcclCases(Cases):
         self.check(TWO_NODES, "types")
 
 
+class NcclExamples(Cases):
+    """Programs as NCCL's documentation and its performance tests have them (nccl_examples.c)."""
+    PROGRAMS = ("loops", "children", "polling", "factors")
+
+    def test_two_processes(self):
+        self.check(TWO_PROCESSES, *self.PROGRAMS)
+
+    def test_one_process_of_four_devices(self):
+        self.check(FOUR_DEVICES, *self.PROGRAMS, "watchdog", "shrink-group")
+
+    def test_two_nodes(self):
+        self.check(TWO_NODES, *self.PROGRAMS, "watchdog", "shrink-group")
+
+    def test_processes_of_one_and_two_devices_on_two_nodes(self):
+        self.check(MIXED, *self.PROGRAMS)
+
+
 class NcclFailures(Cases):
     def test_abort(self):
         for layout in (TWO_PROCESSES, [("a", [0]), ("b", [0]), ("b", [1])]):

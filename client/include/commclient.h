@@ -360,8 +360,9 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
  * A collective that times out ends with the same text on all ranks, except on ranks where it had ended well
  * before. commd does not touch its buffers any more, and the contents of its outputs are undefined. Later
  * operations go on, also on a rank that comes late. If a GPU or a connection still uses the buffers after two
- * seconds, the communicator ends, too. If a GPU is still running an operation when its communicator ends, the
- * operation's failure is reported within two more seconds anyway. The GPU may then still touch its buffers.
+ * seconds, the communicator ends, too, and the operation's failure is reported. If a GPU is still running an
+ * operation when its communicator ends for another reason, the operation's failure is reported within two
+ * seconds. The GPU may then still touch its buffers.
  */
 
 enum comm_compression {

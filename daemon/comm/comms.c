@@ -142,7 +142,7 @@ static void comms_expire(struct communicator *comm, uint64_t now_ns)
     case COMMS_COMM_FAILED:
         if (now_ns >= comm->overdue_ns) {
             comm->overdue_ns = TIME_NEVER;
-            comms_op_overdue(comm);
+            comms_op_overdue(comm, TIME_NEVER);
             comms_p2p_overdue(comm);
             communicator_queue(comm);
         }

@@ -537,9 +537,10 @@ bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd_
 /* op_life.c */
 /* Ends every operation that was not handed to exec. */
 void comms_op_fail_waiting(struct communicator *comm, uint64_t now_ns);
-/* Reports operations (comms_p2p_overdue: messages) that have not ended to their owners anyway. References to
- * their buffers are kept until they end. */
-void comms_op_overdue(struct communicator *comm);
+/* Reports operations (comms_p2p_overdue: messages) that have not ended to their owners anyway: those whose
+ * deadline was handled by then, or with TIME_NEVER all. References to their buffers are kept until they end.
+ */
+void comms_op_overdue(struct communicator *comm, uint64_t late_before_ns);
 void comms_p2p_overdue(struct communicator *comm);
 /* The communicator has just failed: drops the deadlines of all its messages. */
 void comms_p2p_fail(struct communicator *comm);

@@ -331,6 +331,7 @@ void communicator_end(struct communicator *comm, const struct error *cause, cons
         exec_comm_abort(comm->exec, &comm->cause);
         p2p_comm_abort(comm->p2p, &comm->cause);
         comm->overdue_ns = time_after(now_ns, COMMS_OVERDUE_NS);
+        comms_op_overdue(comm, now_ns - COMMS_OVERDUE_NS / 2); /* they have had their time */
     }
     communicator_arm(comm);
     communicator_queue(comm);

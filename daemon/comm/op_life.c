@@ -211,16 +211,23 @@ void comms_op_fail_waiting(struct communicator *comm, uint64_t now_ns)
     }
 }
 
-void comms_op_overdue(struct communicator *comm)
+static void op_set_overdue(struct communicator_op *op)
+{
+    op->overdue = true;
+    comms_node_cells_answer(op, false);
+    for (uint32_t i = 0; i < op->comm->local_count; i++) {
+        const struct comms_buffers *buffers = op->posts[i].buffers;
+        comms_fences_signal(buffers != NULL ? buffers->fences : NULL);
+    }
+}
+
+void comms_op_overdue(struct communicator *comm, uint64_t late_before_ns)
 {
     struct communicator_op *op;
     DL_FOREACH(comm->pending, op)
     {
-        op->overdue = true;
-        comms_node_cells_answer(op, false);
-        for (uint32_t i = 0; i < comm->local_count; i++) {
-            const struct comms_buffers *buffers = op->posts[i].buffers;
-            comms_fences_signal(buffers != NULL ? buffers->fences : NULL);
+        if (late_before_ns == TIME_NEVER || (op->late_ns != 0 && op->late_ns <= late_before_ns)) {
+            op_set_overdue(op);
         }
     }
 }

@@ -33,8 +33,13 @@ class GpuFailures(FailureCase):
         with Cluster("a", "drain_timeout_ms = 500;", gpus=1, start=False) as cluster:
             cluster.start("a", environment={"CUDA_DOUBLE_DELAY_US": "10000000"})
             cluster.wait_ready()
-            for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 0]):
+            ranks = self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 0])
+            for process in ranks:
+                read_until(process, "FORMED")
+            formed = time.monotonic()
+            for process in ranks:
                 self.expect(process, "TIMED_OUT", "running on GPUs", within_s=10)
+            self.assertLess(time.monotonic() - formed, 4.4, "1 s, and 2 s for the GPU to leave the buffers")
             self.check_new_communicator(cluster, "aa", "host")
             cluster.daemons["a"].terminate()
             cluster.daemons["a"].wait(timeout=25)

@@ -2,10 +2,11 @@
 """NCCL (its double) carries out the GPUs' part of operations between nodes: reduce-scatter, each GPU's shard over its own link, all-gather."""
 import signal
 import struct
+import time
 import unittest
 
 from cluster import Cluster
-from failure_case import FailureCase
+from failure_case import FailureCase, read_until
 from program_case import ProgramCase
 from test_gpu_nccl import counts
 
@@ -111,8 +112,13 @@ class GpuSliceFailures(FailureCase):
 
     def test_a_kernel_that_hangs(self):
         cluster = self.cluster("ncclKernel:1")
-        for process in self.ranks(cluster, "aabb", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1, 0, 1]):
+        ranks = self.ranks(cluster, "aabb", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1, 0, 1])
+        for process in ranks:
+            read_until(process, "FORMED")
+        formed = time.monotonic()
+        for process in ranks:
             self.expect(process, "TIMED_OUT", within_s=15)
+        self.assertLess(time.monotonic() - formed, 4.4, "1 s, and 2 s for the GPUs to leave the buffers")
         self.check_after(cluster, 1)
 
     def test_a_call_that_fails(self):

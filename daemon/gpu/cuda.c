@@ -250,6 +250,11 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
         return error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
     pthread_mutex_init(&gpus->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&gpus->pin_changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     /*
      * These are read when a context, or NCCL's first communicator, is created. There is only one thread yet.
      */
@@ -288,7 +293,13 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
 
 void gpu_devices_close(struct gpu_devices *gpus)
 {
-    if (gpus == NULL || !gpu_groups_free(gpus->groups)) {
+    static struct gpu_devices *left; /* what threads still use stays reachable */
+    if (gpus == NULL) {
+        return;
+    }
+    if (!gpu_groups_free(gpus->groups) || !cuda_pinned_settle(gpus)) {
+        left = gpus;
+        (void)left;
         return;
     }
     gpu_registry_free(gpus->registry);
@@ -305,6 +316,7 @@ void gpu_devices_close(struct gpu_devices *gpus)
     if (gpus->driver != NULL) {
         (void)gpus->driver->context_set(NULL);
     }
+    pthread_cond_destroy(&gpus->pin_changed);
     pthread_mutex_destroy(&gpus->lock);
     free(gpus->gpus);
     free(gpus);

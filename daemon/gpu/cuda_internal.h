@@ -51,6 +51,11 @@ struct gpu_devices {
     struct cuda_pinned_block *pinned[CUDA_PINNED_CLASSES]; /* free blocks */
     uint64_t pinned_bytes, pinned_kept_bytes;
     struct cuda_pinned_block *blocks; /* blocks in use, by address */
+    struct cuda_pinned_block *unpins; /* to be freed */
+    bool unpin_runs;                  /* the thread that frees them */
+    uint32_t pin_threads;             /* that pin or free */
+    uint32_t pins_late;               /* of them, those that nobody waits for any more */
+    pthread_cond_t pin_changed;       /* a thread has ended. With CLOCK_MONOTONIC */
 };
 
 /* Makes the GPU's context current in the calling thread. */
@@ -91,6 +96,9 @@ enum status cuda_check_size(uint64_t size_bytes, struct error *error) COMM_MUST_
 enum status cuda_blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
                               struct error *error) COMM_MUST_USE;
 
+/* Waits a few seconds for the threads of pinned memory. Returns false if some still use the GPUs. */
+bool cuda_pinned_settle(struct gpu_devices *gpus);
+/* After it. */
 void cuda_pinned_close(struct gpu_devices *gpus);
 
 #endif

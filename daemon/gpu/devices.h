@@ -62,13 +62,15 @@ enum status gpu_devices_check(const struct gpu_devices *gpus, uint32_t gpu,
 /*
  * Host memory from and to which GPUs copy at full rate, in all contexts. It comes from a pool, because
  * pinning is slow (about 0.4 ms per MB). Freed memory stays pinned for reuse, up to GPU_PINNED_KEEP_BYTES.
- * Errors: NO_MEMORY.
+ * Any thread. It waits for two seconds at most, and 2 ms for each MiB more: the driver may wait for a GPU
+ * that hangs. Errors: NO_MEMORY; LIMIT; DEVICE if the driver did not return in time.
  */
 #define GPU_PINNED_KEEP_BYTES (UINT64_C(256) << 20) /* size of all users' lanes (BUDGET_LANES) */
 enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void **out,
                              struct error *error) COMM_MUST_USE;
 /* The bytes that an allocation of size_bytes takes. */
 uint64_t gpu_pinned_size(uint64_t size_bytes);
+/* Does not wait for the driver. */
 void gpu_pinned_free(struct gpu_devices *gpus, void *memory);
 uint64_t gpu_pinned_bytes(const struct gpu_devices *gpus); /* including kept ones */
 

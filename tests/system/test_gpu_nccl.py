@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """NCCL (its double) as the engine of the GPUs of a node: which engine runs an operation, and what happens if NCCL refuses, fails or hangs. If the
 loop's thread calls NCCL, the double ends commd."""
+import time
 import unittest
 
 from cluster import Cluster
@@ -144,6 +145,28 @@ class GpuNccl(FailureCase):
             for devices in ([0, 1], [0, 2], [2, 1]):
                 self.check_new_communicator(cluster, "aa", "again", devices)
             cluster.wait_gpus_idle()
+
+    def test_a_kernel_that_hangs_while_memory_is_pinned(self):
+        """The driver lets cuMemHostAlloc wait for the kernel that hangs. commd answers meanwhile, and the deadline holds. Who needs the memory is told. When
+        NCCL's communicator is aborted, the driver goes on, and so does everything else."""
+        with self.cluster("ncclKernel:1", CUDA_DOUBLE_BLOCKING_ALLOCATION="1") as cluster:
+            stuck = self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=3000", devices=[0, 1])
+            cluster.wait(lambda: counts(cluster)[0] == 1, "NCCL hangs")
+            began = time.monotonic()
+            for process in self.ranks(cluster, "aa", "needs-memory", "once", devices=[0, 0]):
+                self.expect(process, "DEVICE", "cuMemHostAlloc does not return", within_s=6)
+            for process in self.ranks(cluster, "aa", "needs-it-too", "once", devices=[0, 0]):
+                self.expect(process, "DEVICE", "an earlier cuMemHostAlloc has not returned", within_s=6)
+            self.assertEqual(counts(cluster)[4:], [0, 0])
+            for process in stuck:
+                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
+            self.assertLess(time.monotonic() - began, 3 + 2 + 3)
+            cluster.wait(lambda: counts(cluster)[4:] == [1, 0], "NCCL's communicator is ended", timeout_s=20)
+            for devices in ([0, 0], [0, 1]):
+                self.check_new_communicator(cluster, "aa", "again", devices)
+            cluster.wait_gpus_idle()
+            cluster.daemons["a"].terminate()
+            self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
 
     def test_an_abort_that_hangs_beside_others(self):
         """NCCL does not give back GPUs 0 and 1. Whoever uses GPU 0 with another GPU is told at once then, with NCCL's words; that GPU does not count as failed.

@@ -127,6 +127,40 @@ class GpuSliceFailures(FailureCase):
             self.expect(process, "DEVICE", "ncclReduceScatter", within_s=15)
         self.check_after(cluster, 1)
 
+    def check_step(self, rule, *texts, layout="aabb", devices=(0, 1, 0, 1)):
+        """A step of an all-reduce fails on node a. All ranks get one result, with the GPU and the step. A communicator in host memory, and one of GPUs on
+        the other node, go on meanwhile, and nothing is left."""
+        cluster = self.cluster(rule)
+        others = self.start(cluster, "ab", "host", "loop", "steps=150", "pause=0.01")
+        others += self.start(cluster, "bb", "gpus-of-b", "loop", "steps=150", "pause=0.01", devices=[0, 1])
+        ranks = self.ranks(cluster, layout, "broken", "loop", "count=100000", devices=devices)
+        lines = {self.last_line(process, 20) for process in ranks}
+        self.assertEqual(len(lines), 1, lines)
+        for text in ("DEVICE", "GPU ", *texts):
+            self.assertIn(text, *lines)
+        for process in others:
+            self.expect(process, "OK", within_s=30)
+        return cluster
+
+    def test_each_step_of_an_all_reduce(self):
+        for rule, step, failed in (("ncclReduceScatter:3", "ncclReduceScatter", 1), ("ncclAllGather:3", "ncclAllGather", 1), ("ncclGroupEnd:4", "ncclGroupEnd", 1),
+                                   ("cuMemcpyAsync:3=1", "cuMemcpyAsync", 0), ("cuMemcpyAsync:6=1", "cuMemcpyAsync", 0),
+                                   ("cuStreamWriteValue64:5=1", "cuStreamWriteValue64", 0)):
+            with self.subTest(rule):
+                self.check_after(self.check_step(rule, step), failed)
+
+    def test_a_step_that_breaks_the_gpu(self):
+        for rule, step in (("cuMemcpyAsync:3=700", "cuMemcpyAsync"), ("cuStreamQuery:1=719", "cuStreamQuery")):
+            with self.subTest(rule):
+                cluster = self.check_step(rule, step)
+                cluster.wait(lambda cluster=cluster: all(gpu["memories"] == 0 for gpu in cluster.json("a", "gpus")["gpus"]), "all memory is let go of")
+                broken = [bool(gpu["error"]) for gpu in cluster.json("a", "gpus")["gpus"]]
+                self.assertEqual(sum(broken), 1, broken)
+                self.check_new_communicator(cluster, "abb", "beside-it", [1 - broken.index(True), 0, 1])
+                for name in "ab":
+                    cluster.daemons[name].terminate()
+                    self.assertEqual(cluster.daemons[name].wait(timeout=20), 0, cluster.log(name))
+
     def test_an_error_that_comes_later(self):
         cluster = self.cluster("ncclKernel:1,ncclCommGetAsyncError:40+=6")
         for process in self.ranks(cluster, "aabb", "broken", "once", devices=[0, 1, 0, 1]):

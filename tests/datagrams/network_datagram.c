@@ -1,7 +1,4 @@
-#define OPENSSL_SUPPRESS_DEPRECATED /* this file replaces OpenSSL's random generator */
-
 #include <assert.h>
-#include <openssl/rand.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +11,7 @@
 #include "daemon/net/quic.h"
 #include "daemon/net/quic_socket.h"
 #include "proto/types.h"
+#include "tests/datagrams/seeded_tls.h"
 #include "tests/datagrams/stranger.h"
 #include "tests/datagrams/virtual_time.h"
 #include "tests/lib/chance.h"
@@ -80,53 +78,6 @@ struct datagram_network {
 /* a descriptor is an index into networks and the index of the host there */
 static struct datagram_network *networks[NETWORKS_MAX];
 static struct network *loopback; /* 127.0.0.1; made when the first endpoint binds to it */
-static struct random random_of_tls;
-
-/* --- OpenSSL's random numbers --- */
-
-static int random_bytes(unsigned char *out, int size)
-{
-    for (int i = 0; i < size; i++) {
-        out[i] = (unsigned char)random_u64(&random_of_tls);
-    }
-    return 1;
-}
-
-static int random_ready(void)
-{
-    return 1;
-}
-
-/* --- Certificates, one for each name in the process --- */
-
-static struct test_pki *pki;
-
-static void free_pki(void)
-{
-    test_pki_free(pki);
-}
-
-static void make_certificate(const char *name)
-{
-    static char issued[HOSTS_MAX * 4][NODE_NAME_MAX_BYTES + 1];
-    static size_t count;
-    for (size_t i = 0; i < count; i++) {
-        if (strcmp(issued[i], name) == 0) {
-            return;
-        }
-    }
-    assert(count < sizeof issued / sizeof issued[0]);
-    /* so that the random numbers that follow do not depend on whether the certificate was made before */
-    struct random kept = random_of_tls;
-    random_seed(&random_of_tls, hash_bytes(1, name, strlen(name)));
-    if (pki == NULL) {
-        pki = test_pki_new();
-        (void)atexit(free_pki);
-    }
-    test_pki_issue(pki, name, &(struct test_certificate){.name = name});
-    random_of_tls = kept;
-    (void)snprintf(issued[count++], sizeof issued[0], "%s", name);
-}
 
 /* --- Hosts and links --- */
 
@@ -515,7 +466,7 @@ static struct net *datagrams_add(struct network *base, const char *name)
                                    .patience_ns = NETWORK_IDLE_TIMEOUT_NS};
     struct net *net = NULL;
     struct error error = {0};
-    make_certificate(name);
+    struct test_pki *pki = seeded_tls_certificate(name);
     options.authority_path = test_pki_path(pki, "ca.pem");
     (void)snprintf(file, sizeof file, "%s.pem", name);
     options.certificate_path = test_pki_path(pki, file);
@@ -585,10 +536,9 @@ static const struct network_operations datagrams_operations = {
 struct network *network_new_datagrams(uint64_t seed, const struct network_conditions *conditions,
                                       uint16_t port)
 {
-    static const RAND_METHOD method = {NULL, random_bytes, NULL, NULL, random_bytes, random_ready};
     unsigned count = 0;
     struct datagram_network *network = calloc(1, sizeof *network);
-    if (network == NULL || RAND_set_rand_method(&method) != 1) {
+    if (network == NULL || !seeded_tls_begin()) {
         abort();
     }
     for (unsigned i = 0; i < NETWORKS_MAX; i++) {
@@ -596,7 +546,7 @@ struct network *network_new_datagrams(uint64_t seed, const struct network_condit
     }
     if (count == 0) {
         virtual_time_start();
-        random_seed(&random_of_tls, seed);
+        seeded_tls_seed(seed);
     }
     assert(count < NETWORKS_MAX);
     unsigned free_place = 0;

@@ -170,8 +170,10 @@ class Ended(StandaloneTest):
 
     def test_a_user_aborts_his_own(self):
         done = self.as_nobody("abort", "train", "--reason", "wrong data\x1b")
+        self.assertEqual(done.returncode, 2, "commctl refuses control characters")
+        done = self.as_nobody("abort", "train", "--reason", "wrong data")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.expect(self.nobody, "ABORTED", f'communicator "train": aborted by uid {NOBODY} on node solo: wrong data?')
+        self.expect(self.nobody, "ABORTED", f'communicator "train": aborted by uid {NOBODY} on node solo: wrong data')
         self.expect_at_work(self.root)
 
     def test_a_user_aborts_nobody_elses(self):

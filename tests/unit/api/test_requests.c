@@ -550,6 +550,22 @@ static void test_all_disconnect(void **state)
     }
 }
 
+/* commd trusts no reason: another program than commctl may ask. */
+static void test_a_reason_with_control_characters(void **state)
+{
+    (void)state;
+    struct pair pair = pair_new();
+    Commd__Client__CommAbort body = COMMD__CLIENT__COMM_ABORT__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    body.name = (char[]){"pair"};
+    body.reason = (char[]){"wrong\x1b[2J\ndata"};
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_ABORT;
+    request.comm_abort = &body;
+    (void)client_send(&pair.clients[0], &request, -1);
+    expect_aborted(&pair.clients[1], PAIR_HANDLE, STATUS_ABORTED, ": wrong?[2J?data");
+    pair_free(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -565,6 +581,7 @@ int main(void)
         cmocka_unit_test(test_deregistered_under_way),
         cmocka_unit_test(test_pending_ops_max),
         cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_a_reason_with_control_characters),
         cmocka_unit_test(test_all_disconnect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,6 +14,7 @@ KIB, MIB = 1 << 10, 1 << 20
 CHUNK = 1 * MIB
 INVALID_ARGUMENT, NOT_FOUND, LIMIT, NO_MEMORY = (Library.NAMES.index(name) for name in ("INVALID_ARGUMENT", "NOT_FOUND", "LIMIT", "NO_MEMORY"))
 AUTO, NONE, HUGE_2M, HUGE_1G = range(4)
+RESERVED = 8  # huge pages
 RESERVE = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
 
@@ -217,9 +218,10 @@ class Pools(PoolTest):
 
 class HugePages(PoolTest):
     def setUp(self):
+        reserve = Reserve(RESERVED)
+        self.addCleanup(reserve.close)  # after the client is closed
         super().setUp()
-        reserve = Reserve(8)
-        self.addCleanup(reserve.close)
+        self.cluster.wait(lambda: self.free_pages() >= RESERVED, "commd has let go of the last test's pages")
 
     def free_pages(self):
         return int(RESERVE.with_name("free_hugepages").read_text())

@@ -11,7 +11,9 @@
  */
 
 #define LOOKS_AT_ONCE 6u /* with a pause of some 10 ns between two */
-#define SKIPPED_MAX 64u  /* calls that do not look after one whose looks found nothing; doubles */
+#define AT_ONCE_MAX_BYTES                                                                                    \
+    4096u               /* an all-reduce of 8 KiB took ten times as long: the ranks fell out of step */
+#define SKIPPED_MAX 64u /* calls that do not look after one whose looks found nothing; doubles */
 
 enum cells_needs cells_needs_of(const struct client_cells *cells, const struct client_call *call,
                                 bool in_slices)
@@ -66,7 +68,9 @@ static bool may_end_at_once(struct comm_comm *comm, const struct client_call *ca
 {
     struct client_cells *cells = comm->cells;
     if (comm->ops != NULL || cells_is_between_nodes(cells) || cells->crowded || comm->client->trace != NULL ||
-        call->terms.has_layouts != 0 || cells_needs_of(cells, call, false) == CELLS_NEEDS_NOBODY) {
+        call->terms.has_layouts != 0 ||
+        cells_most_published_bytes(&call->terms, cells->rank_count) > AT_ONCE_MAX_BYTES ||
+        cells_needs_of(cells, call, false) == CELLS_NEEDS_NOBODY) {
         return false;
     }
     if (cells->skips > 0) {

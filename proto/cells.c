@@ -124,7 +124,11 @@ uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank)
     struct cells_rank *own = &shared->ranks[rank];
     atomic_fetch_add_explicit(&own->sleepers, 1, memory_order_seq_cst);
     uint32_t bell = atomic_load_explicit(&own->bell, memory_order_relaxed);
-    process_barrier();
+    if (atomic_load_explicit(&shared->has_barriers, memory_order_relaxed) != 0) {
+        process_barrier();
+    } else {
+        atomic_thread_fence(memory_order_seq_cst);
+    }
     return bell;
 }
 
@@ -317,9 +321,10 @@ enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint
 
 /* --- commd --- */
 
-void cells_begin(struct cells_shared *shared)
+void cells_begin(struct cells_shared *shared, bool with_barriers)
 {
-    atomic_store_explicit(&shared->has_barriers, process_barrier_works(), memory_order_relaxed);
+    atomic_store_explicit(&shared->has_barriers, with_barriers && process_barrier_works(),
+                          memory_order_relaxed);
 }
 
 uint64_t cells_head(struct cells_shared *shared, uint32_t rank)

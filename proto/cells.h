@@ -104,7 +104,7 @@ struct cells_shared {
     _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t open_from; /* the first operation; at first 0 */
     _Atomic uint64_t opened_from;                              /* when it was opened last */
     _Atomic uint64_t heads[CELLS_RANKS_MAX];
-    _Atomic uint32_t has_barriers; /* 1: commd calls process_barrier, so ranks that joined need no fences */
+    _Atomic uint32_t has_barriers; /* 1: who sleeps calls process_barrier: ranks that joined need no fences */
     struct cells_rank ranks[];
 };
 
@@ -252,8 +252,12 @@ void cells_wake(struct cells_shared *shared, uint32_t rank);
 
 /* --- commd --- */
 
-/* Says whether process_barrier works, before any rank has the segment. */
-void cells_begin(struct cells_shared *shared);
+/*
+ * Says whether ranks may do without fences, before any rank has the segment: with_barriers, and the kernel
+ * has them. Between nodes they may not: ranks and commd sleep in every operation there, and a barrier costs
+ * each sleeper some microseconds.
+ */
+void cells_begin(struct cells_shared *shared, bool with_barriers);
 /* The last operation in which the rank has taken part. */
 uint64_t cells_head(struct cells_shared *shared, uint32_t rank);
 /* The steps of cells_retire: it decides, copies how far a rank has come, and lets all go on. */

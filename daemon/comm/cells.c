@@ -44,7 +44,7 @@ static enum status cells_map(struct comms_cells *cells, struct error *error)
         return error_set_errno(error, errno, "memory for cells");
     }
     cells->shared = memory;
-    cells_begin(cells->shared);
+    cells_begin(cells->shared, !cells->between_nodes);
     cells->mapped_bytes = size_bytes;
     (void)madvise(memory, size_bytes, MADV_DONTDUMP); /* clients' data do not belong in a core dump */
     return STATUS_OK;

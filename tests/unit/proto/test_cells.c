@@ -443,7 +443,7 @@ static void run_threads(unsigned seed, uint64_t rounds, bool retires)
     struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, cells_bytes(THREADS));
     assert_non_null(shared);
     memset(shared, 0, cells_bytes(THREADS));
-    cells_begin(shared);
+    cells_begin(shared, true);
     for (uint32_t rank = 0; rank < THREADS; rank++) {
         bool needs_fences =
             cells_need_fences(shared) || rank == seed % THREADS; /* one as in an old process */

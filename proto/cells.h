@@ -63,8 +63,13 @@
  * others'. With fewer ranks, each rank reduces all data.
  */
 #define CELLS_TWO_STEPS_RANKS 3u
-/* Longer data of registered memory go to commd, which reads and writes them where they are. */
+/*
+ * Longer data of registered memory go to commd, which reads and writes them where they are. Ranks with a
+ * processor each take more, except an all-reduce: each of two ranks reduces all data, and commd's threads
+ * half of them.
+ */
 #define CELLS_REGISTERED_MAX_BYTES (1u << 20)
+#define CELLS_REGISTERED_SPREAD_MAX_BYTES (2u << 20)
 #define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
 

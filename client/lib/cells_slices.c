@@ -34,6 +34,12 @@ static bool is_cut(const struct client_cells *cells, const struct client_call *c
     return cells_take(&call->terms, cells->rank_count) && !cells_blocks_fit(call, cells->rank_count);
 }
 
+static uint64_t registered_max_bytes(const struct client_cells *cells, enum op_kind kind)
+{
+    return cells->crowded || kind == OP_KIND_ALL_REDUCE ? CELLS_REGISTERED_MAX_BYTES
+                                                        : CELLS_REGISTERED_SPREAD_MAX_BYTES;
+}
+
 bool cells_has_slices(const struct comm_comm *comm, const struct client_call *call, bool waits)
 {
     const struct client_cells *cells = comm->cells;
@@ -41,7 +47,7 @@ bool cells_has_slices(const struct comm_comm *comm, const struct client_call *ca
     if (cells_is_between_nodes(cells) || !is_cut(cells, call, &size_bytes)) {
         return false;
     }
-    return (waits && size_bytes <= CELLS_REGISTERED_MAX_BYTES) ||
+    return (waits && size_bytes <= registered_max_bytes(cells, call->terms.kind)) ||
            !is_registered(comm->client, call, &call->input) ||
            !is_registered(comm->client, call, &call->output);
 }

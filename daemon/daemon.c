@@ -17,6 +17,7 @@
 #include "daemon/base/placement.h"
 #include "daemon/base/random.h"
 #include "daemon/base/spin.h"
+#include "daemon/base/thread.h"
 #include "daemon/base/time.h"
 #include "daemon/base/unmapper.h"
 #include "daemon/comm/comms.h"
@@ -568,6 +569,7 @@ enum status daemon_run(const struct daemon_options *options, struct error *error
 {
     struct daemon daemon = {.options = options};
     stream_parking_init(&daemon.parking);
+    thread_take_short_turns();
     enum status status = daemon_make(&daemon, error);
     if (status == STATUS_OK) {
         node_source_follow(daemon.node_source, loop_now_ns());

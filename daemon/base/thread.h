@@ -3,11 +3,21 @@
 
 #include <pthread.h>
 
+#define THREAD_TURN_NS 100000u /* the shortest turn that Linux grants */
+
 /*
  * Starts a thread that takes no signals of commd: the main thread handles those. SIGBUS and SIGSEGV stay
  * unblocked, since the thread's own code causes them (daemon/host/guard.h). attributes: null for the default.
  * Returns 0, or an error number as pthread_create does. Any thread.
  */
 int thread_start(pthread_t *out, const pthread_attr_t *attributes, void *(*function)(void *), void *context);
+
+/*
+ * Asks the kernel to give the calling thread the processor in turns of THREAD_TURN_NS. What it starts later
+ * does the same. Its share stays the same, but when it wakes, it need not wait until other threads have had
+ * turns of some milliseconds. sched_setattr(2); before Linux 6.12, and if the kernel refuses, nothing
+ * changes.
+ */
+void thread_take_short_turns(void);
 
 #endif

@@ -5,6 +5,8 @@
 #include <stdint.h>
 
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -39,6 +41,39 @@ static void test_signals_are_the_makers(void **state)
     }
 }
 
+/* The start of struct sched_attr: sched_setattr(2). */
+struct scheduling {
+    uint32_t size_bytes, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t turn_ns;
+    uint64_t others[3];
+};
+
+static void *scheduling_of_this_thread(void *context)
+{
+    assert_int_equal(syscall(SYS_sched_getattr, 0, context, sizeof(struct scheduling), 0), 0);
+    return context;
+}
+
+/* Linux before 6.12 keeps no length of turns. */
+static void test_short_turns_are_inherited(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    struct scheduling before = {0}, after = {0}, inherited = {0};
+    (void)scheduling_of_this_thread(&before);
+    thread_take_short_turns();
+    (void)scheduling_of_this_thread(&after);
+    assert_int_equal(thread_start(&thread, NULL, scheduling_of_this_thread, &inherited), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(after.turn_ns == THREAD_TURN_NS || after.turn_ns == before.turn_ns);
+    assert_int_equal(inherited.turn_ns, after.turn_ns);
+    assert_int_equal(after.policy, before.policy);
+    assert_int_equal(after.nice, before.nice);
+}
+
 static void test_a_thread_that_cannot_be_made(void **state)
 {
     (void)state;
@@ -60,6 +95,7 @@ static void test_a_thread_that_cannot_be_made(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_signals_are_the_makers),
+                                       cmocka_unit_test(test_short_turns_are_inherited),
                                        cmocka_unit_test(test_a_thread_that_cannot_be_made)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -186,7 +186,8 @@ def measure_beside(place, commd, build):
     if place.node_count == 2:
         figures.update(measure_iperf(place))
     if place.name == "nodes2-9000":
-        figures.update({f"{place.name}: {name}": value for name, value in measure_idle(place).items()})
+        measured = {**measure_busy(place, commd), **measure_idle(place)}
+        figures.update({f"{place.name}: {name}": value for name, value in measured.items()})
     if place.name in ("local2", "local4", "nodes2-9000"):
         figures.update(measure_large(place, commd))
         try:

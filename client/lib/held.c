@@ -360,6 +360,26 @@ void held_await(struct comm_comm *comm)
     }
 }
 
+bool held_await_cells(struct comm_comm *comm, uint64_t deadline_ns)
+{
+    struct comm_client *client = comm->client;
+    bool may_come = comm->cells != NULL && held_is_fed(comm) && comm->collectives_in_flight == 0 &&
+                    client->lost == COMM_OK;
+    if (!may_come || cells_must_wait(comm)) {
+        return false;
+    }
+    uint64_t soon_ns = clock_ns() + HELD_LOOK_NS;
+    soon_ns = soon_ns < deadline_ns ? soon_ns : deadline_ns;
+    if (client->feeder.at == NULL) {
+        client_progress(client, soon_ns);
+        return true;
+    }
+    struct timespec until = {.tv_sec = (time_t)(soon_ns / 1000000000u),
+                             .tv_nsec = (long)(soon_ns % 1000000000u)};
+    (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
+    return true;
+}
+
 void held_leave(struct comm_comm *comm)
 {
     comm->leaving = true;

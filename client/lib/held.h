@@ -78,6 +78,12 @@ void held_forget_records(struct comm_comm *comm);
 /* Waits until no thread sends the communicator's held operations, or copies buffers. Releases the lock
  * meanwhile. */
 void held_await(struct comm_comm *comm);
+/*
+ * Whether another thread may soon publish the next operation in cells, where commd says nothing of it. If so,
+ * waits for a change, but not for long: the thread is needed for the operation then. Releases the lock
+ * meanwhile.
+ */
+bool held_await_cells(struct comm_comm *comm, uint64_t deadline_ns);
 /* As held_await; afterwards no held operation of the communicator is sent. */
 void held_leave(struct comm_comm *comm);
 /* Sends the held operations that there is room for. May release the lock. */

@@ -58,7 +58,7 @@ static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
     comm->waiters++;
-    if (!cells_wait(comm, deadline_ns, true)) {
+    if (!cells_wait(comm, deadline_ns, true) && !held_await_cells(comm, deadline_ns)) {
         client_progress(client, deadline_ns);
     }
     comm->waiters--;

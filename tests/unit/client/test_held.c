@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "client/lib/cells_internal.h"
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
@@ -259,9 +260,55 @@ static void test_the_lock_after_the_end(void **state)
     pair_stop(&pair);
 }
 
+static void *publish(void *argument)
+{
+    struct comm_client *client = argument;
+    pthread_mutex_lock(&client->lock);
+    client->feeder.at = NULL;
+    pthread_cond_broadcast(&client->changed);
+    pthread_mutex_unlock(&client->lock);
+    return NULL;
+}
+
+/* Another thread publishes the held operation in cells. commd says nothing of that, so who waited at commd's
+ * ring learnt it after 400 ms, and took part no sooner. */
+static void test_a_waiter_sees_what_is_published(void **state)
+{
+    (void)state;
+    struct pair pair = start(1, NEVER_MS);
+    struct comm_client *client = pair.client;
+    comm_t *comm = pair_comm(&pair, "published", 0, 1);
+    struct client_cells cells = {.rank_count = 2};
+    pthread_t feeder;
+    pthread_mutex_lock(&client->lock);
+    assert_false(held_await_cells(comm, UINT64_MAX)); /* no cells */
+    comm->cells = &cells;
+    assert_false(held_await_cells(comm, UINT64_MAX)); /* nothing is held */
+    client->feeder.at = comm;
+    assert_int_equal(pthread_create(&feeder, NULL, publish, client), 0);
+    for (unsigned looks = 0; client->feeder.at != NULL && looks < 10000; looks++) {
+        assert_true(held_await_cells(comm, UINT64_MAX));
+        assert_false(client->reading);
+    }
+    assert_null(client->feeder.at);
+    client->feeder.at = comm;
+    comm->collectives_in_flight = 1; /* commd will say when it has ended */
+    assert_false(held_await_cells(comm, UINT64_MAX));
+    comm->collectives_in_flight = 0;
+    cells.count = 1; /* cells_wait waits for it */
+    assert_false(held_await_cells(comm, UINT64_MAX));
+    client->feeder.at = NULL;
+    comm->cells = NULL;
+    pthread_mutex_unlock(&client->lock);
+    pthread_join(feeder, NULL);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_waiter_sees_what_is_published),
         cmocka_unit_test(test_the_lock_after_the_end),
         cmocka_unit_test(test_a_message_overtakes),
         cmocka_unit_test(test_in_order),

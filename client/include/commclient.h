@@ -416,8 +416,10 @@ enum comm_compression {
  * graphs, and between graphs and other operations, ranks need no common order.
  *   - Within a replay, the operations of a communicator begin in the order of their capture.
  *   - Messages of a graph match messages of the same graph only, in the order of the replays.
- *   - In a group, one graph captures all streams, or none is captured. Operations of a captured group do not
- * run as one.
+ *   - In a group, one graph captures all streams of a rank, or none does; and all ranks of a communicator are
+ * captured, or none is. Each rank may have a capture of its own, or one capture may spread over the streams
+ * of all ranks. comm_group_end adds the operations to the graphs. One thread that captures several ranks of a
+ * communicator needs a group. Operations of a captured group do not run as one.
  *   - Two replays of a graph must not run at once. CUDA prevents that for one executable of the graph, but
  * not for two. commd ends the communicator with COMM_INVALID_ARGUMENT when it sees that, which it cannot
  * always.

@@ -154,9 +154,9 @@ void member_tell_destroyed(struct comm_client *client, uint32_t handle)
     client_tell(client, &request);
 }
 
-/* Asks for the communicator, and waits until it has formed, or `whole` has failed, of which it is a part. */
-static comm_result_t member_form(struct comm_comm *comm, const comm_init_options_t *options,
-                                 const struct comm_comm *whole)
+/* Asks for the communicator. `whole`: null, or a communicator that it is a part of. */
+static void member_form_begin(struct comm_comm *comm, const comm_init_options_t *options,
+                              const struct comm_comm *whole, struct member_forming *forming)
 {
     Commd__Client__CommInit body = COMMD__CLIENT__COMM_INIT__INIT;
     body.handle = comm->handle;
@@ -178,17 +178,24 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
     request.comm_init = &body;
-    char what[COMM_NAME_MAX_BYTES + 64];
-    snprintf(what, sizeof what, "joining \"%s\" as rank %u of %u", comm->name, comm->rank, comm->size);
-    struct client_question question = {.what = what,
-                                       .expected = COMMD__CLIENT__REPLY__BODY_COMM_INIT,
-                                       .fd = -1,
-                                       .deadline_ns =
-                                           clock_after_ms((uint64_t)options->timeout_ms + DAEMON_MARGIN_MS),
-                                       .needs = whole};
+    snprintf(forming->what, sizeof forming->what, "joining \"%s\" as rank %u of %u", comm->name, comm->rank,
+             comm->size);
+    forming->question = (struct client_question){
+        .what = forming->what,
+        .expected = COMMD__CLIENT__REPLY__BODY_COMM_INIT,
+        .fd = -1,
+        .deadline_ns = clock_after_ms((uint64_t)options->timeout_ms + DAEMON_MARGIN_MS),
+        .needs = whole};
+    client_ask_begin(comm->client, &request, &forming->question, &forming->request);
+}
+
+/* Waits until it has formed, or what it is a part of has failed. */
+static comm_result_t member_form_end(struct comm_comm *comm, struct member_forming *forming)
+{
     Commd__Client__Event *event;
     bool unanswered;
-    comm_result_t result = client_ask(comm->client, &request, &question, &event, &unanswered);
+    comm_result_t result =
+        client_ask_end(comm->client, &forming->question, &forming->request, &event, &unanswered);
     if (result == COMM_OK) {
         result = take_formed(comm, event->reply->comm_init);
         commd__client__event__free_unpacked(event, NULL);
@@ -319,10 +326,12 @@ static comm_result_t member_joined(struct comm_comm *comm, comm_result_t result)
 static comm_result_t member_join(struct comm_comm *comm, const comm_init_options_t *options,
                                  const struct comm_comm *whole)
 {
+    struct member_forming forming;
     comm->op_timeout_ms = options->op_timeout_ms;
     comm_result_t result = member_keep_options(comm, options);
     if (result == COMM_OK) {
-        result = member_form(comm, &comm->options, whole);
+        member_form_begin(comm, &comm->options, whole, &forming);
+        result = member_form_end(comm, &forming);
     }
     return member_joined(comm, result);
 }
@@ -377,18 +386,30 @@ comm_result_t member_split_off(struct comm_comm *comm, const char *name, uint32_
     return member_init(comm->client, name, rank, size, comm->device, options, comm, out);
 }
 
-comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,
-                               struct comm_comm **out)
+comm_result_t member_join_part_begin(struct comm_comm *comm, const char *name, struct client_graph *graph,
+                                     struct member_forming *forming, struct comm_comm **out)
 {
     struct comm_comm *part = member_new(comm->client, name, comm->rank, comm->size, comm->device, comm->gpu);
+    *out = NULL;
     if (part == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
     }
     part->parent = comm;
+    part->op_timeout_ms = comm->options.op_timeout_ms;
+    comm_result_t result = member_keep_options(part, &comm->options);
+    if (result != COMM_OK) {
+        member_free(part);
+        return result;
+    }
     part->graph = graph;
-    comm_result_t result = member_join(part, &comm->options, comm);
-    *out = result == COMM_OK ? part : NULL;
-    return result;
+    *out = part;
+    member_form_begin(part, &part->options, comm, forming);
+    return COMM_OK;
+}
+
+comm_result_t member_join_part_end(struct comm_comm *part, struct member_forming *forming)
+{
+    return member_joined(part, member_form_end(part, forming));
 }
 
 /* --- Shrinking --- */

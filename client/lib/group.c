@@ -6,18 +6,20 @@
 
 /* Groups of a thread: the operations called within a group are collected, and submitted together. */
 
-/* A captured stream waits at the group's end for its operation. */
-struct captured {
-    const struct client_gpu *gpu;
-    cuda_stream stream;
-    struct fence_mark ended;
+/* A communicator whose operations in the group have streams. */
+struct streams {
+    const struct comm_comm *comm;
+    uint64_t comm_id;
+    uint64_t capture_id; /* of its streams; 0: none is captured */
 };
 
 struct group {
     uint32_t depth;
-    bool has_streams;
-    uint64_t capture_id; /* of its streams; 0: none is captured */
-    struct captured *captured;
+    struct streams *streams;
+    size_t stream_count;
+    size_t stream_capacity;
+    size_t stream_found;            /* where the last search ended */
+    struct capture_entry *captured; /* the calls are copies of its own */
     size_t captured_count;
     size_t captured_capacity;
     struct client_entry *entries;
@@ -50,57 +52,116 @@ comm_result_t comm_group_begin(void)
     return COMM_OK;
 }
 
+/* Adds the communicator to those with streams. */
+static comm_result_t add_streams(const struct comm_comm *comm, uint64_t capture_id)
+{
+    if (group.stream_count == group.stream_capacity) {
+        size_t capacity = group.stream_capacity != 0 ? 2 * group.stream_capacity : 16;
+        struct streams *grown = reallocarray(group.streams, capacity, sizeof *grown);
+        if (grown == NULL) {
+            return error_report(COMM_NO_MEMORY, "no memory for a group");
+        }
+        group.streams = grown;
+        group.stream_capacity = capacity;
+    }
+    group.streams[group.stream_count++] =
+        (struct streams){.comm = comm, .comm_id = comm->comm_id, .capture_id = capture_id};
+    return COMM_OK;
+}
+
+/* Groups often call for the same communicators in turn: the search goes on where it last ended. Returns null
+ * if it is not there. */
+static const struct streams *find_streams(const struct comm_comm *comm)
+{
+    for (size_t i = 1; i <= group.stream_count; i++) {
+        size_t at = (group.stream_found + i) % group.stream_count;
+        if (group.streams[at].comm == comm) {
+            group.stream_found = at;
+            return &group.streams[at];
+        }
+    }
+    return NULL;
+}
+
 comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
                                   uint64_t capture_id)
 {
     if (call->options.stream == COMM_STREAM_NONE || comm->gpu == NULL) {
         return COMM_OK;
     }
-    if (group.has_streams && group.capture_id != capture_id) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "%s on \"%s\": one CUDA graph captures all streams of a group, or none does",
-                            call->name, comm->name);
+    const struct streams *own = find_streams(comm);
+    if (own != NULL) {
+        return own->capture_id == capture_id
+                   ? COMM_OK
+                   : error_report(COMM_INVALID_ARGUMENT,
+                                  "%s on \"%s\": in a group, one CUDA graph captures all streams of a rank, "
+                                  "or none does",
+                                  call->name, comm->name);
     }
-    group.has_streams = true;
-    group.capture_id = capture_id;
-    return COMM_OK;
+    for (size_t i = 0; i < group.stream_count; i++) {
+        const struct streams *other = &group.streams[i];
+        if (other->comm_id == comm->comm_id && (other->capture_id == 0) != (capture_id == 0)) {
+            return error_report(COMM_INVALID_ARGUMENT,
+                                "%s on \"%s\": in a group, the streams of all ranks of a communicator are "
+                                "captured, or none is: that of rank %u is%s",
+                                call->name, comm->name, other->comm->rank,
+                                other->capture_id == 0 ? " not" : "");
+        }
+    }
+    return add_streams(comm, capture_id);
 }
 
-comm_result_t group_add_captured(const struct comm_comm *comm, cuda_stream stream,
-                                 const struct fence_slot *slot)
+comm_result_t group_add_captured(const struct capture_entry *entry)
 {
     if (group.captured_count == group.captured_capacity) {
         size_t capacity = group.captured_capacity != 0 ? 2 * group.captured_capacity : 16;
-        struct captured *grown = reallocarray(group.captured, capacity, sizeof *grown);
+        struct capture_entry *grown = reallocarray(group.captured, capacity, sizeof *grown);
         if (grown == NULL) {
             return error_report(COMM_NO_MEMORY, "no memory for a group");
         }
         group.captured = grown;
         group.captured_capacity = capacity;
     }
-    group.captured[group.captured_count++] = (struct captured){
-        .gpu = comm->gpu,
-        .stream = stream,
-        .ended = {.slot = (struct fence_slot *)(uintptr_t)slot, .word = FENCE_ENDED, .value = 1}};
+    struct client_call *copy = call_copy(entry->call, entry->comm->size);
+    if (copy == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for a group");
+    }
+    group.captured[group.captured_count] = *entry;
+    group.captured[group.captured_count++].call = copy;
     return COMM_OK;
 }
 
-/* The captured streams wait for their operations, all of which are ready by then. */
-static comm_result_t end_captured(struct group *ended)
+/* A group's calls are copies of its own. */
+static void call_free(const struct client_call *call)
 {
-    comm_result_t first_failure = COMM_OK;
-    for (size_t i = 0; i < ended->captured_count; i++) {
-        const struct captured *captured = &ended->captured[i];
-        struct cuda_memop memop = {.operation = CUDA_MEMOP_WAIT_64,
-                                   .address = fence_address(&captured->ended),
-                                   .value = captured->ended.value,
-                                   .flags = CUDA_WAIT_VALUE_GEQ};
-        comm_result_t result = stream_add(captured->gpu, captured->stream, &memop, 1);
-        first_failure = first_failure == COMM_OK ? result : first_failure;
+    free((struct client_call *)(uintptr_t)call);
+}
+
+/* With the client's lock. */
+static void forget_captured(const struct comm_comm *comm)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < group.captured_count; i++) {
+        struct capture_entry *entry = &group.captured[i];
+        if (entry->comm != comm) {
+            group.captured[kept++] = *entry;
+            continue;
+        }
+        capture_release(entry);
+        call_free(entry->call);
     }
-    free(ended->captured);
-    ended->captured = NULL;
-    return first_failure;
+    group.captured_count = kept;
+}
+
+static void forget_streams(const struct comm_comm *comm)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < group.stream_count; i++) {
+        if (group.streams[i].comm != comm) {
+            group.streams[kept++] = group.streams[i];
+        }
+    }
+    group.stream_count = kept;
 }
 
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
@@ -164,13 +225,20 @@ void group_drop(void)
         entry_free(&group.entries[i]);
     }
     free(group.entries);
-    (void)end_captured(&group); /* replays set their words in any case */
+    for (size_t i = 0; i < group.captured_count; i++) {
+        capture_drop(&group.captured[i]);
+        call_free(group.captured[i].call);
+    }
+    free(group.captured);
+    free(group.streams);
     group = (struct group){0};
 }
 
 void group_forget(struct comm_comm *comm)
 {
     size_t kept = 0;
+    forget_captured(comm);
+    forget_streams(comm);
     for (size_t i = 0; i < group.count; i++) {
         struct client_entry *entry = &group.entries[i];
         if (entry->comm != comm) {
@@ -307,6 +375,16 @@ static comm_result_t submit_part(struct client_entry *entries, size_t count)
     return result;
 }
 
+static comm_result_t end_captured(const struct group *ended)
+{
+    comm_result_t result = captures_commit(ended->captured, ended->captured_count);
+    for (size_t i = 0; i < ended->captured_count; i++) {
+        call_free(ended->captured[i].call);
+    }
+    free(ended->captured);
+    return result;
+}
+
 /* Called after all were submitted: a stream that waits for one operation would block the others. */
 static comm_result_t end_in_streams(struct client_entry *entries, size_t count)
 {
@@ -345,6 +423,7 @@ comm_result_t comm_group_end(void)
     comm_result_t ordered = end_in_streams(ended.entries, ended.count);
     comm_result_t captured = end_captured(&ended);
     ordered = ordered == COMM_OK ? captured : ordered;
+    free(ended.streams);
     for (size_t i = 0; i < ended.count; i++) {
         entry_free(&ended.entries[i]);
     }

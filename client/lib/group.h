@@ -10,6 +10,7 @@
 #include "client/lib/gpu/devices.h"
 
 /* Groups of a thread: the operations called within a group are submitted together, at its end. */
+struct capture_entry;
 struct client_call;
 struct comm_comm;
 struct comm_request;
@@ -17,12 +18,12 @@ struct comm_request;
 bool group_is_open(void);
 /* Refuses a call that waits for other ranks, if a group is open. The failure is reported. */
 comm_result_t group_allows_wait(const char *call, const char *name);
-/* Whether a stream of that capture (0: none) may be part of the open group. Failures are reported. */
+/* Whether a stream of that capture (0: none) may be part of the open group: one capture for all streams of a
+ * rank, and all ranks of a communicator captured or none. Failures are reported. */
 comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
                                   uint64_t capture_id);
-/* At the end of the group, the captured stream waits for the slot's operation. Failures are reported. */
-comm_result_t group_add_captured(const struct comm_comm *comm, cuda_stream stream,
-                                 const struct fence_slot *slot);
+/* Takes over what the entry holds, and copies its call, if it succeeds. Failures are reported. */
+comm_result_t group_add_captured(const struct capture_entry *entry);
 /* Adds a call to the open group. The caller marks the handle as collected before, and undoes that if this
  * fails. */
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,

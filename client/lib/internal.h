@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+#include "client/lib/capture.h"
 #include "client/lib/cells.h"
 #include "client/lib/debug.h"
 #include "client/lib/failure.h"
@@ -194,11 +195,13 @@ struct comm_comm {
     char *algorithms;
 };
 
-/* A request to commd that a thread waits for; it is on that thread's stack. */
+/* A request to commd that a thread waits for; it is that thread's. */
 struct client_request {
     struct client_request *next;
     uint64_t id;
     Commd__Client__Event *event; /* the reply; null until it has arrived */
+    uint64_t began_ns;
+    comm_result_t sent; /* what sending it returned */
 };
 
 /* commd's heartbeat; page is null if commd offers none. Does not change while the connection lasts. */
@@ -411,6 +414,12 @@ struct client_question {
 comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
                          const struct client_question *question, Commd__Client__Event **event,
                          bool *unanswered);
+/* client_ask in two steps, so that a thread can wait for the replies to several requests. After the first
+ * step, the caller must call the second one, with the same question. `waiting` must not move meanwhile. */
+void client_ask_begin(struct comm_client *client, Commd__Client__Request *request,
+                      const struct client_question *question, struct client_request *waiting);
+comm_result_t client_ask_end(struct comm_client *client, const struct client_question *question,
+                             struct client_request *waiting, Commd__Client__Event **event, bool *unanswered);
 /* Sends a request without waiting for the reply. Failures are not reported. May release the lock. */
 void client_tell(struct comm_client *client, Commd__Client__Request *request);
 /* As client_tell, but does not wake commd: a sleeping commd sees the request with the next packet. */
@@ -459,10 +468,19 @@ void member_take_verdict(struct comm_comm *comm, const Commd__Client__Verdict *v
  * fails when `comm` fails. */
 comm_result_t member_split_off(struct comm_comm *comm, const char *name, uint32_t rank, uint32_t size,
                                const comm_init_options_t *options, struct comm_comm **out);
-/* Joins, with the communicator's ranks, another one of that name, which is part of it. Waits for all of them;
- * releases the lock meanwhile. Failures are reported. */
-comm_result_t member_join_part(struct comm_comm *comm, const char *name, struct client_graph *graph,
-                               struct comm_comm **out);
+/* A communicator that a thread joins, between the request and the reply. It must not move meanwhile. */
+struct member_forming {
+    struct client_request request;
+    struct client_question question;
+    char what[COMM_NAME_MAX_BYTES + 64];
+};
+/* Begins to join, with the communicator's ranks, another one of that name, which is part of it. If it
+ * succeeds, the caller must call member_join_part_end. May release the lock. Failures are reported. */
+comm_result_t member_join_part_begin(struct comm_comm *comm, const char *name, struct client_graph *graph,
+                                     struct member_forming *forming, struct comm_comm **out);
+/* Waits for all ranks of the part; releases the lock meanwhile. Frees the part if that fails. Failures are
+ * reported. */
+comm_result_t member_join_part_end(struct comm_comm *part, struct member_forming *forming);
 /* Leaves a part at once, without waiting for commd, and frees it. */
 void member_leave_part(struct comm_comm *part);
 /* Leaves the communicator and frees it. Pending operations may end until the deadline. May release the lock.

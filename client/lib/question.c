@@ -79,28 +79,33 @@ static bool is_in_vain(const struct client_question *question)
     return question->needs != NULL && question->needs->failure != COMM_OK;
 }
 
-comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
-                         const struct client_question *question, Commd__Client__Event **event,
-                         bool *unanswered)
+void client_ask_begin(struct comm_client *client, Commd__Client__Request *request,
+                      const struct client_question *question, struct client_request *waiting)
 {
-    struct client_request waiting = {.next = client->requests, .id = ++client->last_request_id};
-    uint64_t began_ns = clock_ns();
+    *waiting = (struct client_request){
+        .next = client->requests, .id = ++client->last_request_id, .began_ns = clock_ns()};
+    request->id = waiting->id;
+    client->requests = waiting;
+    waiting->sent = client_send(client, request, question->fd, question->deadline_ns);
+}
+
+comm_result_t client_ask_end(struct comm_client *client, const struct client_question *question,
+                             struct client_request *waiting, Commd__Client__Event **event, bool *unanswered)
+{
+    comm_result_t result = waiting->sent;
     *event = NULL;
     if (unanswered != NULL) {
         *unanswered = false;
     }
-    request->id = waiting.id;
-    client->requests = &waiting;
-    comm_result_t result = client_send(client, request, question->fd, question->deadline_ns);
-    while (result == COMM_OK && waiting.event == NULL && client->lost == COMM_OK && !is_in_vain(question)) {
+    while (result == COMM_OK && waiting->event == NULL && client->lost == COMM_OK && !is_in_vain(question)) {
         client_progress(client, question->deadline_ns);
-        if (waiting.event == NULL && client->lost == COMM_OK && clock_ns() >= question->deadline_ns) {
+        if (waiting->event == NULL && client->lost == COMM_OK && clock_ns() >= question->deadline_ns) {
             result = COMM_TIMED_OUT;
         }
     }
-    forget_request(client, &waiting);
-    if (waiting.event != NULL) {
-        return take_answer(client, question, waiting.event, event);
+    forget_request(client, waiting);
+    if (waiting->event != NULL) {
+        return take_answer(client, question, waiting->event, event);
     }
     if (unanswered != NULL) {
         *unanswered = true;
@@ -112,7 +117,16 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
         return member_check(question->needs);
     }
     return error_report(result, "%s: %s: commd did not answer within %llu ms", client->path, question->what,
-                        (unsigned long long)((clock_ns() - began_ns) / 1000000u));
+                        (unsigned long long)((clock_ns() - waiting->began_ns) / 1000000u));
+}
+
+comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
+                         const struct client_question *question, Commd__Client__Event **event,
+                         bool *unanswered)
+{
+    struct client_request waiting;
+    client_ask_begin(client, request, question, &waiting);
+    return client_ask_end(client, question, &waiting, event, unanswered);
 }
 
 void client_tell(struct comm_client *client, Commd__Client__Request *request)

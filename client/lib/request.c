@@ -309,8 +309,9 @@ static comm_result_t start_in_group(struct comm_request *request)
         return result;
     }
     result = stream_begin(request->comm, request->call, &order);
-    result = result == COMM_OK ? graph_refuse(request->comm, request->call, &order.capture, GRAPH_PERSISTENT)
-                               : result;
+    result = result == COMM_OK
+                 ? capture_refuse(request->comm, request->call, &order.capture, CAPTURE_PERSISTENT)
+                 : result;
     if (result == COMM_OK) {
         result = group_add(request->comm, request->call, request, &order);
         if (result != COMM_OK) {
@@ -349,7 +350,7 @@ comm_result_t comm_start(comm_request_t *request)
         .comm = request->comm, .call = request->call, .request = request, .returns = true};
     comm_result_t result = stream_begin(request->comm, request->call, &entry.order);
     result = result == COMM_OK
-                 ? graph_refuse(request->comm, request->call, &entry.order.capture, GRAPH_PERSISTENT)
+                 ? capture_refuse(request->comm, request->call, &entry.order.capture, CAPTURE_PERSISTENT)
                  : result;
     if (result != COMM_OK) {
         return result;

@@ -27,6 +27,18 @@ static comm_result_t find_capture(cuda_stream stream, struct stream_capture *cap
     return COMM_OK;
 }
 
+comm_result_t stream_find_capture(const struct client_gpu *gpu, cuda_stream stream,
+                                  struct stream_capture *capture)
+{
+    struct gpu_scope scope;
+    comm_result_t result = gpu_scope_enter_stream(gpu, stream, &scope);
+    if (result == COMM_OK) {
+        result = find_capture(stream, capture);
+        gpu_scope_leave(&scope);
+    }
+    return result;
+}
+
 static comm_result_t check_not_captured(cuda_stream stream)
 {
     struct stream_capture capture;

@@ -418,7 +418,7 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
     }
     if (result != COMM_OK || entry.order.capture.id != 0) {
         free(request);
-        return result != COMM_OK ? result : graph_submit(comm, call, &entry.order.capture);
+        return result != COMM_OK ? result : capture_submit(comm, call, &entry.order.capture);
     }
     entry.request = request;
     if (!group_is_open()) {
@@ -446,7 +446,7 @@ comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_c
                             call->name, comm->name);
     }
     comm_result_t result = stream_begin(comm, call, &entry.order);
-    result = result == COMM_OK ? graph_refuse(comm, call, &entry.order.capture, "it waits") : result;
+    result = result == COMM_OK ? capture_refuse(comm, call, &entry.order.capture, "it waits") : result;
     if (result != COMM_OK) {
         return result;
     }

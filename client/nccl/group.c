@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/nccl/communicator.h"
 
@@ -86,20 +87,57 @@ static unsigned long long capture_of(const struct nccl_call *call)
     return asked && status != CUDA_CAPTURE_NONE ? id : 0;
 }
 
+/* A communicator of the group, and the capture of its streams. */
+struct captured {
+    const struct ncclComm *comm;
+    unsigned long long id;
+};
+
+/* As NCCL has it: one graph captures all streams of a communicator's rank, and the ranks of one communicator
+ * are all captured, by one graph or several, or none is. */
+static ncclResult_t check_capture(const struct nccl_call *call, struct captured *found, size_t *count,
+                                  size_t *last)
+{
+    unsigned long long id = capture_of(call);
+    for (size_t i = 1; i <= *count; i++) { /* groups often call for the same communicators in turn */
+        size_t at = (*last + i) % *count;
+        if (found[at].comm == call->comm) {
+            *last = at;
+            return found[at].id == id
+                       ? NCCL_SUCCESS
+                       : failure_set(NCCL_INVALID_USAGE,
+                                     "ncclGroupEnd: %s: one CUDA graph must capture all streams of a "
+                                     "communicator in a group, or none of them",
+                                     call->name);
+        }
+    }
+    for (size_t i = 0; i < *count; i++) {
+        if (strcmp(found[i].comm->name, call->comm->name) == 0 && (found[i].id == 0) != (id == 0)) {
+            return failure_set(
+                NCCL_INVALID_USAGE,
+                "ncclGroupEnd: %s: either all ranks of a communicator in a group are captured, "
+                "or none is: rank %d is%s",
+                call->name, found[i].comm->rank, found[i].id == 0 ? " not" : "");
+        }
+    }
+    found[(*count)++] = (struct captured){.comm = call->comm, .id = id};
+    return NCCL_SUCCESS;
+}
+
 /* Found before anything is submitted: half a group would leave streams that wait for the other half. */
 static ncclResult_t check_captures(const struct nccl_call *calls, size_t count)
 {
-    unsigned long long first = count > 0 ? capture_of(&calls[0]) : 0;
-    for (size_t i = 1; i < count; i++) {
-        if (capture_of(&calls[i]) != first) {
-            return failure_set(
-                NCCL_INVALID_USAGE,
-                "ncclGroupEnd: %s: one CUDA graph must capture all streams of a group, or none "
-                "of them",
-                calls[i].name);
-        }
+    size_t found_count = 0, last = 0;
+    ncclResult_t result = NCCL_SUCCESS;
+    struct captured *found = calloc(count, sizeof *found);
+    if (found == NULL) {
+        return failure_set(NCCL_SYSTEM_ERROR, "ncclGroupEnd: no memory for a group");
     }
-    return NCCL_SUCCESS;
+    for (size_t i = 0; i < count && result == NCCL_SUCCESS; i++) {
+        result = check_capture(&calls[i], found, &found_count, &last);
+    }
+    free(found);
+    return result;
 }
 
 static ncclResult_t submit_calls(const struct nccl_call *calls, size_t count)

@@ -363,12 +363,12 @@ static void mode_refused(void)
     step_make(&step, STEP_ALL_REDUCE, client, device);
     check(graphs.begin(stream, CUDA_CAPTURE_MODE_GLOBAL), "cuStreamBeginCapture");
     refuse_all(&step);
-    /* Either all streams of a group belong to one graph, or none is captured. */
+    /* Either all streams of a rank in a group belong to one graph, or none is captured. */
     expect_ok(comm_group_begin(), "comm_group_begin");
     expect_ok(step_run(&step, comm, stream), "all_reduce");
     options.stream = other;
-    expect(reduce_with(step.send, step.receive, &options), COMM_INVALID_ARGUMENT, "all streams of a group",
-           "a stream that is not captured");
+    expect(reduce_with(step.send, step.receive, &options), COMM_INVALID_ARGUMENT,
+           "captures all streams of a rank", "a stream that is not captured");
     expect_ok(comm_group_end(), "comm_group_end");
     end_capture(&captured);
     replay(&step, 1, &captured, 1);

@@ -201,7 +201,7 @@ static void mix_buffers(void)
     check_sum(one->stream, other->stream, false, 6, "after the refusals");
 }
 
-/* One graph captures all streams of a group, or none. The capture stays valid. */
+/* The streams of all ranks of a communicator in a group are captured, or none is. The capture stays valid. */
 static void mix_captures(void)
 {
     cuda_graph graph = NULL;
@@ -211,7 +211,7 @@ static void mix_captures(void)
     expect_ok(comm_group_begin(), "comm_group_begin");
     expect_ok(all_reduce(&ones[0], ones[0].in, ones[0].out, ones[0].stream), "collected");
     refused(all_reduce(&ones[1], ones[1].in, ones[1].out, ones[1].stream), COMM_INVALID_ARGUMENT,
-            "one CUDA graph captures all streams of a group, or none does", "half a group");
+            "captured, or none is: that of rank 0 is not", "half a group");
     comm_event_t *event;
     expect_ok(comm_event_create(ones[0].client, &event), "comm_event_create");
     refused(comm_event_record(event, ones[1].stream), COMM_UNSUPPORTED, "is being captured", "record");

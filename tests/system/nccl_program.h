@@ -17,6 +17,7 @@
 #define EACH(one) for (struct local *one = locals; one < locals + local_count; (one)++)
 #define STREAM(local) ((cudaStream_t)(void *)(local)->stream)
 
+struct graphs;
 struct local {
     ncclComm_t comm;
     cuda_context context;
@@ -24,6 +25,7 @@ struct local {
     cuda_pointer send, receive;
     int rank;
     int device;
+    struct graphs *graphs; /* nccl_graph.c */
 };
 
 extern const struct cuda_driver *driver;
@@ -91,6 +93,10 @@ void case_operators(void);
 void case_life(void);
 /* nccl_graph.c */
 void case_graph(void);
+void case_graph_devices(void);
+void case_graph_spread(void);
+void case_graph_threads(void);
+void case_graph_refused(void);
 /* nccl_examples.c */
 void case_loops(void);
 void case_children(void);

@@ -127,6 +127,27 @@ class NcclExamples(Cases):
         self.check(MIXED, *self.PROGRAMS)
 
 
+class NcclGraphs(Cases):
+    """CUDA graphs of several devices in one process, as NCCL's performance tests have them with -G."""
+
+    def test_a_graph_for_each_device(self):
+        self.check(FOUR_DEVICES, "graph-devices")
+
+    def test_a_graph_for_each_device_on_two_nodes(self):
+        self.check(TWO_NODES, "graph-devices")
+        self.check(MIXED, "graph-devices")
+
+    def test_one_graph_of_several_devices(self):
+        self.check(FOUR_DEVICES, "graph-spread")
+        self.check(TWO_NODES, "graph-spread")
+
+    def test_a_thread_for_each_device(self):
+        self.check(FOUR_DEVICES, "graph-threads")
+
+    def test_what_cannot_be_captured(self):
+        self.check([("a", [0, 1])], "graph-refused")
+
+
 class NcclFailures(Cases):
     def test_abort(self):
         for layout in (TWO_PROCESSES, [("a", [0]), ("b", [0]), ("b", [1])]):

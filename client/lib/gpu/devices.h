@@ -190,7 +190,7 @@ struct stream_tail {
 };
 
 /* Makes the stream write a word when it reaches the operation. If the stream is captured, only says so: see
- * graph_submit. Failures are reported. */
+ * capture_submit. Failures are reported. */
 comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *call,
                            struct stream_order *order);
 /*
@@ -214,6 +214,9 @@ void stream_abandon(struct comm_comm *comm, struct stream_order *order);
  */
 comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, struct client_fences *fences,
                            struct fence_slot *slot, struct fence_mark *mark);
+/* Finds the capture of the stream, if any. Failures are reported. */
+comm_result_t stream_find_capture(const struct client_gpu *gpu, cuda_stream stream,
+                                  struct stream_capture *capture);
 /* Adds waits and writes to the stream, or to what it captures. Failures are reported. */
 comm_result_t stream_add(const struct client_gpu *gpu, cuda_stream stream, struct cuda_memop *memops,
                          unsigned count);

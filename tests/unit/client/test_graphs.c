@@ -227,13 +227,129 @@ static void test_a_spoilt_capture(void **state)
     pair_stop(&capture.pair);
 }
 
+/* --- Groups --- */
+
+/* A group adds its operations at its end, and the streams wait after all of them are ready. */
+static void test_a_group(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    expect_ok(comm_group_begin());
+    for (int i = 0; i < 5; i++) {
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    }
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 0);
+    assert_int_equal(comms(&capture), 1);
+    expect_ok(comm_group_end());
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 5);
+    assert_int_equal(comms(&capture), 2);
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    await_comms(&capture, 1);
+    pair_stop(&capture.pair);
+}
+
+/* What a group cannot add leaves nothing in the graph, and the stream waits for nothing. */
+static void test_groups_that_fail(void **state)
+{
+    static const char *const rules[] = {"cuUserObjectCreate:1=2", "cuGraphRetainUserObject:1=2",
+                                        "cuStreamBatchMemOp_v2:1=801", "cuStreamBatchMemOp_v2:2=801",
+                                        "cuStreamBatchMemOp_v2:3=801"};
+    (void)state;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+        expect_ok(comm_group_begin());
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+        beyond.inject(rules[i]);
+        assert_int_not_equal(comm_group_end(), COMM_OK);
+        beyond.inject(NULL);
+        GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+        await_comms(&capture, 1);
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+        expect_stream_ends(capture.stream);
+        pair_stop(&capture.pair);
+    }
+    struct fake_script script = {.graphs = true, .refuses_captures = true};
+    struct capture capture = capture_start(&script, CUDA_CAPTURE_MODE_GLOBAL);
+    expect_ok(comm_group_begin());
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    assert_int_equal(comm_group_end(), COMM_LIMIT);
+    assert_error_says("4096 are the most");
+    cuda_graph_exec exec = capture_end(&capture);
+    expect_replay(&capture, exec);
+    GPU_OK(beyond.graph_exec_destroy(exec));
+    pair_stop(&capture.pair);
+}
+
+/* Between the calls and the group's end, the program ends the capture, or leaves the communicator. */
+static void test_groups_that_end_early(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_RELAXED);
+    expect_ok(comm_group_begin());
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    cuda_graph_exec exec = capture_end(&capture);
+    assert_int_equal(comm_group_end(), COMM_INVALID_ARGUMENT);
+    assert_error_says("the stream's capture ended before the group");
+    expect_stream_ends(capture.stream);
+    expect_replay(&capture, exec);
+    GPU_OK(beyond.graph_exec_destroy(exec));
+    assert_int_equal(comms(&capture), 1);
+
+    GPU_OK(beyond.begin_capture(capture.stream, CUDA_CAPTURE_MODE_RELAXED));
+    expect_ok(comm_group_begin());
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    comm_destroy(capture.comm);
+    expect_ok(comm_group_end());
+    exec = capture_end(&capture);
+    expect_replay(&capture, exec);
+    GPU_OK(beyond.graph_exec_destroy(exec));
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 0);
+    pair_stop(&capture.pair);
+}
+
+/* In a group, the streams of a communicator's rank have one capture, or none. Other communicators may have
+ * other ones. */
+static void test_captures_of_a_group(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_RELAXED);
+    comm_t *other = gpu_comm(&capture.pair, "other", 0), *third = gpu_comm(&capture.pair, "third", 0);
+    cuda_stream stream = gpu_stream(), plain = gpu_stream();
+    cuda_graph graph;
+    GPU_OK(beyond.begin_capture(stream, CUDA_CAPTURE_MODE_RELAXED));
+    expect_ok(comm_group_begin());
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    expect_ok(reduce(other, capture.buffer, stream));
+    expect_ok(reduce(third, capture.buffer, plain));
+    for (int turn = 0; turn < 2; turn++) { /* the calls before do not matter to the check */
+        assert_int_equal(reduce(capture.comm, capture.buffer, stream), COMM_INVALID_ARGUMENT);
+        assert_error_says("one CUDA graph captures all streams of a rank");
+        assert_int_equal(reduce(other, capture.buffer, plain), COMM_INVALID_ARGUMENT);
+        assert_int_equal(reduce(third, capture.buffer, stream), COMM_INVALID_ARGUMENT);
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    }
+    expect_ok(comm_group_end());
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 4);
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).submits, 1);
+    assert_int_equal(comms(&capture), 5);
+    expect_stream_ends(plain);
+    GPU_OK(beyond.end_capture(stream, &graph));
+    GPU_OK(beyond.graph_destroy(graph));
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    await_comms(&capture, 3);
+    pair_stop(&capture.pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_graph_and_its_part),    cmocka_unit_test(test_slots_serve_again),
         cmocka_unit_test(test_replays_without_commd),   cmocka_unit_test(test_refused),
         cmocka_unit_test(test_memory_during_a_capture), cmocka_unit_test(test_the_driver_fails),
-        cmocka_unit_test(test_a_spoilt_capture),
+        cmocka_unit_test(test_a_spoilt_capture),        cmocka_unit_test(test_a_group),
+        cmocka_unit_test(test_groups_that_fail),        cmocka_unit_test(test_groups_that_end_early),
+        cmocka_unit_test(test_captures_of_a_group),
     };
     return cmocka_run_group_tests_name("graphs", tests, gpu_setup, gpu_teardown);
 }

@@ -32,6 +32,9 @@
  *       there next has the same BUFFER_ID (1).
  *   CUDA_DOUBLE_DELAY_US
  *       each piece of work of a stream begins late, by 0 to this many microseconds (0)
+ *   CUDA_DOUBLE_KERNEL_US, CUDA_DOUBLE_KERNEL_US_PER_MIB, CUDA_DOUBLE_NCCL_US
+ *       each kernel takes this many microseconds longer, and as many for each MiB of an output; each piece of
+ *       NCCL's work in a stream takes as many longer (0)
  *   CUDA_DOUBLE_SEED
  *       seed of these delays (1)
  *   CUDA_DOUBLE_CONNECTIONS

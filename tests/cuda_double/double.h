@@ -28,6 +28,7 @@ struct settings {
     bool mappings_numbered;
     bool blocking_allocation;
     unsigned delay_us;
+    unsigned kernel_us, kernel_us_per_mib, nccl_us;
     unsigned hang_ms;
     bool nccl_off_main;
     bool nccl_windows;
@@ -40,6 +41,10 @@ void settings_read(void);
 const struct settings *settings(void);
 /* Sleeps for 0 to delay_us microseconds. */
 void settings_delay(void);
+/* Sleeps for as long as the settings make a kernel take that writes so many bytes to each output. */
+void settings_delay_kernel(uint64_t bytes);
+/* Sleeps for nccl_us microseconds. */
+void settings_delay_nccl(void);
 /* Returns whether this call of the symbol must fail. Sets *result if the rule has a result. */
 bool fail_now(const char *symbol, int *result);
 

@@ -165,6 +165,15 @@ static cuda_result copies_run(const struct launch_work *launch, cuda_context con
     return CUDA_RESULT_OK;
 }
 
+/* Of a reduction, or of a copy's first piece. */
+static uint64_t output_bytes(const struct launch_work *launch)
+{
+    if (launch->copies) {
+        return launch->arguments.copy.count > 0 ? launch->arguments.copy.copies[0].bytes : 0;
+    }
+    return launch->codes ? 0 : launch->arguments.reduction.count_elements * dtype_size_bytes(launch->dtype);
+}
+
 static cuda_result launch_run(struct work *work, struct stream *stream)
 {
     const struct launch_work *launch = (const struct launch_work *)work;
@@ -173,6 +182,7 @@ static cuda_result launch_run(struct work *work, struct stream *stream)
         return CUDA_RESULT_LAUNCH_FAILED;
     }
     touched->count = 0;
+    settings_delay_kernel(output_bytes(launch));
     double_lock();
     cuda_result result = launch->copies  ? copies_run(launch, stream->context, touched)
                          : launch->codes ? code_run(&launch->arguments.code, launch->compression,

@@ -375,6 +375,7 @@ static cuda_result group_work_run(struct work *work, struct stream *stream)
     struct communicator *communicator = parts->communicator;
     int unused;
     bool hangs = fail_now("ncclKernel", &unused);
+    settings_delay_nccl();
     double_lock();
     bool took = take_device(communicator, stream);
     for (size_t i = 0; i < parts->count && !hangs; i++) {

@@ -51,6 +51,9 @@ void settings_read(void)
     values.mappings_numbered = number_of("CUDA_DOUBLE_MAPPINGS_NUMBERED", 1, 1) != 0;
     values.blocking_allocation = number_of("CUDA_DOUBLE_BLOCKING_ALLOCATION", 0, 1) != 0;
     values.delay_us = (unsigned)number_of("CUDA_DOUBLE_DELAY_US", 0, 10000000);
+    values.kernel_us = (unsigned)number_of("CUDA_DOUBLE_KERNEL_US", 0, 10000000);
+    values.kernel_us_per_mib = (unsigned)number_of("CUDA_DOUBLE_KERNEL_US_PER_MIB", 0, 10000000);
+    values.nccl_us = (unsigned)number_of("CUDA_DOUBLE_NCCL_US", 0, 10000000);
     values.hang_ms = (unsigned)number_of("CUDA_DOUBLE_HANG_MS", 2000, 3600000);
     values.nccl_off_main = number_of("CUDA_DOUBLE_NCCL_OFF_MAIN", 0, 1) != 0;
     values.nccl_windows = number_of("CUDA_DOUBLE_NCCL_WINDOWS", 1, 1) != 0;
@@ -77,6 +80,16 @@ const struct settings *settings(void)
     return &values;
 }
 
+/* Stands for the time that a GPU needs. */
+static void sleep_us(uint64_t pause_us)
+{
+    struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000),
+                             .tv_nsec = (long)(pause_us % 1000000 * 1000)};
+    if (pause_us > 0) {
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
 void settings_delay(void)
 {
     if (values.delay_us == 0) {
@@ -86,9 +99,17 @@ void settings_delay(void)
     step = (step ^ (step >> 30)) * 0xbf58476d1ce4e5b9u;
     step = (step ^ (step >> 27)) * 0x94d049bb133111ebu;
     uint64_t pause_us = (step ^ (step >> 31)) % (values.delay_us + 1u);
-    struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000),
-                             .tv_nsec = (long)(pause_us % 1000000 * 1000)};
-    (void)nanosleep(&pause, NULL); /* stands for the time that a GPU needs */
+    sleep_us(pause_us);
+}
+
+void settings_delay_kernel(uint64_t bytes)
+{
+    sleep_us(values.kernel_us + bytes * values.kernel_us_per_mib / (1u << 20));
+}
+
+void settings_delay_nccl(void)
+{
+    sleep_us(values.nccl_us);
 }
 
 static void rule_add(const char *text)

@@ -13,6 +13,7 @@
  *   - many: captures, replays and destroys NUMBER graphs, one after the other
  *   - full: captures NUMBER operations, the most that a graph holds; one more is refused
  *   - refused: captures what cannot be captured, and captures that are valid after it
+ *   - until: as replays, until the file GRAPHS_STOP is there; prints "READY" after 20 replays
  *   - twice: runs two executables of one graph at once, which ends the communicator
  * The other modes ignore NUMBER.
  *
@@ -210,6 +211,40 @@ static void mode_replays(uint32_t replays)
     }
     release(&few);
     release(&all);
+    printf("digest %016llx\n", (unsigned long long)digest);
+}
+
+/* Whether any rank sees the file. All ranks get the same answer. */
+static bool must_stop(void)
+{
+    const char *path = getenv("GRAPHS_STOP");
+    uint32_t seen = path == NULL || access(path, F_OK) == 0, any = 0;
+    expect_ok(comm_all_reduce(comm, &seen, &any, 1, COMM_U32, COMM_MAX, NULL), "an all_reduce on the host");
+    expect_ok(comm_sync(comm, 0), "comm_sync");
+    return any != 0;
+}
+
+static void mode_until(void)
+{
+    struct step steps[STEP_KINDS];
+    struct captured captured;
+    uint64_t digest = 0xcbf29ce484222325u;
+    for (int i = 0; i < STEP_KINDS; i++) {
+        step_make(&steps[i], (enum step_kind)i, client, device);
+    }
+    capture(steps, STEP_KINDS, &captured);
+    for (uint32_t i = 0; i < 20 || !must_stop(); i++) {
+        replay(steps, STEP_KINDS, &captured, i);
+        for (int step = 0; step < STEP_KINDS; step++) {
+            digest = step_digest(&steps[step], digest);
+        }
+        if (i == 19) {
+            printf("READY\n");
+            (void)fflush(stdout);
+        }
+        (void)usleep(i >= 20 ? 5000 : 0); /* commd measures while no operation runs */
+    }
+    release(&captured);
     printf("digest %016llx\n", (unsigned long long)digest);
 }
 
@@ -447,6 +482,8 @@ int main(int argc, char **argv)
     expect_ok(comm_init(client, argv[1], rank, size, device, NULL, &comm), "comm_init");
     if (strcmp(mode, "replays") == 0) {
         mode_replays(number);
+    } else if (strcmp(mode, "until") == 0) {
+        mode_until();
     } else if (strcmp(mode, "pair") == 0) {
         mode_pair(number);
     } else if (strcmp(mode, "forks") == 0) {

@@ -42,9 +42,12 @@ class GpuMatrix(ProgramCase):
 
     def test_the_engine_is_nccl(self):
         self.check("aaaa", [0, 1, 1, 2], 'gpu_engine = "nccl";')
+        self.check("aabb", [0, 1, 1, 0], 'gpu_engine = "nccl";')
 
     def test_the_engine_is_kernels(self):
         self.check("aaa", [0, 1, 2], 'gpu_engine = "kernels";', CUDA_DOUBLE_PEER="0")
+        self.check("aaaa", [0, 1, 1, 2], 'gpu_engine = "kernels";')
+        self.check("aabb", [0, 1, 1, 0], 'gpu_engine = "kernels";')
 
     def test_gpus_and_the_host_in_one_node(self):
         self.check("aaa", [0, -1, 1])

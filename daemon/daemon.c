@@ -25,6 +25,7 @@
 #include "daemon/drain.h"
 #include "daemon/exec/exec.h"
 #include "daemon/gather/gathers.h"
+#include "daemon/gpu/calls.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpus.h"
 #include "daemon/host/guard.h"
@@ -387,6 +388,10 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
     }
     snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", gpus_absent.text);
     if (daemon->gpus != NULL) {
+        status = gpu_calls_start(daemon->gpus, daemon->loop, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
         exec_set_gpus(daemon->exec, daemon->gpus);
         exec_set_gpu_engine(daemon->exec, gpus_engine(daemon->configuration.conf));
         p2p_set_gpus(daemon->p2p, daemon->gpus);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <utlist.h>
 
 #include "daemon/api/session.h"
 #include "daemon/gpu/cuda_memory.h"
@@ -120,31 +121,197 @@ static void memory_close_stale(const struct api_session *session, const struct m
     }
 }
 
-static enum status memory_open(struct api_session *session, const Commd__Client__MemRegister *request,
-                               uint32_t gpu, const struct cuda_ipc_handle *handle, struct memory **out,
+/* --- Requests that a GPU's thread carries out --- */
+
+/* A request that is answered later. It outlives its session if need be. */
+struct api_late {
+    struct api_late *prev, *next; /* in the session */
+    struct api_session *session;  /* null: it has ended */
+    uint64_t request_id;
+    uint32_t id; /* of a memory that is being opened; 0: of none */
+    bool retried;
+    struct budget_account *account; /* of a memory that is being opened: charged for one memory */
+    union {
+        struct gpu_opening opening;
+        struct gpu_mapping mapping;
+    } work;
+};
+
+static enum status late_new(struct api_session *session, uint64_t request_id, struct api_late **out,
+                            struct error *error)
+{
+    struct api_late *late = NULL;
+    if (session->late_count < API_SESSION_LATE_MAX) {
+        late = calloc(1, sizeof *late);
+    } else {
+        return error_set(error, STATUS_LIMIT, "%u requests about memory on GPUs are under way",
+                         session->late_count);
+    }
+    if (late == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    late->session = session;
+    late->request_id = request_id;
+    DL_APPEND(session->lates, late);
+    session->late_count++;
+    *out = late;
+    return STATUS_OK;
+}
+
+static void late_free(struct api_late *late)
+{
+    if (late->session != NULL) {
+        DL_DELETE(late->session->lates, late);
+        late->session->late_count--;
+    }
+    if (late->account != NULL) {
+        budget_release(late->account, BUDGET_MEMORIES, 1);
+        budget_close(late->account);
+    }
+    free(late);
+}
+
+void api_lates_forget(struct api_session *session)
+{
+    while (session->lates != NULL) {
+        struct api_late *late = session->lates;
+        DL_DELETE(session->lates, late);
+        late->session = NULL;
+    }
+    session->late_count = 0;
+}
+
+static bool is_being_opened(const struct api_session *session, uint32_t id)
+{
+    const struct api_late *late = session->lates;
+    while (late != NULL && (late->account == NULL || late->id != id)) {
+        late = late->next;
+    }
+    return late != NULL;
+}
+
+/* --- Opening --- */
+
+static void registration_refused(struct api_session *session, uint64_t request_id, uint64_t size_bytes,
+                                 const struct error *error)
+{
+    if (error->status != STATUS_BUSY) { /* the client will ask again, often */
+        api_session_log(session, LOG_LEVEL_INFO, "registration of %llu bytes refused: %s",
+                        (unsigned long long)size_bytes, error->text);
+    }
+    api_session_reply_error(session, request_id, error);
+}
+
+/* Takes over the reference to the memory. */
+static enum status memory_keep(struct api_session *session, uint32_t id, struct memory *opened,
                                struct error *error)
 {
-    struct memory_place place = {
-        .origin = {.process = session->client.pid, .uid = session->client.uid, .address = request->address},
-        .size_bytes = request->size_bytes};
-    struct gpu_devices *gpus = session->api->gpus;
-    enum status status =
-        gpu_memory_import_ipc(gpus, gpu, handle, request->size_bytes, &place.origin, out, error);
-    if (status == STATUS_BUSY) {
-        memory_close_stale(session, &place);
-        status = gpu_memory_import_ipc(gpus, gpu, handle, request->size_bytes, &place.origin, out, error);
+    struct api_memory *memory = calloc(1, sizeof *memory);
+    enum status status = memory != NULL ? memory_charge(opened, session->account, error)
+                                        : error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    if (status == STATUS_OK) {
+        memory->id = id;
+        memory->memory = opened;
+        HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
+        status = table_has(memory, hh) ? STATUS_OK
+                                       : error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
     }
-    if (status == STATUS_BUSY) {
-        memory_name_user(session, &place, error);
+    if (status != STATUS_OK) {
+        memory_unref(opened);
+        free(memory);
+        return status;
     }
-    if (status == STATUS_INVALID_ARGUMENT && session->client.uid != geteuid()) {
+    memory_set_owner(opened, session->client.pid, id);
+    memory_set_unmapper(opened, session->api->unmapper);
+    session->memory_bytes += memory_size_bytes(opened);
+    session->gpu_memory_count += memory_gpu(opened) != MEMORY_OF_HOST;
+    return STATUS_OK;
+}
+
+/* The place is still in use, by a communicator or because the client has not looked. Returns whether it is
+ * tried again. */
+static bool opening_retries(struct api_late *late, struct memory_place *place)
+{
+    if (late->retried) {
+        memory_name_user(late->session, place, &late->work.opening.error);
+        return false;
+    }
+    late->retried = true;
+    memory_close_stale(late->session, place);
+    gpu_memory_open(&late->work.opening); /* behind what is closed now */
+    return true;
+}
+
+static void opening_failed(struct api_late *late)
+{
+    struct api_session *session = late->session;
+    struct error *error = &late->work.opening.error;
+    if (error->status == STATUS_INVALID_ARGUMENT && session->client.uid != geteuid()) {
         struct error why = *error; /* by default, NVIDIA's open kernel modules compare users */
-        return error_set(error, why.status,
-                         "%s (commd runs as user %u, the memory is user %u's: CUDA may open only handles of "
-                         "the same user; memory of comm_mem_alloc can be passed to any user)",
-                         why.text, (unsigned)geteuid(), (unsigned)session->client.uid);
+        error_set(error, why.status,
+                  "%s (commd runs as user %u, the memory is user %u's: CUDA may open only handles of "
+                  "the same user; memory of comm_mem_alloc can be passed to any user)",
+                  why.text, (unsigned)geteuid(), (unsigned)session->client.uid);
     }
-    return status;
+    registration_refused(session, late->request_id, late->work.opening.size_bytes, error);
+}
+
+static void memory_opened(struct gpu_opening *opening)
+{
+    struct api_late *late = opening->context;
+    struct api_session *session = late->session;
+    struct memory_place place = {.origin = opening->origin, .size_bytes = opening->size_bytes};
+    struct memory *memory = opening->memory;
+    if (session != NULL && memory == NULL && opening->error.status == STATUS_BUSY &&
+        opening_retries(late, &place)) {
+        return;
+    }
+    if (session == NULL) {
+        memory_unref(memory);
+        late_free(late);
+        return;
+    }
+    session->gpu_memory_count--; /* memory_keep counts it */
+    if (memory == NULL) {
+        opening_failed(late);
+    } else if (memory_keep(session, late->id, memory, &opening->error) == STATUS_OK) {
+        api_session_reply_done(session, late->request_id);
+    } else {
+        registration_refused(session, late->request_id, opening->size_bytes, &opening->error);
+    }
+    late_free(late);
+}
+
+/* On success the answer comes later. */
+static enum status memory_open(struct api_session *session, uint64_t request_id,
+                               const Commd__Client__MemRegister *request, uint32_t gpu,
+                               const struct cuda_ipc_handle *handle, struct error *error)
+{
+    struct api_late *late;
+    struct gpu_devices *gpus = session->api->gpus;
+    enum status status = gpu_calls_check(gpus, gpu, error);
+    status = status == STATUS_OK ? budget_charge(session->account, BUDGET_MEMORIES, 1, error) : status;
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = late_new(session, request_id, &late, error);
+    if (status != STATUS_OK) {
+        budget_release(session->account, BUDGET_MEMORIES, 1);
+        return status;
+    }
+    late->account = budget_ref(session->account);
+    late->id = request->memory;
+    late->work.opening = (struct gpu_opening){
+        .gpus = gpus,
+        .gpu = gpu,
+        .handle = *handle,
+        .size_bytes = request->size_bytes,
+        .origin = {.process = session->client.pid, .uid = session->client.uid, .address = request->address},
+        .done = memory_opened,
+        .context = late};
+    session->gpu_memory_count++; /* other users' handles count it from now on */
+    gpu_memory_open(&late->work.opening);
+    return STATUS_OK;
 }
 
 #define OTHER_WAYS                                                                                           \
@@ -219,12 +386,30 @@ static enum status memory_open_pooled(struct api_session *session, const Commd__
     return status;
 }
 
-/* Opens what the client offers: a memfd, an allocation on a GPU, or addresses there that are filled later. */
-static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
-                                 int fd, struct memory **out, struct error *error)
+static enum status memory_open_handle(struct api_session *session, uint64_t request_id,
+                                      const Commd__Client__MemRegister *request, uint32_t gpu,
+                                      struct error *error)
+{
+    struct cuda_ipc_handle handle;
+    if (request->ipc_handle.len != sizeof handle.bytes) {
+        return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle cannot have %zu bytes",
+                         request->memory, request->ipc_handle.len);
+    }
+    enum status status = memory_check_handles(session, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    memcpy(handle.bytes, request->ipc_handle.data, sizeof handle.bytes);
+    return memory_open(session, request_id, request, gpu, &handle, error);
+}
+
+/* Opens what the client offers: a memfd, an allocation on a GPU, or addresses there that are filled later.
+ * *out remains null if the answer comes later. */
+static enum status memory_import(struct api_session *session, uint64_t request_id,
+                                 const Commd__Client__MemRegister *request, int fd, struct memory **out,
+                                 struct error *error)
 {
     struct gpu_devices *gpus = session->api->gpus;
-    struct cuda_ipc_handle handle;
     int gpu;
     if (request->device_uuid.len == 0) {
         return fd < 0 ? error_set(error, STATUS_PROTOCOL,
@@ -243,67 +428,85 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
     if (request->pool_pointer.len > 0) {
         return memory_open_pooled(session, request, (uint32_t)gpu, fd, out, error);
     }
-    if (request->ipc_handle.len != sizeof handle.bytes) {
-        return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle cannot have %zu bytes",
-                         request->memory, request->ipc_handle.len);
-    }
-    status = memory_check_handles(session, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    memcpy(handle.bytes, request->ipc_handle.data, sizeof handle.bytes);
-    return memory_open(session, request, (uint32_t)gpu, &handle, out, error);
-}
-
-static enum status memory_register(struct api_session *session, const Commd__Client__MemRegister *request,
-                                   int fd, struct error *error)
-{
-    if (api_session_memory(session, request->memory) != NULL) {
-        return error_set(error, STATUS_PROTOCOL, "memory %u is registered already", request->memory);
-    }
-    if (HASH_COUNT(session->memories) >= API_SESSION_MEMORIES_MAX) {
-        return error_set(error, STATUS_LIMIT, "a process can register %d memories at most",
-                         API_SESSION_MEMORIES_MAX);
-    }
-    struct api_memory *memory = calloc(1, sizeof *memory);
-    if (memory == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
-    }
-    memory->id = request->memory;
-    enum status status = memory_import(session, request, fd, &memory->memory, error);
-    if (status == STATUS_OK) {
-        status = memory_charge(memory->memory, session->account, error);
-    }
-    if (status == STATUS_OK) {
-        HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
-        status = table_has(memory, hh) ? STATUS_OK
-                                       : error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
-    }
-    if (status != STATUS_OK) {
-        memory_unref(memory->memory);
-        free(memory);
-        return status;
-    }
-    memory_set_owner(memory->memory, session->client.pid, memory->id);
-    memory_set_unmapper(memory->memory, session->api->unmapper);
-    session->memory_bytes += memory_size_bytes(memory->memory);
-    session->gpu_memory_count += memory_gpu(memory->memory) != MEMORY_OF_HOST;
-    return STATUS_OK;
+    return memory_open_handle(session, request_id, request, (uint32_t)gpu, error);
 }
 
 void api_memory_register(struct api_session *session, uint64_t request_id,
                          const Commd__Client__MemRegister *request, int fd)
 {
     struct error error;
-    if (memory_register(session, request, fd, &error) == STATUS_OK) {
-        api_session_reply_done(session, request_id);
+    struct memory *opened = NULL;
+    enum status status = STATUS_OK;
+    if (api_session_memory(session, request->memory) != NULL || is_being_opened(session, request->memory)) {
+        status = error_set(&error, STATUS_PROTOCOL, "memory %u is registered already", request->memory);
+    } else if (HASH_COUNT(session->memories) + session->late_count >= API_SESSION_MEMORIES_MAX) {
+        status = error_set(&error, STATUS_LIMIT, "a process can register %d memories at most",
+                           API_SESSION_MEMORIES_MAX);
+    }
+    if (status == STATUS_OK) {
+        status = memory_import(session, request_id, request, fd, &opened, &error);
+    }
+    if (status == STATUS_OK && opened == NULL) {
         return;
     }
-    if (error.status != STATUS_BUSY) { /* the client will ask again, often */
-        api_session_log(session, LOG_LEVEL_INFO, "registration of %llu bytes refused: %s",
-                        (unsigned long long)request->size_bytes, error.text);
+    if (status == STATUS_OK) {
+        status = memory_keep(session, request->memory, opened, &error);
     }
-    api_session_reply_error(session, request_id, &error);
+    if (status == STATUS_OK) {
+        api_session_reply_done(session, request_id);
+    } else {
+        registration_refused(session, request_id, request->size_bytes, &error);
+    }
+}
+
+/* --- Chunks of virtual memory --- */
+
+static void chunk_refused(struct api_session *session, uint64_t request_id, uint64_t size_bytes,
+                          const struct error *error)
+{
+    api_session_log(session, LOG_LEVEL_INFO, "%llu bytes of a GPU's virtual memory refused: %s",
+                    (unsigned long long)size_bytes, error->text);
+    api_session_reply_error(session, request_id, error);
+}
+
+static void chunk_mapped(struct gpu_mapping *mapping)
+{
+    struct api_late *late = mapping->context;
+    struct api_session *session = late->session;
+    if (session != NULL && mapping->status == STATUS_OK) {
+        bool registered = false; /* or it was deregistered meanwhile */
+        for (const struct api_memory *each = session->memories; each != NULL && !registered;
+             each = each->hh.next) {
+            registered = each->memory == mapping->memory;
+        }
+        session->memory_bytes += registered ? mapping->size_bytes : 0;
+        api_session_reply_done(session, late->request_id);
+    } else if (session != NULL) {
+        chunk_refused(session, late->request_id, mapping->size_bytes, &mapping->error);
+    }
+    late_free(late);
+}
+
+/* On success the answer comes later. */
+static enum status chunk_map(struct api_session *session, uint64_t request_id, struct memory *memory,
+                             uint64_t size_bytes, int fd, struct error *error)
+{
+    struct api_late *late;
+    enum status status =
+        memory_gpu(memory) == MEMORY_OF_HOST
+            ? error_set(error, STATUS_INVALID_ARGUMENT, "the memory is not virtual memory of a GPU")
+            : gpu_calls_check(session->api->gpus, (uint32_t)memory_gpu(memory), error);
+    status = status == STATUS_OK ? late_new(session, request_id, &late, error) : status;
+    if (status != STATUS_OK) {
+        return status;
+    }
+    late->work.mapping = (struct gpu_mapping){
+        .memory = memory, .size_bytes = size_bytes, .done = chunk_mapped, .context = late};
+    status = gpu_memory_map_later(&late->work.mapping, fd, error);
+    if (status != STATUS_OK) {
+        late_free(late);
+    }
+    return status;
 }
 
 void api_memory_map(struct api_session *session, uint64_t request_id, const Commd__Client__MemMap *request,
@@ -316,15 +519,13 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
                   memory == NULL ? "memory %u is not registered"
                                  : "memory %u: no file descriptor came with the request",
                   request->memory);
-    } else if (gpu_memory_map(memory->memory, fd, request->size_bytes, &error) == STATUS_OK) {
-        session->memory_bytes += request->size_bytes;
-        api_session_reply_done(session, request_id);
+    } else if (chunk_map(session, request_id, memory->memory, request->size_bytes, fd, &error) == STATUS_OK) {
         return;
     }
-    api_session_log(session, LOG_LEVEL_INFO, "%llu bytes of a GPU's virtual memory refused: %s",
-                    (unsigned long long)request->size_bytes, error.text);
-    api_session_reply_error(session, request_id, &error);
+    chunk_refused(session, request_id, request->size_bytes, &error);
 }
+
+/* --- Deregistering --- */
 
 void api_memory_forget(struct api_session *session, struct api_memory *memory)
 {
@@ -333,6 +534,30 @@ void api_memory_forget(struct api_session *session, struct api_memory *memory)
     session->gpu_memory_count -= memory_gpu(memory->memory) != MEMORY_OF_HOST;
     memory_unref(memory->memory);
     free(memory);
+}
+
+static void memory_ended(void *context)
+{
+    struct api_late *late = context;
+    if (late->session != NULL) {
+        api_session_reply_done(late->session, late->request_id);
+    }
+    late_free(late);
+}
+
+/* The answer says that the memory is closed, if no operation uses it: its client may free it then. */
+static void forget_and_tell(struct api_session *session, uint64_t request_id, struct api_memory *memory)
+{
+    struct api_late *late;
+    struct error error;
+    bool waits = memory_gpu(memory->memory) != MEMORY_OF_HOST && !memory_is_used(memory->memory);
+    if (waits && late_new(session, request_id, &late, &error) == STATUS_OK) {
+        memory_when_ended(memory->memory, memory_ended, late);
+        api_memory_forget(session, memory);
+        return;
+    }
+    api_memory_forget(session, memory);
+    api_session_reply_done(session, request_id);
 }
 
 void api_memory_deregister(struct api_session *session, uint64_t request_id,
@@ -352,6 +577,5 @@ void api_memory_deregister(struct api_session *session, uint64_t request_id,
         api_session_reply_error(session, request_id, &error);
         return;
     }
-    api_memory_forget(session, memory);
-    api_session_reply_done(session, request_id);
+    forget_and_tell(session, request_id, memory);
 }

@@ -405,6 +405,7 @@ void api_session_forget(struct api_session *session)
 bool api_session_release_one(struct api_session *session, uint64_t now_ns)
 {
     struct api_comm *comm = session->comms;
+    api_lates_forget(session);
     if (comm != NULL) {
         if (session->expelled != NULL) {
             comms_member_expel(comm->member, session->expelled, now_ns);

@@ -116,6 +116,8 @@ struct api_session {
     struct api_store *stores;
     struct api_join *joins;
     struct api_memory *memories;
+    struct api_late *lates; /* requests whose answer comes when a GPU's thread is done */
+    uint32_t late_count;
     uint64_t memory_bytes;
     uint32_t gpu_memory_count; /* memories that are on GPUs */
     uint64_t ops_submitted;
@@ -448,6 +450,8 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
                     int fd);
 void api_memory_deregister(struct api_session *session, uint64_t request_id,
                            const Commd__Client__MemDeregister *request);
+/* The session ends: no answer comes later any more. */
+void api_lates_forget(struct api_session *session);
 
 /* stores.c */
 void api_store(struct api_session *session, uint64_t request_id, const Commd__Client__StoreAsk *request,

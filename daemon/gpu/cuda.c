@@ -297,12 +297,16 @@ void gpu_devices_close(struct gpu_devices *gpus)
     if (gpus == NULL) {
         return;
     }
-    if (!gpu_groups_free(gpus->groups) || !cuda_pinned_settle(gpus)) {
+    bool ended = gpu_groups_free(gpus->groups) && cuda_pinned_settle(gpus);
+    if (ended) {
+        gpu_registry_free(gpus->registry);
+        gpus->registry = NULL;
+    }
+    if (!gpu_calls_end(gpus) || !ended) {
         left = gpus;
         (void)left;
         return;
     }
-    gpu_registry_free(gpus->registry);
     cuda_pinned_close(gpus);
     for (uint32_t gpu = 0; gpu < gpus->count; gpu++) {
         struct cuda_gpu *at = &gpus->gpus[gpu];

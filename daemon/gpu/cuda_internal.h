@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "daemon/gpu/calls.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpu/groups.h"
 #include "daemon/gpu/registry.h"
@@ -30,9 +31,11 @@ struct cuda_gpu {
 };
 
 struct cuda_pinned_block;
+struct memory;
 
 struct gpu_devices {
     struct gpu_groups *groups;
+    struct gpu_calls *calls; /* null: they are made in place */
     struct gpu_registry *registry;
     uint32_t ahead;             /* words.h */
     _Atomic uint64_t ran_ahead; /* operations that were put behind others in advance */
@@ -91,6 +94,8 @@ CUDA_DRIVER_FUNCTIONS(CUDA_SYMBOL)
 
 /* cuda_memory.c: LIMIT or INVALID_ARGUMENT if a client's memory cannot have so many bytes. */
 enum status cuda_check_size(uint64_t size_bytes, struct error *error) COMM_MUST_USE;
+/* cuda_memory.c: the GPU's thread will close the memory, when its last reference is gone. NO_MEMORY. */
+enum status cuda_release_later(struct memory *memory, struct error *error) COMM_MUST_USE;
 /* cuda_memory.c: INVALID_ARGUMENT in place of DEVICE, unless the GPU itself failed: the client gave something
  * wrong. */
 enum status cuda_blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,

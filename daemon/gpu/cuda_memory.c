@@ -1,4 +1,7 @@
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "daemon/base/checked.h"
 #include "daemon/base/descriptor.h"
@@ -30,6 +33,46 @@ enum status cuda_blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum
     }
     return STATUS_INVALID_ARGUMENT;
 }
+
+/* --- Closing --- */
+
+struct releasing {
+    struct gpu_call call;
+    struct memory *memory;
+};
+
+static void release_run(struct gpu_call *call)
+{
+    struct memory *memory = ((struct releasing *)call)->memory;
+    memory->release(memory);
+}
+
+static void release_done(struct gpu_call *call)
+{
+    memory_end(((struct releasing *)call)->memory);
+    free(call);
+}
+
+static void release_later(struct memory *memory)
+{
+    struct releasing *releasing = memory->releasing;
+    releasing->call = (struct gpu_call){.run = release_run, .done = release_done};
+    gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, &releasing->call);
+}
+
+enum status cuda_release_later(struct memory *memory, struct error *error)
+{
+    struct releasing *releasing = calloc(1, sizeof *releasing);
+    if (releasing == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    releasing->memory = memory;
+    memory->releasing = releasing;
+    memory->release_later = release_later;
+    return STATUS_OK;
+}
+
+/* --- Memory of cuMemAlloc --- */
 
 static void memory_close_ipc(struct memory *memory)
 {
@@ -119,21 +162,49 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
     if (status == STATUS_OK) {
         status = check_peers(gpus, gpu, base, error);
     }
+    struct memory *memory = NULL;
     if (status == STATUS_OK) {
-        status = memory_new((void *)(uintptr_t)base, size_bytes, memory_close_ipc, out, error);
+        status = memory_new((void *)(uintptr_t)base, size_bytes, memory_close_ipc, &memory, error);
+    }
+    if (status == STATUS_OK) {
+        status = cuda_release_later(memory, error);
     }
     if (status != STATUS_OK) {
+        free(memory);
         if (cuda_enter(gpus, gpu, NULL) == STATUS_OK) {
             (void)gpus->driver->ipc_close(base);
         }
         return status;
     }
+    *out = memory;
     (*out)->address_bytes = allocated_bytes; /* all of it is mapped, whatever size the client gives */
     (*out)->by_ipc = true;
     (*out)->origin = *origin;
     (*out)->gpus = gpus;
     (*out)->gpu = (int)gpu;
     return STATUS_OK;
+}
+
+static void opening_run(struct gpu_call *call)
+{
+    struct gpu_opening *opening = (struct gpu_opening *)call;
+    if (gpu_memory_import_ipc(opening->gpus, opening->gpu, &opening->handle, opening->size_bytes,
+                              &opening->origin, &opening->memory, &opening->error) != STATUS_OK) {
+        opening->memory = NULL;
+    }
+}
+
+static void opening_done(struct gpu_call *call)
+{
+    struct gpu_opening *opening = (struct gpu_opening *)call;
+    opening->done(opening);
+}
+
+void gpu_memory_open(struct gpu_opening *opening)
+{
+    opening->memory = NULL;
+    opening->call = (struct gpu_call){.run = opening_run, .done = opening_done};
+    gpu_calls_put(opening->gpus, opening->gpu, &opening->call);
 }
 
 /* CUDA opens whole blocks, which several allocations may share. */
@@ -195,11 +266,17 @@ enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t 
     if (status != STATUS_OK) {
         return status;
     }
-    status = memory_new((void *)(uintptr_t)base, size_bytes, memory_unmap_chunks, out, error);
+    struct memory *memory = NULL;
+    status = memory_new((void *)(uintptr_t)base, size_bytes, memory_unmap_chunks, &memory, error);
+    if (status == STATUS_OK) {
+        status = cuda_release_later(memory, error);
+    }
     if (status != STATUS_OK) {
+        free(memory);
         (void)gpus->driver->address_free(base, (size_t)size_bytes);
         return status;
     }
+    *out = memory;
     (*out)->gpus = gpus;
     (*out)->gpu = (int)gpu;
     (*out)->mapped_bytes = 0;
@@ -238,18 +315,13 @@ static enum status check_place(struct gpu_devices *gpus, uint32_t gpu, cuda_poin
                                                     "the descriptor does not refer to memory of GPU %u", gpu);
 }
 
-static enum status map_chunk(struct memory *memory, cuda_allocation allocation, uint64_t size_bytes,
+/* Maps it behind the chunks that are mapped already. */
+static enum status map_chunk(const struct memory *memory, cuda_allocation allocation, uint64_t size_bytes,
                              struct error *error)
 {
     struct gpu_devices *gpus = memory->gpus;
     uint32_t gpu = (uint32_t)memory->gpu;
     cuda_pointer at = (cuda_pointer)(uintptr_t)memory->base + memory->mapped_bytes;
-    uint64_t *chunk_bytes =
-        realloc(memory->chunk_bytes, (memory->chunk_count + 1) * sizeof *memory->chunk_bytes);
-    if (chunk_bytes == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
-    }
-    memory->chunk_bytes = chunk_bytes;
     enum status status = CUDA_CALL(gpus, gpu, error, address_map, at, (size_t)size_bytes, 0, allocation, 0);
     if (status != STATUS_OK) {
         return status;
@@ -260,20 +332,20 @@ static enum status map_chunk(struct memory *memory, cuda_allocation allocation, 
     }
     if (status != STATUS_OK) {
         (void)gpus->driver->address_unmap(at, (size_t)size_bytes);
-        return status;
     }
-    chunk_bytes[memory->chunk_count++] = size_bytes;
-    memory->mapped_bytes += size_bytes;
-    return STATUS_OK;
+    return status;
 }
 
-static enum status map_fd(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
+static enum status map_fd(const struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
 {
     struct gpu_devices *gpus = memory->gpus;
     cuda_allocation allocation = 0;
     long_call_begin();
-    enum status status = CUDA_CALL(gpus, (uint32_t)memory->gpu, error, allocation_import, &allocation,
-                                   (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD);
+    enum status status = cuda_enter(gpus, (uint32_t)memory->gpu, error);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, (uint32_t)memory->gpu, error, allocation_import, &allocation,
+                           (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD);
+    }
     if (status == STATUS_OK) {
         status = map_chunk(memory, allocation, size_bytes, error);
         (void)gpus->driver->allocation_release(allocation); /* the mapping keeps it alive */
@@ -282,30 +354,90 @@ static enum status map_fd(struct memory *memory, int fd, uint64_t size_bytes, st
     return status;
 }
 
-enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
+/* Charges the chunk, and makes room in the list of chunks. */
+static enum status map_begin(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
 {
     struct gpu_devices *gpus = memory->gpus;
     if (gpus == NULL || size_bytes == 0 || size_bytes > memory->size_bytes - memory->mapped_bytes) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes more than are reserved",
                          (unsigned long long)size_bytes);
     }
-    uint32_t gpu = (uint32_t)memory->gpu;
+    if (memory->maps) {
+        return error_set(error, STATUS_BUSY, "another chunk of the memory is being mapped");
+    }
     if (!descriptor_may_be_asked(fd)) { /* the driver queries it immediately */
-        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor does not refer to memory of GPU %u",
-                         gpu);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor does not refer to memory of GPU %d",
+                         memory->gpu);
     }
-    enum status status = cuda_enter(gpus, gpu, error);
-    if (status == STATUS_OK) {
-        status = budget_charge(memory->charged, BUDGET_CHUNKS, 1, error);
-    }
+    enum status status = gpu_devices_check(gpus, (uint32_t)memory->gpu, error);
     if (status != STATUS_OK) {
         return status;
     }
-    status = map_fd(memory, fd, size_bytes, error);
+    uint64_t *chunk_bytes =
+        realloc(memory->chunk_bytes, (memory->chunk_count + 1) * sizeof *memory->chunk_bytes);
+    if (chunk_bytes == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    memory->chunk_bytes = chunk_bytes;
+    status = budget_charge(memory->charged, BUDGET_CHUNKS, 1, error);
+    memory->maps = status == STATUS_OK;
+    return status;
+}
+
+static enum status map_end(struct memory *memory, uint64_t size_bytes, enum status status,
+                           struct error *error)
+{
+    struct gpu_devices *gpus = memory->gpus;
+    memory->maps = false;
     if (status != STATUS_OK) {
         budget_release(memory->charged, BUDGET_CHUNKS, 1);
-    } else if (memory->chunk_count == 1) { /* NCCL registers one allocation, so later chunks do not count */
+        return cuda_blame_client(gpus, (uint32_t)memory->gpu, status, error);
+    }
+    memory->chunk_bytes[memory->chunk_count++] = size_bytes;
+    memory->mapped_bytes += size_bytes;
+    if (memory->chunk_count == 1) { /* NCCL registers one allocation, so later chunks do not count */
         gpu_registry_add(gpus->registry, memory, size_bytes);
     }
-    return cuda_blame_client(gpus, gpu, status, error);
+    return STATUS_OK;
+}
+
+enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
+{
+    enum status status = map_begin(memory, fd, size_bytes, error);
+    return status != STATUS_OK ? status
+                               : map_end(memory, size_bytes, map_fd(memory, fd, size_bytes, error), error);
+}
+
+static void mapping_run(struct gpu_call *call)
+{
+    struct gpu_mapping *mapping = (struct gpu_mapping *)call;
+    mapping->status = map_fd(mapping->memory, mapping->fd, mapping->size_bytes, &mapping->error);
+}
+
+static void mapping_done(struct gpu_call *call)
+{
+    struct gpu_mapping *mapping = (struct gpu_mapping *)call;
+    struct memory *memory = mapping->memory;
+    (void)close(mapping->fd);
+    mapping->status = map_end(memory, mapping->size_bytes, mapping->status, &mapping->error);
+    mapping->done(mapping);
+    memory_unref(memory);
+}
+
+enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct error *error)
+{
+    struct memory *memory = mapping->memory;
+    enum status status = map_begin(memory, fd, mapping->size_bytes, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    mapping->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (mapping->fd < 0) {
+        status = error_set_errno(error, errno, "a copy of a descriptor");
+        return map_end(memory, mapping->size_bytes, status, error);
+    }
+    (void)memory_ref(memory);
+    mapping->call = (struct gpu_call){.run = mapping_run, .done = mapping_done};
+    gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, &mapping->call);
+    return STATUS_OK;
 }

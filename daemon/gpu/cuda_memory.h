@@ -1,11 +1,11 @@
 #ifndef DAEMON_GPU_CUDA_MEMORY_H
 #define DAEMON_GPU_CUDA_MEMORY_H
 
-#include "daemon/gpu/devices.h"
+#include "daemon/gpu/calls.h"
 #include "daemon/host/memory.h"
+#include "proto/cuda_driver.h"
 
 /* Clients' GPU memory. It becomes the same kind of object as clients' host memory. */
-struct cuda_ipc_handle;
 
 /*
  * Opens a client's GPU allocation (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation belongs to the
@@ -19,6 +19,25 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
                                   struct error *error) COMM_MUST_USE;
 
 /*
+ * The same by the GPU's thread (calls.h). The caller fills in the first part, and keeps the struct until
+ * `done`, which is called on the loop's thread: perhaps within this call. Then `memory` is the caller's, or
+ * null, and `error` says why.
+ */
+struct gpu_opening {
+    struct gpu_call call; /* first */
+    struct gpu_devices *gpus;
+    uint32_t gpu;
+    struct cuda_ipc_handle handle;
+    uint64_t size_bytes;
+    struct memory_origin origin;
+    void (*done)(struct gpu_opening *opening);
+    void *context; /* the caller's */
+    struct memory *memory;
+    struct error error;
+};
+void gpu_memory_open(struct gpu_opening *opening);
+
+/*
  * Virtual memory of a client on a GPU. It may consist of several allocations (like PyTorch's expandable
  * segments). gpu_memory_reserve reserves the addresses. Each gpu_memory_map maps one whole allocation by its
  * descriptor, which the caller keeps. Chunks come in order, without gaps; filled addresses can be used. Later
@@ -29,5 +48,23 @@ enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t 
                                struct memory **out, struct error *error) COMM_MUST_USE;
 enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes,
                            struct error *error) COMM_MUST_USE;
+
+/*
+ * The same by the GPU's thread. The caller sets memory, size_bytes and done, and keeps the struct until
+ * `done`, which is called on the loop's thread: perhaps within this call. This keeps a reference to the
+ * memory, and a copy of the descriptor. BUSY if another chunk of the memory is being mapped. Only on success,
+ * `done` is called.
+ */
+struct gpu_mapping {
+    struct gpu_call call; /* first */
+    struct memory *memory;
+    uint64_t size_bytes;
+    void (*done)(struct gpu_mapping *mapping); /* status: of the mapping; error: why it failed */
+    void *context;                             /* the caller's */
+    int fd;
+    enum status status;
+    struct error error;
+};
+enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct error *error) COMM_MUST_USE;
 
 #endif

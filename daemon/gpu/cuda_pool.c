@@ -10,7 +10,7 @@
 struct gpu_pool {
     struct gpu_devices *gpus;
     uint32_t gpu;
-    uint32_t references;
+    _Atomic uint32_t references; /* the main thread's, and those of memories that a GPU's thread closes */
     cuda_pool pool;
     cuda_stream stream; /* for frees alone: cuMemFree would wait for all work of the GPU */
 };
@@ -74,13 +74,13 @@ enum status gpu_pool_import(struct gpu_devices *gpus, uint32_t gpu, int fd, stru
 
 struct gpu_pool *gpu_pool_ref(struct gpu_pool *pool)
 {
-    pool->references++;
+    (void)atomic_fetch_add(&pool->references, 1);
     return pool;
 }
 
 void gpu_pool_unref(struct gpu_pool *pool)
 {
-    if (pool == NULL || --pool->references > 0) {
+    if (pool == NULL || atomic_fetch_sub(&pool->references, 1) > 1) {
         return;
     }
     const struct cuda_driver *driver = pool->gpus->driver;
@@ -174,13 +174,19 @@ enum status gpu_pool_open(struct gpu_pool *pool, const struct cuda_pool_pointer 
         return status;
     }
     status = check_allocation(pool, pointer, size_bytes, error);
+    struct memory *memory = NULL;
     if (status == STATUS_OK) {
-        status = memory_new((void *)(uintptr_t)pointer, size_bytes, memory_close, out, error);
+        status = memory_new((void *)(uintptr_t)pointer, size_bytes, memory_close, &memory, error);
+    }
+    if (status == STATUS_OK) {
+        status = cuda_release_later(memory, error);
     }
     if (status != STATUS_OK) {
+        free(memory);
         pool_free(pool, pointer);
         return status;
     }
+    *out = memory;
     (*out)->pool = gpu_pool_ref(pool);
     (*out)->gpus = pool->gpus;
     (*out)->gpu = (int)pool->gpu;

@@ -180,19 +180,38 @@ static void memory_discharge(struct budget_account *account, uint64_t address_by
     budget_close(account);
 }
 
-static void memory_end(void *context)
+static void say_ended(struct memory *memory)
+{
+    if (memory->ended != NULL) {
+        memory->ended(memory->ended_context);
+        memory->ended = NULL;
+    }
+}
+
+void memory_end(void *context)
 {
     struct memory *memory = context;
     if (memory->charged != NULL) {
         memory_discharge(memory->charged, memory->address_bytes, memory->chunk_count);
     }
+    say_ended(memory);
     free(memory);
 }
 
 void memory_finish(struct memory *memory)
 {
+    if (memory->release_later != NULL) {
+        memory->release_later(memory);
+        return;
+    }
     memory->release(memory);
     memory_end(memory);
+}
+
+void memory_when_ended(struct memory *memory, void (*ended)(void *context), void *context)
+{
+    memory->ended = ended;
+    memory->ended_context = context;
 }
 
 void memory_unref(struct memory *memory)
@@ -201,6 +220,9 @@ void memory_unref(struct memory *memory)
         return;
     }
     bool stays = memory->stays != NULL && memory->stays(memory);
+    if (stays) {
+        say_ended(memory);
+    }
     if (!memory->guarded) {
         if (!stays) {
             memory_finish(memory);

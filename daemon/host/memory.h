@@ -80,6 +80,10 @@ enum status memory_wrap(void *base, uint64_t size_bytes, struct memory **out,
 struct memory *memory_ref(struct memory *memory);
 void memory_unref(struct memory *memory);
 
+/* Calls `ended` when the memory is closed: in the last memory_unref, or later, because another thread closes
+ * it. Memory that NCCL has registered counts as closed earlier. Once for each memory. */
+void memory_when_ended(struct memory *memory, void (*ended)(void *context), void *context);
+
 /* The GPU's index, or MEMORY_OF_HOST. */
 int memory_gpu(const struct memory *memory);
 /* Usable bytes; and reserved bytes, which are more for virtual memory that may grow. */

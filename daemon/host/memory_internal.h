@@ -26,8 +26,14 @@ struct memory {
     struct gpu_pool *pool;    /* of daemon/gpu, for memory of a CUDA memory pool; or null */
     uint32_t chunk_count;     /* of virtual memory */
     uint64_t *chunk_bytes;
+    bool maps; /* a chunk is being mapped */
     /* Frees what the memory stands for, but not the struct; null where the unmapper does that. */
     void (*release)(struct memory *memory);
+    /* Has another thread call `release`, and then calls memory_end. Null: `release` is called in place. */
+    void (*release_later)(struct memory *memory);
+    void *releasing;              /* what that needs, of daemon/gpu */
+    void (*ended)(void *context); /* null: nobody asked */
+    void *ended_context;
     /* After the last reference: whether the memory has to stay for a while. Then memory_finish ends it. Null:
      * it never has to. */
     bool (*stays)(struct memory *memory);
@@ -41,5 +47,9 @@ enum status memory_new(void *base, uint64_t size_bytes, void (*release)(struct m
 
 /* Frees memory that `stays` has kept, and its struct. */
 void memory_finish(struct memory *memory);
+
+/* For release_later, after `release`: discharges the account, says that the memory has ended, and frees the
+ * struct (a struct memory). */
+void memory_end(void *memory);
 
 #endif

@@ -35,6 +35,10 @@
  *   CUDA_DOUBLE_KERNEL_US, CUDA_DOUBLE_KERNEL_US_PER_MIB, CUDA_DOUBLE_NCCL_US
  *       each kernel takes this many microseconds longer, and as many for each MiB of an output; each piece of
  *       NCCL's work in a stream takes as many longer (0)
+ *   CUDA_DOUBLE_SLOW
+ *       calls that take long (none), such as "cuIpcOpenMemHandle:200,cuMemUnmap:3600000": milliseconds, or as
+ *       long as the file CUDA_DOUBLE_SLOW_WHILE is there. Without that file, no call takes long. With
+ *       CUDA_DOUBLE_SLOW_DEVICE, only calls with a context of that device do.
  *   CUDA_DOUBLE_SEED
  *       seed of these delays (1)
  *   CUDA_DOUBLE_CONNECTIONS

@@ -143,6 +143,7 @@ cuda_result double_enter(const char *symbol, unsigned needs)
         return CUDA_RESULT_DEINITIALIZED;
     }
     __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+    settings_delay_call(symbol, current != NULL ? current->ordinal : -1);
     if (graph_calls_back()) {
         return CUDA_RESULT_NOT_PERMITTED;
     }

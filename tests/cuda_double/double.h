@@ -28,6 +28,8 @@ struct settings {
     bool mappings_numbered;
     bool blocking_allocation;
     unsigned delay_us;
+    const char *slow, *slow_while; /* null: none */
+    int slow_device;               /* DEVICES_MAX: all */
     unsigned kernel_us, kernel_us_per_mib, nccl_us;
     unsigned hang_ms;
     bool nccl_off_main;
@@ -45,6 +47,9 @@ void settings_delay(void);
 void settings_delay_kernel(uint64_t bytes);
 /* Sleeps for nccl_us microseconds. */
 void settings_delay_nccl(void);
+/* Sleeps for as long as CUDA_DOUBLE_SLOW says for this symbol. device: of the current context; -1: none.
+ * Without the lock. */
+void settings_delay_call(const char *symbol, int device);
 /* Returns whether this call of the symbol must fail. Sets *result if the rule has a result. */
 bool fail_now(const char *symbol, int *result);
 

@@ -51,6 +51,9 @@ void settings_read(void)
     values.mappings_numbered = number_of("CUDA_DOUBLE_MAPPINGS_NUMBERED", 1, 1) != 0;
     values.blocking_allocation = number_of("CUDA_DOUBLE_BLOCKING_ALLOCATION", 0, 1) != 0;
     values.delay_us = (unsigned)number_of("CUDA_DOUBLE_DELAY_US", 0, 10000000);
+    values.slow = getenv("CUDA_DOUBLE_SLOW");
+    values.slow_while = getenv("CUDA_DOUBLE_SLOW_WHILE");
+    values.slow_device = (int)number_of("CUDA_DOUBLE_SLOW_DEVICE", DEVICES_MAX, DEVICES_MAX);
     values.kernel_us = (unsigned)number_of("CUDA_DOUBLE_KERNEL_US", 0, 10000000);
     values.kernel_us_per_mib = (unsigned)number_of("CUDA_DOUBLE_KERNEL_US_PER_MIB", 0, 10000000);
     values.nccl_us = (unsigned)number_of("CUDA_DOUBLE_NCCL_US", 0, 10000000);
@@ -110,6 +113,33 @@ void settings_delay_kernel(uint64_t bytes)
 void settings_delay_nccl(void)
 {
     sleep_us(values.nccl_us);
+}
+
+/* In CUDA_DOUBLE_SLOW; 0: not there. A rule for "cuIpcOpenMemHandle" also applies to its later versions. */
+static uint64_t slow_ms(const char *symbol)
+{
+    const char *at = values.slow;
+    while (at != NULL && *at != '\0') {
+        size_t length = strcspn(at, ":,");
+        if (at[length] == ':' && strncmp(at, symbol, length) == 0 &&
+            (symbol[length] == '\0' || strncmp(symbol + length, "_v", 2) == 0)) {
+            return strtoull(at + length + 1, NULL, 10);
+        }
+        at += strcspn(at, ",");
+        at += *at == ',' ? 1 : 0;
+    }
+    return 0;
+}
+
+void settings_delay_call(const char *symbol, int device)
+{
+    bool applies = values.slow_device == DEVICES_MAX || values.slow_device == device;
+    uint64_t ms = applies ? slow_ms(symbol) : 0;
+    const char *file = values.slow_while;
+    uint64_t end_ns = now_ns() + ms * 1000000u;
+    while (ms > 0 && now_ns() < end_ns && (file == NULL || access(file, F_OK) == 0)) {
+        sleep_us(1000);
+    }
 }
 
 static void rule_add(const char *text)

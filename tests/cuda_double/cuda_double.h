@@ -68,7 +68,8 @@
  *       the first call of the second fail. "2+" means the second call and all later ones. The result is
  *       OUT_OF_MEMORY (NCCL: a system error), or the number after "=". Results 700..799 break the context
  *       for good. With result -1, a call of NCCL does not return. "ncclKernel:n" names the nth piece of
- *       NCCL's work in a stream: it hangs until it is aborted.
+ *       NCCL's work in a stream: it hangs until it is aborted. The file "nccl-hangs" in CUDA_DOUBLE_FOLDER
+ * says that it has begun to.
  *
  * What the double decides where CUDA's documents are silent or leave a choice:
  *   - The CPU cannot read device addresses. Uninitialised memory holds bytes of 0xff (NaN).

@@ -1,9 +1,14 @@
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/host/reduce.h"
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/nccl.h"
+
+#define HANGING "/nccl-hangs"
 
 static const struct {
     enum dtype dtype;
@@ -369,6 +374,17 @@ static bool take_device(struct communicator *communicator, struct stream *stream
     return true;
 }
 
+/* Tells tests that it hangs now. */
+static void mark_hanging(void)
+{
+    char path[sizeof settings()->folder + sizeof HANGING];
+    (void)snprintf(path, sizeof path, "%s" HANGING, settings()->folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
+
 static cuda_result group_work_run(struct work *work, struct stream *stream)
 {
     const struct group_work *parts = (const struct group_work *)work;
@@ -376,6 +392,9 @@ static cuda_result group_work_run(struct work *work, struct stream *stream)
     int unused;
     bool hangs = fail_now("ncclKernel", &unused);
     settings_delay_nccl();
+    if (hangs) {
+        mark_hanging();
+    }
     double_lock();
     bool took = take_device(communicator, stream);
     for (size_t i = 0; i < parts->count && !hangs; i++) {

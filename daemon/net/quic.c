@@ -109,6 +109,9 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
         status = random_secure(endpoint->retry_secret, sizeof endpoint->retry_secret, error);
     }
     if (status == STATUS_OK) {
+        status = random_secure(&endpoint->process_id, sizeof endpoint->process_id, error);
+    }
+    if (status == STATUS_OK) {
         status = quic_endpoint_open(endpoint, options, error);
     }
     if (status == STATUS_OK) { /* the port is known only now */

@@ -318,6 +318,7 @@ struct quic_endpoint {
     uint64_t connection_window_bytes;        /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
     uint8_t reset_secret[QUIC_SECRET_BYTES]; /* for stateless resets: see quic_tls_reset_secret */
     uint8_t retry_secret[QUIC_SECRET_BYTES]; /* for Retry tokens: random, of this endpoint only */
+    uint32_t process_id;                     /* random: the upper half of the ids of all its sessions */
 
     struct quic_peer **peers;
     uint32_t peer_count;

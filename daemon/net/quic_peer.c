@@ -289,8 +289,12 @@ static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
     struct quic_peer *peer = connection->peer;
     if (peer->up != NULL) {
         struct quic_connection *suspended = peer->up;
-        char reason[NODE_NAME_MAX_BYTES + 64];
-        snprintf(reason, sizeof reason, "node %s has lost the connection: it was restarted", peer->name);
+        char reason[NODE_NAME_MAX_BYTES + 96];
+        /* A restart proves that the old process is gone. A process that has given us up may have gone on
+         * without us: see comms_loss_node_down. */
+        snprintf(reason, sizeof reason, "node %s has lost the connection: %s", peer->name,
+                 quic_session_same_process(connection, suspended) ? "it gave this node up after the patience"
+                                                                  : "it was restarted");
         quic_connection_abort(suspended, STATUS_NODE_LOST, reason);
         quic_peer_down(suspended, now_ns);
     }

@@ -109,8 +109,10 @@ void quic_session_greet(struct quic_connection *connection)
     if (up != NULL && up->state == QUIC_STATE_SUSPENDED && !up->failed) {
         made = describe(up, &greeting);
     } else {
-        made = RAND_bytes((uint8_t *)&greeting.own_id, sizeof greeting.own_id) == 1;
-        greeting.own_id |= 1; /* never 0 */
+        uint32_t number;
+        made = RAND_bytes((uint8_t *)&number, sizeof number) == 1;
+        greeting.own_id =
+            (uint64_t)(uint64_t)connection->endpoint->process_id << 32 | number | 1; /* never 0 */
     }
     connection->greeting_id = greeting.own_id;
     connection->state = QUIC_STATE_GREETING;
@@ -120,6 +122,12 @@ void quic_session_greet(struct quic_connection *connection)
     greeting.seen = (struct quic_numbers){0};
     quic_greeting_clear(&greeting);
     take_early_greeting(connection);
+}
+
+bool quic_session_same_process(const struct quic_connection *connection,
+                               const struct quic_connection *suspended)
+{
+    return connection->greeting.own_id >> 32 == suspended->session.peer_id >> 32;
 }
 
 bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended)

@@ -114,6 +114,12 @@ void quic_session_greet(struct quic_connection *connection);
 /* The peer's greeting has come: the connection takes over the streams of the suspended one. Returns false,
  * with the failure noted, if the peer lies or memory is short. */
 bool quic_session_resume(struct quic_connection *connection, struct quic_connection *suspended);
+/*
+ * Whether the process that greets is the one of the suspended session. A process of a
+ * release before this rule looks like another one.
+ */
+bool quic_session_same_process(const struct quic_connection *connection,
+                               const struct quic_connection *suspended);
 /* Whether both sides remember the same session. */
 bool quic_session_matches(const struct quic_connection *connection, const struct quic_connection *suspended);
 /* The connection in use is lost. Its streams wait. */

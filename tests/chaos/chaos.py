@@ -1,5 +1,6 @@
 """One run of a seed: makes the faults of the schedule, one after the other, and checks what must hold."""
 import collections
+import shutil
 import signal
 import statistics
 import time
@@ -232,7 +233,7 @@ class Chaos:
         for name, ranks in harmed.items():
             for rank in ranks:
                 event = next((event for event in rank.events if event.kind == "FAILED" and event.at >= began), None)
-                if rank.killed or rank.process.poll() == 0:
+                if rank.killed or rank.process.poll() == 0 or rank.node in fault.paused:
                     continue
                 if event is None:
                     self.fail(f"{name} rank {rank.rank} on {rank.node} was not told of {fault.kind}: {dict(rank.events[-1])}")
@@ -289,6 +290,12 @@ class Chaos:
             self.wait_for(lambda: not job.living(), END_S, lambda: f"{job.title} does not end: {self.state(job)}")
             self.tick()
 
+    def renew(self):
+        """Starts the jobs that lost ranks again."""
+        again = [job for job in self.jobs if len(job.living()) < len(job.layout)]
+        self.end(again)
+        self.start(again)
+
     def mend(self, index):
         """Jobs that lost ranks go on without them, or are started again."""
         draw, again = schedule.choices(self.seed, index), []
@@ -317,30 +324,35 @@ class Chaos:
                 self.fail(f"{name} has the links {now[2]}, in the beginning {first[2]}")
         self.start(self.jobs)
 
-    def run(self, indices, seconds):
-        """Makes the faults of these numbers, until the time has passed. Raises Violation."""
+    def begin(self):
+        """Starts the daemons and the jobs."""
         self.lateness = Lateness()
         self.world = World(self.shape.nodes, **self.options)
-        try:
-            most = 1 << 18 if self.quick else 4 << 20
-            self.jobs = [Job(self.world, name, layout, self.seed % 1000003, most if name != "all" else most // 2, 2000)
-                         for name, layout in self.shape.jobs.items()]
-            self.extra = Job(self.world, "extra", self.shape.nodes, self.seed % 1000003, 1 << 18, 2000)
-            self.start(self.jobs)
-            self.wait_s(1)
-            self.check_leaks()
-            for number, index in enumerate(indices, 1):
-                if time.monotonic() - self.began > seconds:
-                    break
-                self.make(index, schedule.fault(self.seed, index, self.shape, self.quick, self.kinds))
-                self.mend(index)
-                if number % CHECK_LEAKS_EVERY == 0:
-                    self.check_leaks()
-            self.check_leaks()
-            self.end(self.jobs)
-            self.end_daemons()
-        finally:
-            self.lateness.close()
+        most = 1 << 18 if self.quick else 4 << 20
+        self.jobs = [Job(self.world, name, layout, self.seed % 1000003, most if name != "all" else most // 2, 2000)
+                     for name, layout in self.shape.jobs.items()]
+        self.extra = Job(self.world, "extra", self.shape.nodes, self.seed % 1000003, 1 << 18, 2000)
+        self.start(self.jobs)
+        self.wait_s(1)
+        self.check_leaks()
+
+    def end_all(self):
+        """Ends the jobs and the daemons in order."""
+        self.check_leaks()
+        self.end(self.jobs)
+        self.end_daemons()
+
+    def run(self, indices, seconds):
+        """Makes the faults of these numbers, until the time has passed. Raises Violation."""
+        self.begin()
+        for number, index in enumerate(indices, 1):
+            if time.monotonic() - self.began > seconds:
+                break
+            self.make(index, schedule.fault(self.seed, index, self.shape, self.quick, self.kinds))
+            self.mend(index)
+            if number % CHECK_LEAKS_EVERY == 0:
+                self.check_leaks()
+        self.end_all()
 
     def end_daemons(self):
         for name in self.world.members:
@@ -356,10 +368,17 @@ class Chaos:
             self.fail("\n".join(crashes))
 
     def close(self):
+        if hasattr(self, "lateness"):
+            self.lateness.close()
         for job in [*getattr(self, "jobs", []), *([self.extra] if hasattr(self, "extra") else [])]:
             job.kill()
         if hasattr(self, "world"):
             self.world.close()
+
+    def keep_logs(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in [*self.world.folder.glob("*.log"), *self.world.folder.glob("ranks/*.out")]:
+            shutil.copy(path, folder)
 
     # --- The report
 

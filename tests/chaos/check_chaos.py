@@ -12,7 +12,6 @@ import itertools
 import os
 import pathlib
 import random
-import shutil
 import signal
 import sys
 
@@ -52,13 +51,6 @@ def arguments():
     return options
 
 
-def keep_logs(run, folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in [*run.world.folder.glob("*.log"), *run.world.folder.glob("ranks/*.out")]:
-        shutil.copy(path, folder)
-    print(f"the logs of daemons and ranks are in {folder}", flush=True)
-
-
 def main():
     options = arguments()
     os.environ["COMMD_BUILD"] = options.build
@@ -84,7 +76,9 @@ def main():
         violation = found
         run.log(f"VIOLATION: {found}")
         if hasattr(run, "world"):
-            keep_logs(run, pathlib.Path(options.logs or pathlib.Path(options.build) / "chaos" / f"seed-{options.seed}"))
+            folder = pathlib.Path(options.logs or pathlib.Path(options.build) / "chaos" / f"seed-{options.seed}")
+            run.keep_logs(folder)
+            print(f"the logs of daemons and ranks are in {folder}", flush=True)
     finally:
         run.close()
     print("\n".join(run.summary()))

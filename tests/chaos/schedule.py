@@ -29,6 +29,7 @@ class Fault:
     pairs: list = dataclasses.field(default_factory=list)
     bar_s: float = None    # survivors of the harmed jobs are told within this time; None: they may not be told at all
     dead: list = dataclasses.field(default_factory=list)   # nodes whose own ranks cannot go on
+    paused: list = dataclasses.field(default_factory=list)  # nodes whose own ranks are told when they can read it
     outage_s: float = 0.0  # how long operations may wait because of it
 
     @property
@@ -75,6 +76,15 @@ def short_stop_daemon(draw, shape):
 def long_stop_daemon(draw, shape):
     node, hold = draw.choice(shape.nodes), round(draw.uniform(*LONG_S), 2)
     return Fault("long-stop-daemon", [(0, "stop_daemon", node), (hold, "continue_daemon", node)], nodes=[node], dead=[node], bar_s=SILENT_BAR_S)
+
+
+def pause_host(draw, shape):
+    """All processes of a node stand still, as if its virtual machine was paused. When they go on, the others have gone on without them."""
+    node, hold = draw.choice(shape.nodes), round(draw.uniform(*LONG_S), 2)
+    ranks = [(job, rank) for job, layout in shape.jobs.items() for rank, each in enumerate(layout) if each == node]
+    steps = [(0, "stop_daemon", node), *((0, "stop_rank", *each) for each in ranks)]
+    steps += [(hold, "continue_daemon", node), *((hold, "continue_rank", *each) for each in ranks)]
+    return Fault("pause-host", steps, nodes=[node], dead=[node], paused=[node], bar_s=SILENT_BAR_S)
 
 
 def middle_stop_daemon(draw, shape):
@@ -218,7 +228,7 @@ def reload(draw, shape):
     return Fault("reload", [(0, "add_spare"), (hold, "remove_spare")])
 
 
-SINGLE = {kill_rank: 4, stop_rank: 2, kill_daemon: 4, short_stop_daemon: 3, long_stop_daemon: 1, middle_stop_daemon: 1, short_hole: 4, long_hole: 2,
+SINGLE = {kill_rank: 4, stop_rank: 2, kill_daemon: 4, short_stop_daemon: 3, long_stop_daemon: 1, pause_host: 2, middle_stop_daemon: 1, short_hole: 4, long_hole: 2,
           short_down: 3, long_down: 1, flapping: 2, short_partition: 3, long_partition: 2, short_one_way: 3, long_one_way: 2, narrow: 2, move: 3, lossy: 3,
           drain: 1, drain_to_the_end: 1, reload: 2, two_losses: 4, all_daemons: 1, abort: 2, form: 4, form_again: 2}
 QUICK = {kill_rank: 3, stop_rank: 1, kill_daemon: 3, short_stop_daemon: 2, short_hole: 3, short_down: 2, short_partition: 2, short_one_way: 2, narrow: 1,
@@ -243,7 +253,7 @@ def several(draw, shape):
 
 
 # What may come on top of each other. Nobody can say in advance who is told what, and when; but survivors must agree.
-WORST = [kill_rank, kill_daemon, abort, long_stop_daemon, middle_stop_daemon, long_hole, long_down, long_partition, long_one_way, drain_to_the_end, flapping,
+WORST = [kill_rank, kill_daemon, abort, long_stop_daemon, pause_host, middle_stop_daemon, long_hole, long_down, long_partition, long_one_way, drain_to_the_end, flapping,
          lossy, move]
 
 

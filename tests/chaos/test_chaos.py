@@ -3,15 +3,17 @@
 import itertools
 import os
 import pathlib
+import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
 
 import chaos
+import check_outages
 import schedule
 import verdicts
-from cluster import namespaces_work
+from cluster import BUILD, namespaces_work
 from job import Event
 
 SECONDS = 15
@@ -36,6 +38,15 @@ class Schedules(unittest.TestCase):
             elif fault.kind.startswith("long-"):
                 self.assertFalse(fault.harmless)
                 self.assertGreater(fault.ends_s, schedule.PATIENCE_S + 1)
+
+    def test_bars(self):
+        shape = chaos.shape_of(3, 2)
+        for kind in check_outages.KINDS:
+            for run in range(20):
+                fault = check_outages.fault(5, kind, run, shape)
+                self.assertEqual(fault.harmless, kind in check_outages.OUTAGES, kind)
+                self.assertEqual(fault.bar_s is not None, kind in check_outages.LOSSES, kind)
+        self.assertNotEqual(str(check_outages.fault(5, "blackhole", 0, shape)), str(check_outages.fault(5, "blackhole", 1, shape)))
 
     def test_who_is_harmed(self):
         fault = schedule.Fault("x", [(0, "cut")], pairs=[("a", "b")])
@@ -87,6 +98,13 @@ class Verdicts(unittest.TestCase):
 
 @unittest.skipUnless(namespaces_work(), "network namespaces cannot be made here")
 class Chaos(unittest.TestCase):
+    def test_a_table_of_bars(self):
+        done = subprocess.run([sys.executable, "-B", check_outages.__file__, "--runs", "1", "--kinds", "rank-killed,blackhole", "--seed", "2", "--build", BUILD],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = [line.split() for line in done.stdout.splitlines()[-2:]]
+        self.assertEqual([(row[0], row[4], row[-1]) for row in rows], [("rank-killed", "1", "0"), ("blackhole", "1", "0")])
+
     def test_a_short_run(self):
         lines = []
         seed = int(os.environ.get("COMMD_SEED", "1"))

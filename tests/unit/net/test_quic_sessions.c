@@ -491,6 +491,27 @@ static void one_side_gives_up(void **state)
     cut_network(false);
     assert_true(quic_run_until(loop, both_up, NULL, 5000));
     assert_int_equal(a->down_calls[0], 1);
+    assert_non_null(strstr(a->down_cause.text, "gave this node up"));
+    assert_null(strstr(a->down_cause.text, "restarted")); /* that would prove that it has ended */
+    assert_true(quic_source_done(source));
+    quic_source_free(source);
+}
+
+/* b ends without a word, and another process of b is there before a's patience ends. */
+static void a_restart_is_told(void **state)
+{
+    (void)state;
+    start_nodes(96, &narrow);
+    struct quic_source *source = quic_source_new(a, 0, 1, 3u << 20, 10000, true);
+    quic_run_for(loop, 200);
+    cut_network(true);
+    quic_node_free(b);
+    b = make_node("b", "b", 0, 0);
+    (void)add_peer(b, "a");
+    cut_network(false);
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    assert_int_equal(a->down_calls[0], 1);
+    assert_non_null(strstr(a->down_cause.text, "it was restarted"));
     assert_true(quic_source_done(source));
     quic_source_free(source);
 }
@@ -511,6 +532,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(calls_at_random, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(patience_ends, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(one_side_gives_up, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_restart_is_told, setup_loop, teardown),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic_sessions", tests, setup_files, teardown_files);

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Holds the bars for losses and outages: makes each kind of fault a number of times on real daemons in network namespaces, and prints a table.
+
+usage: check_outages.py [--runs N] [--kinds daemon-killed,blackhole] [--seed N] [--nodes N] [--ranks N] [--slow N] [--build FOLDER] [--logs FOLDER]
+
+Every run has all jobs at work. `worst` is the longest time until a survivor was told, or by which an operation waited longer than the outage. `late`
+counts runs that missed the bar by more than the machine was late. `wrong` counts runs in which something that must hold did not.
+"""
+import argparse
+import collections
+import dataclasses
+import os
+import pathlib
+import random
+import signal
+import statistics
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
+
+import schedule
+
+STALL_BAR_S = 1.0
+TEN_PERCENT = 10
+
+
+@dataclasses.dataclass
+class Row:
+    """What was seen of one kind."""
+    bar_s: float
+    told: bool             # the bar is for who is told; otherwise for how long operations wait after the outage
+    runs: int = 0
+    judged: int = 0
+    late: int = 0
+    wrong: int = 0
+    times: list = dataclasses.field(default_factory=list)  # the worst of each judged run
+
+
+def ten_percent(draw, shape):
+    hold = round(draw.uniform(2, 6), 2)
+    return schedule.Fault("lossy", [(0, "loss", shape.nodes, TEN_PERCENT), (hold, "loss", shape.nodes, 0)], outage_s=hold)
+
+
+# By name: how the fault is drawn. The daemon of a silent host stands still, and all processes of a paused one.
+LOSSES = {"rank-killed": schedule.kill_rank, "daemon-killed": schedule.kill_daemon, "host-silent": schedule.long_stop_daemon, "host-paused": schedule.pause_host,
+          "host-cut-off": schedule.long_hole, "partition": schedule.long_partition, "one-way-partition": schedule.long_one_way}
+OUTAGES = {"blackhole": schedule.short_hole, "link-down": schedule.short_down, "cut": schedule.short_partition, "one-way-cut": schedule.short_one_way,
+           "mtu-9000-1500": schedule.narrow, "new-address": schedule.move, "loss-10": ten_percent}
+KINDS = {**LOSSES, **OUTAGES}
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=10, help="of each kind")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2, help="of each node in the job of all nodes")
+    parser.add_argument("--slow", type=float, default=1, help="how much slower the programs are, because of a sanitizer: bars are longer by that")
+    parser.add_argument("--build", default=os.environ.get("COMMD_BUILD", "build/release"))
+    parser.add_argument("--logs", help="where the logs go if something is wrong")
+    options = parser.parse_args()
+    unknown = [kind for kind in options.kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"--kinds: {', '.join(unknown)}: expected some of {', '.join(KINDS)}")
+    if options.runs < 1 or not 2 <= options.nodes <= 26 or not 1 <= options.ranks <= 16:
+        parser.error("--runs: at least 1; --nodes: 2 to 26; --ranks: 1 to 16")
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 30)
+    return options
+
+
+def fault(seed, kind, run, shape):
+    return KINDS[kind](random.Random(f"{seed}/{kind}/{run}"), shape)
+
+
+class Outages:
+    """Makes the runs. After one in which something was wrong, all daemons and jobs are new."""
+
+    def __init__(self, options, say):
+        import chaos  # it looks for the programs in COMMD_BUILD
+
+        class Judged(chaos.Chaos):
+            """Keeps how late the machine was; None: the last fault was not judged."""
+            late_s = None
+
+            def check_told(self, fault, harmed, began, late_s):
+                self.late_s = late_s
+                super().check_told(fault, harmed, began, late_s)
+
+        self.violations = (chaos.Violation, AssertionError)
+        self.new = lambda: Judged(options.seed, options.nodes, options.ranks, slow=options.slow, say=say)
+        self.shape = chaos.shape_of(options.nodes, options.ranks)
+        self.options, self.say = options, say
+        self.chaos = None
+        self.rows = {kind: Row(self.bar_s(kind), kind in LOSSES) for kind in options.kinds}
+
+    def bar_s(self, kind):
+        return fault(self.options.seed, kind, 0, self.shape).bar_s if kind in LOSSES else STALL_BAR_S
+
+    def seen(self, told):
+        """How many times of each kind of fault are known so far."""
+        return collections.Counter({name: len(times) for name, times in (self.chaos.told if told else self.chaos.stalls).items()})
+
+    def run(self, kind, number):
+        row = self.rows[kind]
+        what = fault(self.options.seed, kind, number, self.shape)
+        self.say(f"--- {kind}, run {number}")
+        row.runs += 1
+        try:
+            if self.chaos is None:
+                self.chaos = self.new()
+                self.chaos.begin()
+            self.chaos.late_s = None
+            before = self.seen(row.told)
+            self.chaos.make(number, what)
+            self.judge(row, what, before)
+            self.chaos.renew()
+        except self.violations as found:
+            row.wrong += 1
+            self.say(f"WRONG: {kind}, run {number}: {what}: {found}")
+            self.keep_logs(kind, number)
+            self.close()
+
+    def judge(self, row, what, before):
+        table = self.chaos.told if row.told else self.chaos.stalls
+        times = table[what.kind][before[what.kind]:]
+        if self.chaos.late_s is None or not times:
+            return
+        row.judged += 1
+        row.times.append(max(times))
+        row.late += max(times) > (row.bar_s + self.chaos.late_s) * self.options.slow
+
+    def keep_logs(self, kind, number):
+        if self.chaos is not None and hasattr(self.chaos, "world"):
+            folder = pathlib.Path(self.options.logs or pathlib.Path(self.options.build) / "outages") / f"{kind}-{number}"
+            self.chaos.keep_logs(folder)
+            self.say(f"the logs of daemons and ranks are in {folder}")
+
+    def finish(self):
+        """Ends everything in order. Returns whether nothing was wrong, then or before."""
+        try:
+            if self.chaos is not None:
+                self.chaos.end_all()
+        except self.violations as found:
+            self.say(f"WRONG: at the end: {found}")
+            return False
+        return not any(row.wrong for row in self.rows.values())
+
+    def close(self):
+        if self.chaos is not None:
+            self.chaos.close()
+            self.chaos = None
+
+    def table(self):
+        lines = [f"{'kind':18} {'what':>13} {'bar s':>6} {'runs':>5} {'judged':>6} {'median':>7} {'worst':>7} {'late':>5} {'wrong':>5}"]
+        for kind, row in self.rows.items():
+            middle, worst = (f"{value:.3f}" for value in (statistics.median(row.times), max(row.times))) if row.times else ("-", "-")
+            lines.append(f"{kind:18} {'told after' if row.told else 'waited longer':>13} {row.bar_s:6.1f} {row.runs:5} {row.judged:6} {middle:>7} {worst:>7} "
+                         f"{row.late:5} {row.wrong:5}")
+        return lines
+
+
+def main():
+    options = arguments()
+    os.environ["COMMD_BUILD"] = options.build
+    from cluster import namespaces_work
+    if not namespaces_work():
+        print("check-outages: needs root, and network namespaces")
+        return 77
+    print(f"seed {options.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and daemons go
+    outages = Outages(options, lambda text: print(text, flush=True))
+    try:
+        for number in range(options.runs):
+            for kind in options.kinds:
+                outages.run(kind, number)
+        fine = outages.finish()
+    finally:
+        outages.close()
+        print("\n".join(outages.table()), flush=True)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -284,7 +284,7 @@ static enum status peer_new(struct mesh *mesh, const char *name, const char *add
     peer->dials = strcmp(mesh->node_name, name) < 0;
     peer->timer.index = TIMER_NODE_DISARMED;
     enum status status = peer->address != NULL
-                             ? mesh_rails_prepare(peer, error)
+                             ? mesh_rails_check(peer, error)
                              : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     if (status != STATUS_OK) {
         peer_free(peer);

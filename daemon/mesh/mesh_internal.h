@@ -103,7 +103,7 @@ struct mesh_endpoint {
     struct net *net;
     struct mailbox *mailbox, *home; /* of the rail's thread, and of the main thread */
     /* Used by the rail's thread alone: */
-    struct mesh_peer **peers; /* those that the rail's net knows, by the net's index */
+    struct mesh_peer **peers; /* by the net's index; null: the rail's net does not know it */
     uint32_t peer_count, peer_capacity;
     uint64_t publish_ns; /* TIME_NEVER: no new traffic since the last time */
 };
@@ -174,7 +174,7 @@ struct mesh_peer {
     struct backoff dial;           /* failures since it was last up */
     struct coordinate coordinate;
     uint64_t coordinate_s;        /* as of which time; 0: not known */
-    struct mesh_rail_link *rails; /* of rails 1 and higher; null: none */
+    struct mesh_rail_link *rails; /* of rails 1 and higher; null: they do not know the peer */
     char *rail_addresses;         /* null: none */
     struct mesh_contact *contact; /* null: see above; a peer that greets or is up has one */
     struct timer_node timer;
@@ -317,11 +317,13 @@ void mesh_estimate_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbeat
                             uint64_t now_ns);
 
 /* rail_links.c: on the main thread. */
-/* The peer is new: it has a name and an address, and the net does not know it yet. INVALID_ARGUMENT: a rail's
- * port would be too large. NO_MEMORY. */
-enum status mesh_rails_prepare(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
+/* Whether each rail has a port at the peer's address. INVALID_ARGUMENT. */
+enum status mesh_rails_check(const struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
 /* The net knows the peer, for the first time or again. INVALID_ARGUMENT, NO_MEMORY. */
 enum status mesh_rails_add(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
+/* The first connection to the peer is up, or a communicator needs its links: the rails get to know it. Most
+ * peers of a large cluster never have one. Does nothing if they know it. INVALID_ARGUMENT, NO_MEMORY. */
+enum status mesh_rails_open(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
 /* It has another address. INVALID_ARGUMENT, NO_MEMORY. */
 enum status mesh_rails_move(struct mesh_peer *peer, struct error *error) COMM_MUST_USE;
 void mesh_rails_remove(struct mesh_peer *peer, const struct error *cause);

@@ -212,6 +212,10 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
         mesh_peer_disconnect(peer, &cause);
         return;
     }
+    if (mesh_rails_open(peer, &cause) != STATUS_OK) { /* before the Hello: then it may dial the rails */
+        mesh_peer_disconnect(peer, &cause);
+        return;
+    }
     if (peer_is_held_off(peer, now_ns)) {
         error_set(&cause, STATUS_UNREACHABLE, "node %s accepts no connection from node %s for %llu ms: %s",
                   mesh->options.node_name, peer->name,

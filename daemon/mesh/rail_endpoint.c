@@ -75,16 +75,17 @@ static enum status add_peer(struct mesh_endpoint *endpoint, const struct rail_ma
         return error_set(error, STATUS_NO_MEMORY, "no memory");
     }
     endpoint->peers = peers;
-    peers[index] = mail->peer;
-    enum status status = net_add_peer(endpoint->net, mail->peer->name, mail->address, &index, error);
-    if (status == STATUS_OK && index != mail->peer->index) {
-        return error_set(error, STATUS_INTERNAL, "the network calls it peer %u, not %u", index,
-                         mail->peer->index);
-    }
-    if (status == STATUS_OK && index >= endpoint->peer_count) { /* not a removed peer that is added again */
-        endpoint->peer_count = index + 1;
+    enum status status = net_add_peer_at(endpoint->net, mail->peer->name, mail->address, index, error);
+    if (status == STATUS_OK) {
+        peers[index] = mail->peer;
+        endpoint->peer_count = index < endpoint->peer_count ? endpoint->peer_count : index + 1;
     }
     return status;
+}
+
+static bool knows(const struct mesh_endpoint *endpoint, uint32_t index)
+{
+    return index < endpoint->peer_count && endpoint->peers[index] != NULL;
 }
 
 /* The order on a peer that the rail's net knows. */
@@ -135,7 +136,7 @@ void rail_ordered(void *context, uint64_t now_ns)
     (void)now_ns;
     if (mail->word == RAIL_ADD) {
         status = add_peer(endpoint, mail, &error);
-    } else if (mail->peer->index < endpoint->peer_count) {
+    } else if (knows(endpoint, mail->peer->index)) {
         status = obey(mail, &error);
     }
     if (status != STATUS_OK) {
@@ -171,6 +172,9 @@ void mesh_rail_run(struct mesh *mesh, uint32_t rail, uint64_t now_ns)
     bool is_new = false;
     for (uint32_t peer = 0; peer < endpoint->peer_count; peer++) {
         struct mesh_rail_statistics seen;
+        if (!knows(endpoint, peer)) {
+            continue;
+        }
         net_peer_statistics(endpoint->net, peer, &seen.net);
         net_bulk_statistics(endpoint->net, peer, &seen.bulk);
         is_new |= publish(&endpoint->peers[peer]->rails[endpoint->rail - 1], &seen);

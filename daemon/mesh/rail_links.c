@@ -13,10 +13,18 @@
 
 #define RAIL_ADDRESS_MAX_BYTES 512
 
+/* Null: the rails do not know the peer. */
 static struct mesh_rail_link *link_at(const struct mesh *mesh, uint32_t node, uint32_t rail)
 {
+    struct mesh_rail_link *rails = mesh_peer_at(mesh, node)->rails;
     assert(rail > 0 && rail < mesh->rail_count);
-    return &mesh_peer_at(mesh, node)->rails[rail - 1];
+    return rails != NULL ? &rails[rail - 1] : NULL;
+}
+
+/* How many links of the peer there are besides that of rail 0, up or not. */
+static uint32_t link_count(const struct mesh_peer *peer)
+{
+    return peer->rails != NULL ? peer->mesh->rail_count - 1 : 0;
 }
 
 /* The last failure; "": there was none. */
@@ -44,7 +52,7 @@ static bool order(struct mesh_peer *peer, uint32_t rail, enum rail_word word, co
 
 static void order_all(struct mesh_peer *peer, enum rail_word word, const struct error *cause)
 {
-    for (uint32_t rail = 1; rail < peer->mesh->rail_count; rail++) {
+    for (uint32_t rail = 1; rail <= link_count(peer); rail++) {
         (void)order(peer, rail, word, "", cause);
     }
 }
@@ -65,7 +73,7 @@ static bool is_dialled(const struct mesh_peer *peer, const struct mesh_rail_link
 uint64_t mesh_rails_dial_ns(const struct mesh_peer *peer)
 {
     uint64_t dial_ns = TIME_NEVER;
-    for (uint32_t rail = 1; rail < peer->mesh->rail_count; rail++) {
+    for (uint32_t rail = 1; rail <= link_count(peer); rail++) {
         const struct mesh_rail_link *link = &peer->rails[rail - 1];
         dial_ns = is_dialled(peer, link) ? time_min(dial_ns, link->dial.next_ns) : dial_ns;
     }
@@ -83,7 +91,7 @@ static void link_failed(struct mesh_peer *peer, struct mesh_rail_link *link, con
 
 void mesh_rails_tick(struct mesh_peer *peer, uint64_t now_ns)
 {
-    for (uint32_t rail = 1; rail < peer->mesh->rail_count; rail++) {
+    for (uint32_t rail = 1; rail <= link_count(peer); rail++) {
         struct mesh_rail_link *link = &peer->rails[rail - 1];
         if (!is_dialled(peer, link) || link->dial.next_ns > now_ns) {
             continue;
@@ -98,7 +106,7 @@ void mesh_rails_tick(struct mesh_peer *peer, uint64_t now_ns)
 /* The net drops attempts that are under way without a report. */
 static void dial_anew(struct mesh_peer *peer)
 {
-    for (uint32_t rail = 1; rail < peer->mesh->rail_count; rail++) {
+    for (uint32_t rail = 1; rail <= link_count(peer); rail++) {
         peer->rails[rail - 1].dialling = false;
         peer->rails[rail - 1].dial = (struct backoff){0};
     }
@@ -108,6 +116,11 @@ static void dial_anew(struct mesh_peer *peer)
 void mesh_need_rails(struct mesh *mesh, uint32_t node, uint32_t rail_count)
 {
     struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    struct error why;
+    if (rail_count > 1 && mesh_rails_open(peer, &why) != STATUS_OK) {
+        log_error("rails to node %s: %s", peer->name, why.text); /* the communicator does without them */
+        return;
+    }
     for (uint32_t rail = 1; rail < rail_count; rail++) {
         if (link_at(mesh, node, rail)->needs++ == 0) {
             (void)order(peer, rail, RAIL_KEEP_ALIVE, "", NULL);
@@ -120,7 +133,8 @@ void mesh_need_rails(struct mesh *mesh, uint32_t node, uint32_t rail_count)
 void mesh_unneed_rails(struct mesh *mesh, uint32_t node, uint32_t rail_count)
 {
     for (uint32_t rail = 1; rail < rail_count; rail++) {
-        if (--link_at(mesh, node, rail)->needs == 0) {
+        struct mesh_rail_link *link = link_at(mesh, node, rail);
+        if (link != NULL && link->needs > 0 && --link->needs == 0) { /* there was memory for it */
             (void)order(mesh_peer_at(mesh, node), rail, RAIL_LET_IDLE, "", NULL);
         }
     }
@@ -130,6 +144,9 @@ void mesh_unneed_rails(struct mesh *mesh, uint32_t node, uint32_t rail_count)
 const char *mesh_rail_missing(const struct mesh *mesh, uint32_t node, uint32_t rail)
 {
     const struct mesh_rail_link *link = link_at(mesh, node, rail);
+    if (link == NULL) {
+        return "";
+    }
     return link->up ? NULL : why_missing(link);
 }
 
@@ -200,7 +217,7 @@ void mesh_rails_node_down(struct mesh_peer *peer, const struct error *why)
 {
     struct error cause;
     error_set(&cause, STATUS_NODE_LOST, "node %s lost: %s", peer->name, why->text);
-    for (uint32_t rail = 1; rail < peer->mesh->rail_count; rail++) {
+    for (uint32_t rail = 1; rail <= link_count(peer); rail++) {
         if (peer->rails[rail - 1].up) {
             (void)order(peer, rail, RAIL_DISCONNECT, "", &cause);
         }
@@ -229,7 +246,7 @@ static enum status port_missing(const struct mesh_peer *peer, uint32_t rail, str
                      rail, address_of(peer));
 }
 
-/* Tells each rail the peer's address for that rail, and the one that is used if that fails. */
+/* Tells each rail that knows the peer its address for that rail, and the one that is used if that fails. */
 static enum status tell_addresses(struct mesh_peer *peer, enum rail_word word, struct error *error)
 {
     const char *rail_addresses = addresses_of(peer);
@@ -238,6 +255,9 @@ static enum status tell_addresses(struct mesh_peer *peer, enum rail_word word, s
     for (uint32_t rail = peer->mesh->rail_count - 1; rail > 0; rail--) { /* the largest port first */
         if (!conf_rail_address(address, rail_addresses, rail, of_rail, sizeof of_rail)) {
             return port_missing(peer, rail, error);
+        }
+        if (peer->rails == NULL) {
+            continue;
         }
         bool has_spare = conf_rail_spare(address, rail_addresses, rail, spare, sizeof spare);
         if (!order(peer, rail, word, of_rail, NULL) ||
@@ -252,19 +272,26 @@ static enum status tell_addresses(struct mesh_peer *peer, enum rail_word word, s
     return STATUS_OK;
 }
 
-enum status mesh_rails_prepare(struct mesh_peer *peer, struct error *error)
+enum status mesh_rails_check(const struct mesh_peer *peer, struct error *error)
+{
+    uint32_t last = peer->mesh->rail_count - 1;
+    char address[RAIL_ADDRESS_MAX_BYTES];
+    return last == 0 || conf_rail_address(peer->address, NULL, last, address, sizeof address)
+               ? STATUS_OK
+               : port_missing(peer, last, error);
+}
+
+enum status mesh_rails_open(struct mesh_peer *peer, struct error *error)
 {
     uint32_t count = peer->mesh->rail_count - 1;
-    char address[RAIL_ADDRESS_MAX_BYTES];
-    if (count == 0) {
+    if (count == 0 || peer->rails != NULL) {
         return STATUS_OK;
     }
-    if (!conf_rail_address(peer->address, NULL, count, address, sizeof address)) {
-        return port_missing(peer, count, error);
-    }
     peer->rails = calloc(count, sizeof *peer->rails);
-    return peer->rails != NULL ? STATUS_OK
-                               : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", peer->name);
+    enum status status = peer->rails != NULL
+                             ? tell_addresses(peer, RAIL_ADD, error)
+                             : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", peer->name);
+    return status;
 }
 
 enum status mesh_rails_add(struct mesh_peer *peer, struct error *error)
@@ -358,8 +385,12 @@ static void read_link(const struct mesh_rail_link *link, struct mesh_rail_statis
 void mesh_rail_statistics(const struct mesh *mesh, uint32_t node, uint32_t rail,
                           struct mesh_rail_statistics *out)
 {
+    const struct mesh_rail_link *link = rail > 0 ? link_at(mesh, node, rail) : NULL;
     if (rail > 0) {
-        read_link(link_at(mesh, node, rail), out);
+        *out = (struct mesh_rail_statistics){0};
+        if (link != NULL) {
+            read_link(link, out);
+        }
         return;
     }
     net_peer_statistics(mesh->net, node, &out->net);
@@ -369,7 +400,7 @@ void mesh_rail_statistics(const struct mesh *mesh, uint32_t node, uint32_t rail,
 void mesh_rails_traffic(const struct mesh *mesh, uint32_t node, struct mesh_rails_traffic *out)
 {
     *out = (struct mesh_rails_traffic){0};
-    for (uint32_t rail = 1; rail < mesh->rail_count; rail++) {
+    for (uint32_t rail = 1; rail <= link_count(mesh_peer_at(mesh, node)); rail++) {
         const struct mesh_rail_link *link = link_at(mesh, node, rail);
         struct mesh_rail_statistics seen;
         read_link(link, &seen);

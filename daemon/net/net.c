@@ -61,7 +61,22 @@ enum status net_add_peer(struct net *net, const char *name, const char *address,
     if (net == NULL) {
         return error_set(error, STATUS_UNREACHABLE, "node %s: this node has no network", name);
     }
+    *peer = NET_PEER_ANY;
     return net->operations->add_peer(net, name, address, peer, error);
+}
+
+enum status net_add_peer_at(struct net *net, const char *name, const char *address, uint32_t peer,
+                            struct error *error)
+{
+    uint32_t got = peer;
+    if (peer >= NET_PEERS_MAX) {
+        return error_set(error, STATUS_LIMIT, "node %s: no more than %d nodes", name, NET_PEERS_MAX);
+    }
+    enum status status = net->operations->add_peer(net, name, address, &got, error);
+    return status == STATUS_OK && got != peer
+               ? error_set(error, STATUS_INTERNAL, "the network calls node %s peer %u, not %u", name, got,
+                           peer)
+               : status;
 }
 
 void net_remove_peer(struct net *net, uint32_t peer, const struct error *cause)

@@ -34,6 +34,7 @@ struct net;
 struct net_stream;
 
 #define NET_PEERS_MAX 16384
+#define NET_PEER_ANY UINT32_MAX
 #define NET_STREAM_HEADER_MAX_BYTES 80
 #define NET_STREAM_QUEUE_MAX 4096            /* messages of a stream that are not yet acknowledged */
 #define NET_STREAM_COPY_MAX_BYTES (4u << 20) /* bytes of one stream that the net holds copies of */
@@ -143,6 +144,7 @@ struct net_stream_operations {
 
 struct net_operations {
     void (*free)(struct net *net);
+    /* *peer: the wanted index, or NET_PEER_ANY; then the one that the peer has got. */
     enum status (*add_peer)(struct net *net, const char *name, const char *address, uint32_t *peer,
                             struct error *error);
     void (*remove_peer)(struct net *net, uint32_t peer, const struct error *cause);
@@ -232,6 +234,14 @@ void net_set_farewell(struct net *net, const char *text);
  */
 enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,
                          struct error *error) COMM_MUST_USE;
+
+/*
+ * As net_add_peer, for a peer that has this index, below NET_PEERS_MAX. So the nets of several rails use the
+ * same indices, and each knows only the peers that it needs. No call may name an index without a peer.
+ * ALREADY_EXISTS if another peer has the index.
+ */
+enum status net_add_peer_at(struct net *net, const char *name, const char *address, uint32_t peer,
+                            struct error *error) COMM_MUST_USE;
 
 /*
  * Makes a node unknown: no connection to or from it is made any more. A present connection ends as by

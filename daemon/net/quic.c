@@ -310,7 +310,7 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
     if (known != NULL) {
         return error_set(error, STATUS_ALREADY_EXISTS, "peer %s is known already", name);
     }
-    if (endpoint->peer_count >= NET_PEERS_MAX) {
+    if (*index == NET_PEER_ANY && endpoint->peer_count >= NET_PEERS_MAX) {
         return error_set(error, STATUS_LIMIT, "peer %s: no more than %d peers", name, NET_PEERS_MAX);
     }
     if (name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES || strcmp(name, endpoint->node_name) == 0) {
@@ -324,6 +324,7 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", name);
     }
     memcpy(peer->name, name, name_bytes);
+    peer->index = *index != NET_PEER_ANY ? *index : endpoint->peer_count;
     enum status status = quic_read_address(endpoint, address, &peer->address, &peer->has_address, error);
     if (status == STATUS_OK) {
         status = quic_directory_add(endpoint, peer, error);

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/array.h"
 #include "daemon/base/hash.h"
 #include "daemon/net/quic_internal.h"
 
@@ -83,16 +84,12 @@ static bool index_address(struct quic_endpoint *endpoint, const struct quic_peer
     return true;
 }
 
-static bool grow(struct quic_endpoint *endpoint)
+static bool grow(struct quic_endpoint *endpoint, uint32_t count)
 {
-    if (endpoint->peer_count < endpoint->peer_capacity) {
-        return true;
-    }
-    uint32_t capacity = endpoint->peer_capacity == 0 ? 16 : 2 * endpoint->peer_capacity;
-    struct quic_peer **peers = reallocarray(endpoint->peers, capacity, sizeof(struct quic_peer *));
+    struct quic_peer **peers =
+        array_reserve(endpoint->peers, &endpoint->peer_capacity, sizeof(struct quic_peer *), count);
     if (peers != NULL) {
         endpoint->peers = peers;
-        endpoint->peer_capacity = capacity;
     }
     return peers != NULL;
 }
@@ -100,16 +97,22 @@ static bool grow(struct quic_endpoint *endpoint)
 enum status quic_directory_add(struct quic_endpoint *endpoint, struct quic_peer *peer, struct error *error)
 {
     const struct index_table_entries names = names_of(endpoint);
-    if (!grow(endpoint) || !index_table_reserve(&endpoint->peers_by_name, &names)) {
+    if (!grow(endpoint, peer->index + 1) || !index_table_reserve(&endpoint->peers_by_name, &names)) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
-    peer->index = endpoint->peer_count;
+    if (endpoint->peers[peer->index] != NULL) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "peer %s: peer %s has its index", peer->name,
+                         endpoint->peers[peer->index]->name);
+    }
     endpoint->peers[peer->index] = peer;
     if (!index_address(endpoint, peer)) {
+        endpoint->peers[peer->index] = NULL;
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
     index_table_add(&endpoint->peers_by_name, &names, peer->index);
-    endpoint->peer_count++;
+    if (peer->index >= endpoint->peer_count) {
+        endpoint->peer_count = peer->index + 1;
+    }
     return STATUS_OK;
 }
 
@@ -139,10 +142,10 @@ void quic_directory_free(struct quic_endpoint *endpoint)
 {
     for (uint32_t i = 0; i < endpoint->peer_count; i++) {
         struct quic_peer *peer = endpoint->peers[i];
-        if (peer->contact != NULL) {
+        if (peer != NULL && peer->contact != NULL) {
             quic_inbox_clear(&peer->contact->line);
+            free(peer->contact);
         }
-        free(peer->contact);
         free(peer);
     }
     free(endpoint->peers);

@@ -366,7 +366,8 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
 struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address);
 /* Returns null if no peer has that name. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
-/* Adds a peer, of which it becomes the owner. NO_MEMORY: it stays the caller's. */
+/* Adds a peer with an index, of which it becomes the owner. ALREADY_EXISTS, NO_MEMORY: it stays the caller's.
+ */
 enum status quic_directory_add(struct quic_endpoint *endpoint, struct quic_peer *peer,
                                struct error *error) COMM_MUST_USE;
 /* The peer has that address from now on; null: none that is known. NO_MEMORY: it has it, but is not found by

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/array.h"
 #include "daemon/base/hash.h"
 #include "tests/network/pipe_internal.h"
 
@@ -277,14 +278,17 @@ static enum status pipe_add_peer(struct net *base, const char *name, const char 
             return STATUS_OK;
         }
     }
-    if (net->peer_count == net->peer_capacity) {
-        net->peer_capacity = 2 * net->peer_capacity + 8;
-        net->peers = realloc(net->peers, net->peer_capacity * sizeof *net->peers);
-        if (net->peers == NULL) {
-            abort();
-        }
+    *index = *index == NET_PEER_ANY ? net->peer_count : *index;
+    struct pipe_peer *peers = array_reserve(net->peers, &net->peer_capacity, sizeof *peers, *index + 1);
+    if (peers == NULL) {
+        abort();
     }
-    *index = net->peer_count++;
+    net->peers = peers;
+    if (peers[*index].host != NULL) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "node %s has another peer %u", net->host->name,
+                         *index);
+    }
+    net->peer_count = *index < net->peer_count ? net->peer_count : *index + 1;
     net->peers[*index] = (struct pipe_peer){.host = host, .unresolved = is_name(address)};
     return STATUS_OK;
 }

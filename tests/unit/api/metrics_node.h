@@ -107,6 +107,7 @@ static inline struct metrics_node *metrics_node_new(uint32_t peers, uint32_t rai
         uint32_t index;
         snprintf(name, sizeof name, PEER_NAME_FORMAT, i);
         must(mesh_add_node(own->node->mesh, name, "192.0.2.1:7400", &index, error));
+        mesh_need_rails(own->node->mesh, index, rails); /* so the rails know it */
     }
     metrics_node_run_rails(own, rails);
     struct api_options options = node_api_options(own->node);

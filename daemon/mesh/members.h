@@ -56,6 +56,9 @@ struct members_handler {
     void (*changed)(void *context, uint32_t node, enum member_state state, uint64_t now_ns);
     /* The node is a neighbour from now on, or no more. Dial it, or let its link go. May be null. */
     void (*neighbour)(void *context, uint32_t node, bool is_neighbour, uint64_t now_ns);
+    /* Asks whether the node is there, at little cost; members_answered may follow. Returns false if it cannot
+     * be asked. May be null: then nodes are dialled instead. */
+    bool (*probe)(void *context, uint32_t node, uint64_t now_ns);
 };
 
 struct members_options {
@@ -98,6 +101,11 @@ void members_remove(struct members *members, uint32_t node);
 void members_linked(struct members *members, uint32_t node, uint64_t incarnation, uint64_t now_ns);
 /* No link to the node is up any more. The net has waited for its patience, or knows that the node is gone. */
 void members_unlinked(struct members *members, uint32_t node, uint64_t now_ns);
+
+/* Somebody answered a probe of the node. That is no proof, but the node is dialled if it would be a
+ * neighbour.
+ */
+void members_answered(struct members *members, uint32_t node, uint64_t now_ns);
 
 /*
  * The node sent us this message. Returns false, with a reason in *why, if no correct node sends that: the
@@ -152,6 +160,7 @@ struct members_statistics {
     uint64_t votes_cast;           /* by us */
     uint64_t refutations;          /* by us */
     uint64_t stalls;               /* of our own loop */
+    uint64_t probes;               /* by us */
 };
 void members_statistics(const struct members *members, struct members_statistics *out);
 

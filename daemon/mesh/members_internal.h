@@ -29,9 +29,10 @@ enum {
     MEMBER_LEFT = 2,   /* said goodbye */
     MEMBER_LOST = 4,   /* enough votes, or for long enough */
     MEMBER_SUSPECT = 8,
-    MEMBER_WANTED = 16, /* has a struct member_link */
-    MEMBER_URGENT = 32, /* is in the list of urgent records to send */
-    MEMBER_BULK = 64,   /* is in the list of others */
+    MEMBER_WANTED = 16,    /* has a struct member_link */
+    MEMBER_URGENT = 32,    /* is in the list of urgent records to send */
+    MEMBER_BULK = 64,      /* is in the list of others */
+    MEMBER_ANSWERED = 128, /* a probe, since the last link was lost */
 };
 
 /* What we know of a node; all zero at first. */
@@ -88,6 +89,10 @@ struct members {
     uint64_t stalled_ns; /* when the last stall ended; 0: none */
     uint64_t explore_ns; /* when we try others, if we have few links */
     uint32_t explored;   /* tries so far */
+    bool explore_dials;  /* some node could not be asked in this round */
+    uint64_t probe_ns;   /* when we ask some more; TIME_NEVER: we do not ask */
+    uint32_t probe_at;   /* as many were asked in this round */
+    uint32_t probe_rounds;
     uint32_t suspects;
     uint64_t heard_incarnation; /* the latest that others say of us */
     uint32_t heard_epoch;
@@ -121,6 +126,12 @@ static inline uint32_t members_node(const struct members *members, uint32_t inde
 /* members.c */
 /* Call it first in each call that brings the time: notices stalls, and finds the neighbours if need be. */
 void members_begin(struct members *members, uint64_t now_ns);
+
+/* members_explore.c */
+void members_explore_begin(struct members *members, uint64_t now_ns);
+void members_explore_tick(struct members *members, uint64_t now_ns);
+/* How many places from ours on each ring the node is that we dial to see if it is there; 0: none. */
+uint32_t members_explore_tried(const struct members *members);
 
 /* members_table.c */
 /* Takes what is said of a node by the neighbour of that link, or by ourselves (MEMBERS_NO_LINK). */

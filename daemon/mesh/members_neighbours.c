@@ -61,6 +61,9 @@ static void list_everybody(const struct members *members, struct neighbour_list 
 /* Whether a node does not count as a neighbour on a ring, so that another one takes its place. */
 static bool is_gone(const struct members *members, uint32_t index, uint64_t now_ns)
 {
+    if ((members->records[index].flags & MEMBER_ANSWERED) != 0) {
+        return false;
+    }
     switch (member_record_state(&members->records[index])) {
     case MEMBER_UP:
         return false;
@@ -78,8 +81,7 @@ static uint32_t find_stand_in(struct members *members, uint32_t ring, uint32_t o
                               uint64_t now_ns)
 {
     uint32_t count = member_rings_count(members->rings);
-    bool alone = (uint32_t)__builtin_popcount(members->up_mask) < MEMBERS_LINKS_FEW;
-    uint32_t tried = alone && members->explored > 0 ? 1 + (members->explored - 1) % (count - 1) : 0;
+    uint32_t tried = members_explore_tried(members);
     for (uint32_t i = 1; i < count; i++) {
         uint32_t index = member_rings_at(members->rings, ring, (own + i * step) % count);
         if (!is_gone(members, index, now_ns) || (i > 1 && i - 1 == tried)) {

@@ -52,7 +52,8 @@ void members_set_linked(struct members *members, uint32_t index, bool linked, ui
 {
     struct member_record *record = &members->records[index];
     enum member_state before = member_record_state(record);
-    record->flags = (uint8_t)(linked ? record->flags | MEMBER_LINKED : record->flags & ~MEMBER_LINKED);
+    record->flags =
+        (uint8_t)((record->flags & ~(MEMBER_LINKED | MEMBER_ANSWERED)) | (linked ? MEMBER_LINKED : 0));
     table_note_state(members, index, before, now_ns);
 }
 

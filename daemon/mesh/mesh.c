@@ -56,12 +56,15 @@ static void members_send(void *context, uint32_t node, const uint8_t *bytes, siz
 /* Of nodes that are up here, mesh_peer_down and mesh_peer_greeted report what happens. */
 static void members_changed(void *context, uint32_t node, enum member_state state, uint64_t now_ns)
 {
-    const struct mesh_peer *peer = mesh_peer_at(context, node);
-    (void)now_ns;
-    if (peer->state != MESH_NODE_UP && !peer->removed && state == MEMBER_DOWN) {
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    if (peer->state == MESH_NODE_UP || peer->removed) {
+        return;
+    }
+    if (state == MEMBER_DOWN) {
         log_info("node %s is down: its neighbours have lost it", peer->name);
-    } else if (peer->state != MESH_NODE_UP && !peer->removed && state == MEMBER_UP) {
+    } else if (state == MEMBER_UP) {
         log_debug("node %s is up: it has told its neighbours so", peer->name);
+        mesh_peer_dial_soon(peer, now_ns);
     }
 }
 
@@ -71,6 +74,18 @@ static void members_neighbour(void *context, uint32_t node, bool is_neighbour, u
     (void)now_ns;
     peer->neighbour = is_neighbour && !peer->removed;
     mesh_peer_arm(peer);
+}
+
+static bool members_probe(void *context, uint32_t node, uint64_t now_ns)
+{
+    const struct mesh *mesh = context;
+    (void)now_ns;
+    return net_probe(mesh->net, node);
+}
+
+static void peer_answers(void *context, uint32_t node, uint64_t now_ns)
+{
+    members_answered(((struct mesh *)context)->members, node, now_ns);
 }
 
 static enum status make_members(struct mesh *mesh, struct error *error)
@@ -83,7 +98,8 @@ static enum status make_members(struct mesh *mesh, struct error *error)
         options->incarnation != 0 ? options->incarnation : options->now_ns / TIME_US + 1;
     members.seed = options->seed;
     members.patience_ns = options->heartbeat_timeout_ns;
-    members.handler = (struct members_handler){mesh, members_send, members_changed, members_neighbour};
+    members.handler =
+        (struct members_handler){mesh, members_send, members_changed, members_neighbour, members_probe};
     return members_new(&members, options->now_ns, &mesh->members, error);
 }
 
@@ -123,8 +139,8 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
         free(mesh);
         return status;
     }
-    struct net_peer_handler peer_handler = {mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed,
-                                            mesh_peer_suspect};
+    struct net_peer_handler peer_handler = {
+        mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed, mesh_peer_suspect, peer_answers};
     struct net_stream_handler stream_handler = {mesh, mesh_stream_receive, mesh_stream_closed, NULL};
     net_set_peer_handler(net, &peer_handler);
     net_set_stream_handler(net, NET_STREAM_CONTROL, &stream_handler);

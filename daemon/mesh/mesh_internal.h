@@ -27,6 +27,7 @@
 #define MESH_LATE_NS (10 * TIME_MS) /* a tick that is later than that counts as a stall */
 #define MESH_DIALS_MAX 2
 #define MESH_DIAL_TURN_NS (1 * TIME_S)
+#define MESH_GONE_DIALS 8 /* the longest wait is so many times as long */
 
 #define MESH_VERSION_TEXT_MAX_BYTES 63
 #define MESH_DIFFERS_MAX_BYTES 256
@@ -245,6 +246,8 @@ void mesh_peer_address_set(struct mesh_peer *peer, char *resolved_address);
 void mesh_peer_arm(struct mesh_peer *peer);
 /* The next attempt of one of the peer's links waits: it has failed, or the link was lost. */
 void mesh_peer_back_off(struct mesh_peer *peer, struct backoff *dial, uint64_t now_ns);
+/* The peer is known to run: what failed before does not count any more. */
+void mesh_peer_dial_soon(struct mesh_peer *peer, uint64_t now_ns);
 /* Drops the connection; peer_down follows and logs it. Does nothing if that is under way. */
 void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause);
 void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns);

@@ -33,18 +33,30 @@ static bool dials_first(const struct mesh_peer *peer)
     return peer->dials || peer->calls > 0;
 }
 
+/* A neighbour that is gone waits for longer than one that somebody here needs: see mesh_peer_back_off. */
+static uint64_t next_dial_ns(const struct mesh_peer *peer)
+{
+    uint64_t soon_ns = time_after(peer->since_ns, peer->mesh->options.reconnect_max_ns);
+    uint64_t held_off_ns = mesh_peer_contact(peer)->held_off_until_ns;
+    if (peer->needs == 0 || soon_ns >= peer->dial.next_ns) {
+        return peer->dial.next_ns;
+    }
+    return soon_ns > held_off_ns ? soon_ns : held_off_ns;
+}
+
 uint64_t mesh_need_dial_ns(const struct mesh_peer *peer)
 {
     if (peer->unresolved || !mesh_peer_is_needed(peer)) {
         return TIME_NEVER;
     }
+    uint64_t next_ns = next_dial_ns(peer);
     if (dials_first(peer)) {
-        return peer->dial.next_ns;
+        return next_ns;
     }
     if (mesh_is_complete(peer->mesh)) {
         return TIME_NEVER; /* the other node knows that we are neighbours */
     }
-    return peer->call_ns > peer->dial.next_ns ? peer->call_ns : peer->dial.next_ns;
+    return peer->call_ns > next_ns ? peer->call_ns : next_ns;
 }
 
 bool mesh_need_dials(struct mesh_peer *peer, uint64_t now_ns)

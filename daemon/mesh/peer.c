@@ -108,10 +108,16 @@ void mesh_peer_arm(struct mesh_peer *peer)
     }
 }
 
+/* In a large cluster, a neighbour that is gone is dialled seldom: an attempt costs a millisecond, and when it
+ * is back, it dials us. */
 void mesh_peer_back_off(struct mesh_peer *peer, struct backoff *dial, uint64_t now_ns)
 {
-    const struct mesh_options *options = &peer->mesh->options;
-    backoff_failed(dial, options->reconnect_min_ns, options->reconnect_max_ns, &peer->mesh->random, now_ns);
+    struct mesh *mesh = peer->mesh;
+    const struct mesh_options *options = &mesh->options;
+    bool is_gone = dial == &peer->dial && peer->needs == 0 && !mesh_is_complete(mesh) &&
+                   members_state(mesh->members, peer->index) != MEMBER_UP;
+    uint64_t max_ns = options->reconnect_max_ns * (is_gone ? MESH_GONE_DIALS : 1);
+    backoff_failed(dial, options->reconnect_min_ns, max_ns, &mesh->random, now_ns);
 }
 
 /* The peer broke the protocol: until the hold-off ends, we do not dial it and refuse its connections. */
@@ -142,6 +148,14 @@ void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns)
     }
     if (held && peer->state == MESH_NODE_DOWN) {
         peer->dial.next_ns = now_ns;
+        mesh_peer_arm(peer);
+    }
+}
+
+void mesh_peer_dial_soon(struct mesh_peer *peer, uint64_t now_ns)
+{
+    if (peer->state == MESH_NODE_DOWN && !peer_is_held_off(peer, now_ns) && peer->dial.next_ns > now_ns) {
+        peer->dial = (struct backoff){.next_ns = now_ns};
         mesh_peer_arm(peer);
     }
 }

@@ -113,6 +113,11 @@ void net_keep_alive(struct net *net, uint32_t peer, bool keep)
     }
 }
 
+bool net_probe(struct net *net, uint32_t peer)
+{
+    return net->operations->probe != NULL && net->operations->probe(net, peer);
+}
+
 enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
                             struct net_stream **out, struct error *error)
 {
@@ -300,6 +305,14 @@ static void bulk_peer_suspect(void *context, uint32_t peer, uint64_t now_ns)
     }
 }
 
+static void bulk_peer_answers(void *context, uint32_t peer, uint64_t now_ns)
+{
+    struct net_bulk *bulk = context;
+    if (bulk->peer_handler.peer_answers != NULL) {
+        bulk->peer_handler.peer_answers(bulk->peer_handler.context, peer, now_ns);
+    }
+}
+
 void net_bulk_attach(struct net *net, struct net_bulk *bulk)
 {
     bulk->net = net;
@@ -309,7 +322,8 @@ void net_bulk_attach(struct net *net, struct net_bulk *bulk)
                                                   .peer_up = bulk_peer_up,
                                                   .peer_down = bulk_peer_down,
                                                   .connect_failed = bulk_connect_failed,
-                                                  .peer_suspect = bulk_peer_suspect};
+                                                  .peer_suspect = bulk_peer_suspect,
+                                                  .peer_answers = bulk_peer_answers};
 }
 
 void net_bulk_allow(struct net *net, uint32_t peer, bool allowed)

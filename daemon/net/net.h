@@ -70,6 +70,11 @@ struct net_peer_handler {
      * forged, so probe the peer at once, but do not give it up. May be null.
      */
     void (*peer_suspect)(void *context, uint32_t peer, uint64_t now_ns);
+    /*
+     * Some process answered net_probe at the peer's address. It has proved nothing, so only dial it. May be
+     * null.
+     */
+    void (*peer_answers)(void *context, uint32_t peer, uint64_t now_ns);
 };
 
 /* Handles incoming streams of one kind. */
@@ -153,6 +158,7 @@ struct net_operations {
     enum status (*connect)(struct net *net, uint32_t peer, struct error *error);
     void (*disconnect)(struct net *net, uint32_t peer, const struct error *cause);
     void (*keep_alive)(struct net *net, uint32_t peer, bool keep); /* null: connections stay anyway */
+    bool (*probe)(struct net *net, uint32_t peer);                 /* null: there are no probes */
     enum status (*stream_open)(struct net *net, uint32_t peer, enum net_stream_kind kind,
                                struct net_stream **out, struct error *error);
     struct net_stream_operations streams;
@@ -282,6 +288,13 @@ void net_disconnect(struct net *net, uint32_t peer, const struct error *cause);
  * connections open.
  */
 void net_keep_alive(struct net *net, uint32_t peer, bool keep);
+
+/*
+ * Asks whether a process listens at the peer's address: one datagram, a hundredth of the processor time of an
+ * attempt to connect, and no state. peer_answers follows, not from within this call, or nothing. Returns
+ * false if the peer cannot be asked: its name is not resolved, or this net has no probes.
+ */
+bool net_probe(struct net *net, uint32_t peer);
 
 /* UNREACHABLE when not connected; LIMIT when the peer allows no further stream. The first byte that is sent
  * tells the peer the kind. */

@@ -112,6 +112,9 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
         status = random_secure(&endpoint->process_id, sizeof endpoint->process_id, error);
     }
     if (status == STATUS_OK) {
+        status = random_secure(&endpoint->probe_secret, sizeof endpoint->probe_secret, error);
+    }
+    if (status == STATUS_OK) {
         status = quic_endpoint_open(endpoint, options, error);
     }
     if (status == STATUS_OK) { /* the port is known only now */
@@ -462,6 +465,7 @@ static const struct net_operations quic_operations = {
     .connect = quic_connect,
     .disconnect = quic_disconnect,
     .keep_alive = quic_keep_alive,
+    .probe = quic_probe,
     .stream_open = quic_stream_open,
     .streams.send = quic_stream_send,
     .streams.finish = quic_stream_finish,

@@ -9,6 +9,7 @@
 #define QUIC_SHORT_PACKET_MIN_BYTES (1u + QUIC_CID_BYTES + 4u + 16u)
 #define QUIC_RESET_MIN_BYTES (NGTCP2_MIN_STATELESS_RESET_RANDLEN + NGTCP2_STATELESS_RESET_TOKENLEN)
 #define QUIC_RESET_RANDOM_BYTES 24u
+#define QUIC_LONG_HEADER 0x80u /* in the first byte */
 
 static void quic_drop(struct quic_endpoint *endpoint, const struct quic_datagram *datagram, const char *what)
 {
@@ -168,6 +169,9 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
     int decoded = ngtcp2_pkt_decode_version_cid(&ids, datagram->bytes, datagram->size, QUIC_CID_BYTES);
     if (decoded == NGTCP2_ERR_VERSION_NEGOTIATION) {
         quic_negotiate_version(endpoint, datagram, &ids);
+        if (quic_probe_is_reserved(ids.version)) {
+            return; /* a question: quic_probe.c */
+        }
         quic_drop(endpoint, datagram, "this node does not speak its QUIC version");
         return;
     }
@@ -186,7 +190,8 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
         (void)quic_connection_read(connection, datagram);
     } else if (ids.version != 0) {
         quic_accept(endpoint, datagram);
-    } else {
+    } else if ((datagram->bytes[0] & QUIC_LONG_HEADER) == 0 ||
+               !quic_probe_answered(endpoint, datagram, &ids)) {
         quic_drop(endpoint, datagram, "it belongs to no connection");
         if (datagram->size >= QUIC_SHORT_PACKET_MIN_BYTES) {
             quic_reset_stateless(endpoint, datagram, &ids);

@@ -318,6 +318,7 @@ struct quic_endpoint {
     uint64_t connection_window_bytes;        /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
     uint8_t reset_secret[QUIC_SECRET_BYTES]; /* for stateless resets: see quic_tls_reset_secret */
     uint8_t retry_secret[QUIC_SECRET_BYTES]; /* for Retry tokens: random, of this endpoint only */
+    uint64_t probe_secret;                   /* random: see quic_probe.c */
     uint32_t process_id;                     /* random: the upper half of the ids of all its sessions */
 
     struct quic_peer **peers;
@@ -399,6 +400,17 @@ void quic_work_forget_connection(struct quic_connection *connection);
 /* The socket's and the wake-up's callbacks. */
 void quic_socket_ready(void *context, unsigned events, uint64_t now_ns);
 void quic_woken(void *context, uint64_t now_ns);
+
+/* --- quic_accept.c --- */
+
+/* --- quic_probe.c --- */
+
+/* Whether a version is one that no endpoint speaks, for questions. */
+bool quic_probe_is_reserved(uint32_t version);
+bool quic_probe(struct net *net, uint32_t index);
+/* A Version Negotiation packet of no connection. Returns false if it answers no probe of ours. */
+bool quic_probe_answered(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
+                         const ngtcp2_version_cid *ids);
 
 /* --- quic_accept.c --- */
 

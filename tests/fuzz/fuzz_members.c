@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     members_options_default(&options);
     options.own_name = "own";
     options.own_incarnation = 1000;
-    options.handler = (struct members_handler){&fuzz, on_send, on_changed, NULL};
+    options.handler = (struct members_handler){.context = &fuzz, .send = on_send, .changed = on_changed};
     fuzz_require(members_new(&options, now_ns, &fuzz.members, NULL) == STATUS_OK);
     for (uint32_t i = 0; i < fuzz.nodes; i++) {
         char name[16];

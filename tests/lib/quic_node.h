@@ -42,6 +42,7 @@ struct quic_node {
     unsigned down_calls[QUIC_NODE_PEERS_MAX];
     unsigned failed_calls[QUIC_NODE_PEERS_MAX];
     unsigned suspect_calls[QUIC_NODE_PEERS_MAX];
+    unsigned answer_calls[QUIC_NODE_PEERS_MAX];
     bool up[QUIC_NODE_PEERS_MAX];
     struct error down_cause;
     struct error failed_cause;

@@ -315,7 +315,8 @@ void world_start(struct world *world, uint32_t number, uint64_t incarnation)
     options.own_name = name;
     options.own_incarnation = incarnation;
     options.seed = random_u64(&world->random);
-    options.handler = (struct members_handler){node, on_send, on_changed, on_neighbour};
+    options.handler = (struct members_handler){
+        .context = node, .send = on_send, .changed = on_changed, .neighbour = on_neighbour};
     options.rings = world->rings;
     options.own_index = number;
     node->incarnation = incarnation;

@@ -27,6 +27,8 @@ struct fixture {
     uint32_t changes[NODES_MAX];
     enum member_state state[NODES_MAX]; /* as told */
     bool wanted[NODES_MAX];
+    bool can_ask[NODES_MAX];
+    uint32_t asked[NODES_MAX]; /* probes */
 };
 
 static inline void on_send(void *context, uint32_t node, const uint8_t *bytes, size_t size, uint64_t now_ns)
@@ -58,6 +60,14 @@ static inline void on_neighbour(void *context, uint32_t node, bool is_neighbour,
     fixture->wanted[node] = is_neighbour;
 }
 
+static inline bool on_probe(void *context, uint32_t node, uint64_t now_ns)
+{
+    struct fixture *fixture = context;
+    assert_int_equal(now_ns, fixture->now_ns);
+    fixture->asked[node]++;
+    return fixture->can_ask[node];
+}
+
 static inline const char *name_of(uint32_t node)
 {
     static char name[16];
@@ -65,8 +75,8 @@ static inline const char *name_of(uint32_t node)
     return name;
 }
 
-/* "own", and `others` nodes. */
-static inline void begin(struct fixture *fixture, uint32_t others)
+/* "own", and `others` nodes. with_probes: it can ask them all. */
+static inline void begin_with(struct fixture *fixture, uint32_t others, bool with_probes)
 {
     struct members_options options;
     struct error error = {0};
@@ -75,12 +85,22 @@ static inline void begin(struct fixture *fixture, uint32_t others)
     options.own_name = "own";
     options.own_incarnation = OWN_INCARNATION;
     options.seed = 7;
-    options.handler = (struct members_handler){fixture, on_send, on_changed, on_neighbour};
+    options.handler = (struct members_handler){.context = fixture,
+                                               .send = on_send,
+                                               .changed = on_changed,
+                                               .neighbour = on_neighbour,
+                                               .probe = with_probes ? on_probe : NULL};
+    memset(fixture->can_ask, with_probes, sizeof fixture->can_ask);
     assert_int_equal(members_new(&options, START_NS, &fixture->members, &error), STATUS_OK);
     for (uint32_t i = 0; i < others; i++) {
         assert_int_equal(members_add(fixture->members, i, name_of(i), &error), STATUS_OK);
     }
     members_tick(fixture->members, fixture->now_ns);
+}
+
+static inline void begin(struct fixture *fixture, uint32_t others)
+{
+    begin_with(fixture, others, false);
 }
 
 static inline void end(struct fixture *fixture)

@@ -295,7 +295,8 @@ static void test_much_news_goes_in_bounded_messages(void **state)
     members_options_default(&options);
     options.own_name = "own";
     options.own_incarnation = OWN_INCARNATION;
-    options.handler = (struct members_handler){&stream, on_stream, on_any_change, NULL};
+    options.handler =
+        (struct members_handler){.context = &stream, .send = on_stream, .changed = on_any_change};
     assert_int_equal(members_new(&options, START_NS, &fixture.members, &error), STATUS_OK);
     for (uint32_t i = 0; i < MANY; i++) {
         assert_int_equal(members_add(fixture.members, i, name_of(i), &error), STATUS_OK);

@@ -32,6 +32,10 @@ class Violation(Exception):
     """Something that must hold does not."""
 
 
+class Contradiction(Violation):
+    """Survivors were told different things. That is wrong however late the machine was."""
+
+
 def shape_of(node_count, ranks):
     nodes = "abcdefghijklmnopqrstuvwxyz"[:node_count]
     return schedule.Shape(nodes, {"all": [node for node in nodes for _ in range(ranks)], "pair": [nodes[0], nodes[-1]] * max(1, ranks // 2),
@@ -265,7 +269,7 @@ class Chaos:
     def check_verdicts(self):
         for comm in sorted(set(self.reports) - self.judged):
             for text in verdicts.of_one(comm, self.reports[comm]):
-                self.fail(text)
+                raise Contradiction(text)
             title, generation = comm.rsplit("/", 1)
             after = f"{title}/{int(generation) + 1}"
             if self.shrunk[after]:

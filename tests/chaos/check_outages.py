@@ -89,6 +89,7 @@ class Outages:
                 super().check_told(fault, harmed, began, late_s)
 
         self.violations = (chaos.Violation, AssertionError)
+        self.contradiction, self.starved_s = chaos.Contradiction, chaos.STARVED_S
         self.new = lambda: Judged(options.seed, options.nodes, options.ranks, slow=options.slow, say=say)
         self.shape = chaos.shape_of(options.nodes, options.ranks)
         self.options, self.say = options, say
@@ -117,10 +118,18 @@ class Outages:
             self.judge(row, what, before)
             self.chaos.renew()
         except self.violations as found:
-            row.wrong += 1
-            self.say(f"WRONG: {kind}, run {number}: {what}: {found}")
-            self.keep_logs(kind, number)
+            if self.starved(found):
+                self.say(f"not judged, as the machine stood still: {kind}, run {number}: {found}")
+            else:
+                row.wrong += 1
+                self.say(f"WRONG: {kind}, run {number}: {what}: {found}")
+                self.keep_logs(kind, number)
             self.close()
+
+    def starved(self, found):
+        """Whether the machine was so late that operations may have missed their deadlines. That excuses no contradiction."""
+        lateness = getattr(self.chaos, "lateness", None)
+        return lateness is not None and lateness.worst > self.starved_s and not isinstance(found, self.contradiction)
 
     def judge(self, row, what, before):
         table = self.chaos.told if row.told else self.chaos.stalls

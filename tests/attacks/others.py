@@ -1,6 +1,7 @@
 """Attacks on what belongs to other users: their names, their rows in lists, and their share of resources when one user takes all that it may have."""
 import ctypes
 import os
+import select
 import signal
 import socket
 import struct
@@ -52,12 +53,14 @@ def forked(path, end_s, index):
     """Kills a rank while its child still holds the connection. The other rank must be told at once."""
     first = Wire(path)
     first.tell(first.COMM_INIT, {1: 1, 2: f"forked-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
+    holds, held = os.pipe()  # the child ends when this process does
     rank = os.fork()
     if rank == 0:
+        os.close(held)
         second = Wire(path)
         operations.init(second, 1, f"forked-{index}", 1, 2)
         if os.fork() == 0:
-            time.sleep(max(0, end_s + TOLD_S - time.monotonic()))
+            select.select([holds], [], [], max(0, end_s + TOLD_S - time.monotonic()))
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(rank, 0)

@@ -4,6 +4,7 @@ import re
 QUICK_S = 0.8  # how long an attack lasts in `make test`
 FULL_S = 5
 PATIENCE_S = 10  # a job with an honest node may wait so long for its first communicator
+AT_ONCE = ("control", "hello", "second_control", "ack_unsent", "stream_holes")  # lies for which commd ends the connection before a job can form
 
 
 def common_faults(outcome):
@@ -68,7 +69,7 @@ class Node:
         self.lie, self.kind, self.says, self.quick, self.job = lie, kind, says, quick, job
 
     def run(self, arena, seconds):
-        patience = 0 if self.lie.startswith(("control", "hello", "second_control")) else PATIENCE_S
+        patience = 0 if self.lie.startswith(AT_ONCE) else PATIENCE_S
         return arena.run(arena.node(self.lie, self.kind, self.job, patience), seconds)
 
     def run_control(self, arena, seconds):

@@ -10,7 +10,7 @@ from failure_case import FailureCase, read_until
 ALONE = True  # it has limits of time
 OUTAGE_S = 2.0
 STALL_BOUND_S = OUTAGE_S + 3.0  # a machine that runs other tests is slow; on an idle machine, the delay is 1 s more than the outage
-WORK_S = 6  # 1 s before the fault, and 3 s after an outage
+BEFORE_S = AFTER_S = 1.0  # work before the first fault and after the last; an operation that a fault delays is waited for in any case
 SETTINGS = 'listen = "0.0.0.0:7400"; rails = 2; slice_bytes = 65536;'
 
 
@@ -38,18 +38,17 @@ class Outages(FailureCase):
         """Sets the state of a port of the bridge. 0: the port drops everything, and no node is told. 3: the usual state."""
         run("ip", "netns", "exec", self.cluster.namespaces["*hub"], "bridge", "link", "set", "dev", f"port{index}", "state", str(state))
 
-    def at_work(self, name, fault, heal=None):
-        """A light and a heavy job run. The fault comes in the middle of both."""
-        jobs = [(f"{name}-{kind}", count) for kind, count in (("light", 100), ("heavy", 400000))]
-        options = [f"seconds={WORK_S}", "together=1", "slowest=1", "op_timeout_ms=20000"]
+    def at_work(self, name, *faults, pause_s=OUTAGE_S):
+        """A light and a heavy job run. The faults come in the middle of both, one after the other."""
+        jobs = [(f"{name}-{kind}", count) for kind, count in (("light", 100), ("heavy", 200000))]
+        seconds = BEFORE_S + pause_s * (len(faults) - 1) + AFTER_S
+        options = [f"seconds={seconds}", "together=1", "slowest=1", "op_timeout_ms=20000"]
         ranks = [process for job, count in jobs for process in self.ranks(self.cluster, "abc", job, "loop", f"count={count}", *options)]
         for process in ranks:
             read_until(process, "READY")
-        time.sleep(1)
-        fault()
-        if heal:
-            time.sleep(OUTAGE_S)
-            heal()
+        for index, fault in enumerate(faults):
+            time.sleep(pause_s if index else BEFORE_S)
+            fault()
         for process in ranks:
             lines = process.communicate(timeout=60)[0].splitlines()
             self.assertTrue(lines[-1].startswith("OK"), f"{lines[-1]}\n{self.cluster.log('a')[-2000:]}\n{self.cluster.log('c')[-2000:]}")
@@ -73,11 +72,10 @@ class Outages(FailureCase):
 
     def test_new_addresses(self):
         """The address changes of the node that dials all others, and of the node that all others dial."""
-        for name, old, new in (("a", "10.97.0.1", "10.97.0.11"), ("c", "10.97.0.3", "10.97.0.13")):
-            def move():
-                self.address(name, "del", old)
-                self.address(name, "add", new)
-            self.at_work(f"move-{name}", move)
+        def move(name, old, new):
+            self.address(name, "del", old)
+            self.address(name, "add", new)
+        self.at_work("move", lambda: move("a", "10.97.0.1", "10.97.0.11"), lambda: move("c", "10.97.0.3", "10.97.0.13"))
 
 
 if __name__ == "__main__":

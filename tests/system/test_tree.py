@@ -50,7 +50,7 @@ class Tree(FailureCase):
 
     def test_a_lost_node(self):
         """Nobody runs an operation: the parent of the node in the tree notices, and all ranks of other nodes are told the same."""
-        ranks = self.begin("lost", 12)
+        ranks = self.begin("lost", 8)
         self.port(7, 0)
         self.addCleanup(self.port, 7, 3)
         lines = [self.last_line(process, 60) for process in ranks]

@@ -90,9 +90,9 @@ class GpuMessagesByNccl(FailureCase):
 
 
 class GpuMessages(FailureCase):
-    def check_sizes(self, layout, devices, sizes=BOUNDARIES, **environment):
+    def check_sizes(self, layout, devices, sizes=BOUNDARIES, steps=2, **environment):
         with Cluster(sorted(set(layout)), gpus=2, client_environment=environment, daemon_environment=environment) as cluster:
-            for process in self.ranks(cluster, layout, "sizes", "messages", text_of(sizes), "steps=2", devices=devices):
+            for process in self.ranks(cluster, layout, "sizes", "messages", text_of(sizes), f"steps={steps}", devices=devices):
                 self.expect(process, "OK", within_s=60)
             cluster.wait_gpus_idle()
             return max(cluster.json(node, "gpus")["pinned_bytes"] for node in set(layout))
@@ -117,31 +117,32 @@ class GpuMessages(FailureCase):
 
     def test_pinned_memory_is_bounded(self):
         """The memory that messages pass through does not grow with their size. It grows with their number only up to a limit."""
-        self.assertLess(self.check_sizes("ab", [0, 1], sizes=[12 * RING] * 2), 18 << 20)
-        self.assertLess(self.check_sizes("ab", [0, 1], sizes=[RING + CHUNK] * 12), 66 << 20)
+        self.assertLess(self.check_sizes("ab", [0, 1], sizes=[6 * RING] * 2, steps=1), 18 << 20)
+        self.assertLess(self.check_sizes("ab", [0, 1], sizes=[RING + CHUNK] * 12, steps=1), 66 << 20)
 
     # --- Ends ---
 
-    def check_killed(self, layout, devices, victim, after_s=0.0):
+    def check_killed(self, layout, devices, *victims):
+        """victims: (rank, seconds after which it is killed). Each is one of new ranks of the same daemons."""
         with Cluster(sorted(set(layout)), gpus=2) as cluster:
-            ranks = self.start(cluster, layout, "work", "messages", text_of(LARGE), devices=devices)
-            time.sleep(after_s)
-            ranks[victim].kill()
-            for rank, process in enumerate(ranks):
-                if rank != victim:
-                    self.expect(process, "RANK_LOST", f"rank {victim}", f"node {layout[victim]}", within_s=5)
-            cluster.wait_gpus_idle()
+            for victim, after_s in victims:
+                with self.subTest(victim=victim):
+                    ranks = self.start(cluster, layout, "work", "messages", text_of(LARGE), devices=devices)
+                    time.sleep(after_s)
+                    ranks[victim].kill()
+                    for rank, process in enumerate(ranks):
+                        if rank != victim:
+                            self.expect(process, "RANK_LOST", f"rank {victim}", f"node {layout[victim]}", within_s=5)
+                    cluster.wait_gpus_idle()
             for process in self.ranks(cluster, layout, "work", "messages", text_of(LARGE), "steps=1", devices=devices):
                 self.expect(process, "OK", within_s=20)
 
     def test_killed_client(self):
-        for victim in range(4):
-            with self.subTest(victim):
-                self.check_killed(RING_OF_RANKS, [0, 1, 0, 1], victim, 0.013 * victim)
+        self.check_killed(RING_OF_RANKS, [0, 1, 0, 1], *((victim, 0.013 * victim) for victim in range(4)))
 
     def test_killed_client_with_its_buffers_on_the_host(self):
-        self.check_killed("ab", [-1, 0], 0)
-        self.check_killed("ab", [0, -1], 1, 0.01)
+        self.check_killed("ab", [-1, 0], (0, 0))
+        self.check_killed("ab", [0, -1], (1, 0.01))
 
     def test_killed_daemon(self):
         with Cluster("ab", gpus=2) as cluster:

@@ -53,8 +53,7 @@ class Tree(FailureCase):
         ranks = self.begin("lost", 8)
         self.port(7, 0)
         self.addCleanup(self.port, 7, 3)
-        lines = [self.last_line(process, 60) for process in ranks]
-        told = {line for rank, line in enumerate(lines) if NODES[rank % len(NODES)] != "h"}
+        told = {self.last_line(process, 60) for rank, process in enumerate(ranks) if NODES[rank % len(NODES)] != "h"}
         self.assertEqual(len(told), 1, told)
         self.assertRegex(told.pop(), "NODE_LOST .*node h")
 

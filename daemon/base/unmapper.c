@@ -10,12 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/base/thread.h"
+#include <utlist.h>
 
-struct unmapping_queue {
-    struct unmapping *first;
-    struct unmapping **last;
-};
+#include "daemon/base/thread.h"
 
 struct unmapper {
     pthread_t thread;
@@ -26,33 +23,8 @@ struct unmapper {
     pthread_cond_t more;
     /* Protected by the mutex. */
     bool stopping;
-    struct unmapping_queue waiting, done;
+    struct unmapping *waiting, *done;
 };
-
-static void queue_put(struct unmapping_queue *queue, struct unmapping *unmapping)
-{
-    unmapping->next = NULL;
-    *queue->last = unmapping;
-    queue->last = &unmapping->next;
-}
-
-static struct unmapping *queue_take_all(struct unmapping_queue *queue)
-{
-    struct unmapping *first = queue->first;
-    queue->first = NULL;
-    queue->last = &queue->first;
-    return first;
-}
-
-static struct unmapping *queue_take(struct unmapping_queue *queue)
-{
-    struct unmapping *first = queue->first;
-    if (first != NULL) {
-        queue->first = first->next;
-        queue->last = queue->first == NULL ? &queue->first : queue->last;
-    }
-    return first;
-}
 
 /* --- The thread --- */
 
@@ -96,7 +68,7 @@ static void say_done(struct unmapper *unmapper, struct unmapping *unmapping)
 {
     uint64_t one = 1;
     pthread_mutex_lock(&unmapper->mutex);
-    queue_put(&unmapper->done, unmapping);
+    DL_APPEND(unmapper->done, unmapping);
     pthread_mutex_unlock(&unmapper->mutex);
     (void)!write(unmapper->done_fd, &one, sizeof one);
 }
@@ -106,11 +78,12 @@ static void *unmapper_main(void *context)
     struct unmapper *unmapper = context;
     pthread_mutex_lock(&unmapper->mutex);
     while (!unmapper->stopping) {
-        struct unmapping *unmapping = queue_take(&unmapper->waiting);
+        struct unmapping *unmapping = unmapper->waiting;
         if (unmapping == NULL) {
             pthread_cond_wait(&unmapper->more, &unmapper->mutex);
             continue;
         }
+        DL_DELETE(unmapper->waiting, unmapping);
         pthread_mutex_unlock(&unmapper->mutex);
         unmap_in_pieces(unmapper, unmapping);
         say_done(unmapper, unmapping);
@@ -139,7 +112,8 @@ static void on_done(void *context, unsigned events, uint64_t now_ns)
     (void)now_ns;
     (void)!read(unmapper->done_fd, &count, sizeof count);
     pthread_mutex_lock(&unmapper->mutex);
-    struct unmapping *done = queue_take_all(&unmapper->done);
+    struct unmapping *done = unmapper->done;
+    unmapper->done = NULL;
     pthread_mutex_unlock(&unmapper->mutex);
     tell(done);
 }
@@ -161,8 +135,6 @@ enum status unmapper_new(struct loop *loop, struct unmapper **out, struct error 
     if (unmapper == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for a thread");
     }
-    (void)queue_take_all(&unmapper->waiting);
-    (void)queue_take_all(&unmapper->done);
     (void)pthread_mutex_init(&unmapper->mutex, NULL);
     (void)pthread_cond_init(&unmapper->more, NULL);
     unmapper->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -197,8 +169,8 @@ void unmapper_free(struct unmapper *unmapper)
         pthread_mutex_unlock(&unmapper->mutex);
         (void)pthread_join(unmapper->thread, NULL);
     }
-    tell(queue_take_all(&unmapper->done));
-    tell(queue_take_all(&unmapper->waiting));
+    tell(unmapper->done);
+    tell(unmapper->waiting);
     loop_watch_free(unmapper->watch);
     if (unmapper->done_fd >= 0) {
         (void)close(unmapper->done_fd);
@@ -216,7 +188,7 @@ void unmapper_put(struct unmapper *unmapper, struct unmapping *unmapping)
         return;
     }
     pthread_mutex_lock(&unmapper->mutex);
-    queue_put(&unmapper->waiting, unmapping);
+    DL_APPEND(unmapper->waiting, unmapping);
     pthread_cond_signal(&unmapper->more);
     pthread_mutex_unlock(&unmapper->mutex);
 }

@@ -33,7 +33,7 @@ struct unmapping {
     uint64_t unit_bytes;         /* of huge pages, which can only be unmapped whole; 0: any page */
     void (*done)(void *context); /* on the loop's thread */
     void *context;
-    struct unmapping *next;
+    struct unmapping *prev, *next;
 };
 
 /* SYSTEM, NO_MEMORY. */

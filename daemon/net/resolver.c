@@ -7,10 +7,12 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <utlist.h>
+
 #include "daemon/base/thread.h"
 
 struct question {
-    struct question *next;
+    struct question *prev, *next;
     uint32_t id;
     bool is_service;
     bool found;
@@ -18,11 +20,6 @@ struct question {
     char address[QUIC_ADDRESS_TEXT_MAX_BYTES];
     struct error why;
     char text[];
-};
-
-struct question_queue {
-    struct question *first;
-    struct question **last;
 };
 
 /* Shared with the threads, of which each holds a reference: a lookup cannot be interrupted. */
@@ -38,7 +35,7 @@ struct desk {
     bool stopping;
     unsigned threads, idle_threads;
     uint32_t count; /* of questions that have no answer yet */
-    struct question_queue waiting, done;
+    struct question *waiting, *done;
 };
 
 struct resolver {
@@ -49,40 +46,15 @@ struct resolver {
     void *context;
 };
 
-static void queue_put(struct question_queue *queue, struct question *question)
-{
-    question->next = NULL;
-    *queue->last = question;
-    queue->last = &question->next;
-}
-
-static struct question *queue_take_all(struct question_queue *queue)
-{
-    struct question *first = queue->first;
-    queue->first = NULL;
-    queue->last = &queue->first;
-    return first;
-}
-
-static struct question *queue_take(struct question_queue *queue)
-{
-    struct question *first = queue->first;
-    if (first != NULL) {
-        queue->first = first->next;
-        queue->last = queue->first == NULL ? &queue->first : queue->last;
-    }
-    return first;
-}
-
 static void question_free(struct question *question)
 {
     srv_answer_free(&question->services);
     free(question);
 }
 
-static void queue_free(struct question_queue *queue)
+static void questions_free(struct question *questions)
 {
-    for (struct question *next, *each = queue_take_all(queue); each != NULL; each = next) {
+    for (struct question *next, *each = questions; each != NULL; each = next) {
         next = each->next;
         question_free(each);
     }
@@ -107,8 +79,8 @@ static void desk_leave(struct desk *desk)
     bool last = --desk->references == 0;
     pthread_mutex_unlock(&desk->mutex);
     if (last) {
-        queue_free(&desk->waiting);
-        queue_free(&desk->done);
+        questions_free(desk->waiting);
+        questions_free(desk->done);
         if (desk->done_fd >= 0) {
             (void)close(desk->done_fd);
         }
@@ -132,17 +104,18 @@ static void *resolver_main(void *context)
     uint64_t one = 1;
     pthread_mutex_lock(&desk->mutex);
     while (!desk->stopping) {
-        struct question *question = queue_take(&desk->waiting);
+        struct question *question = desk->waiting;
         if (question == NULL) {
             desk->idle_threads++;
             pthread_cond_wait(&desk->more, &desk->mutex);
             desk->idle_threads--;
             continue;
         }
+        DL_DELETE(desk->waiting, question);
         pthread_mutex_unlock(&desk->mutex);
         question_look_up(desk, question);
         pthread_mutex_lock(&desk->mutex);
-        queue_put(&desk->done, question);
+        DL_APPEND(desk->done, question);
         (void)!write(desk->done_fd, &one, sizeof one);
     }
     desk_leave(desk);
@@ -174,7 +147,8 @@ static void on_done(void *context, unsigned events, uint64_t now_ns)
     (void)events;
     (void)!read(desk->done_fd, &count, sizeof count);
     pthread_mutex_lock(&desk->mutex);
-    struct question *next, *done = queue_take_all(&desk->done);
+    struct question *next, *done = desk->done;
+    desk->done = NULL;
     for (const struct question *each = done; each != NULL; each = each->next) {
         desk->count--;
     }
@@ -200,8 +174,6 @@ static struct desk *desk_new(const struct resolver_options *options)
         desk->lookup = options->lookup != NULL ? options->lookup : look_up;
         desk->lookup_services = options->lookup_services != NULL ? options->lookup_services : srv_lookup;
         desk->references = 1;
-        (void)queue_take_all(&desk->waiting);
-        (void)queue_take_all(&desk->done);
         (void)pthread_mutex_init(&desk->mutex, NULL);
         (void)pthread_cond_init(&desk->more, NULL);
         desk->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -280,7 +252,7 @@ static enum status ask(struct resolver *resolver, uint32_t id, const char *text,
     }
     if (status == STATUS_OK) {
         desk->count++;
-        queue_put(&desk->waiting, question);
+        DL_APPEND(desk->waiting, question);
         pthread_cond_signal(&desk->more);
     }
     pthread_mutex_unlock(&desk->mutex);

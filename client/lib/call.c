@@ -258,6 +258,17 @@ comm_result_t call_set_list(const struct client_call *call, const struct comm_co
     return COMM_OK;
 }
 
+comm_result_t call_check_own_count(const struct client_call *call, const struct comm_comm *comm,
+                                   const size_t *counts)
+{
+    if (counts[comm->rank] == call->terms.count_elements) {
+        return COMM_OK;
+    }
+    return error_report(COMM_INVALID_ARGUMENT,
+                        "%s on \"%s\": the root's own block has %zu elements, but its count is %zu",
+                        call->name, comm->name, (size_t)call->terms.count_elements, counts[comm->rank]);
+}
+
 comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
                                  size_t own_block)
 {

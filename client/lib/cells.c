@@ -379,10 +379,8 @@ static void count_end(const struct client_cells *cells, const struct cells_slot 
                      dtype_size_bytes(terms->dtype);
     }
     struct cell_count *count = cell_counts_of(cells->counts, terms->kind, size_bytes);
-    if (slot->began_ns != 0 && (has_known_size(slot) || cell_counts_times_next(count, 0))) {
-        cell_counts_time(count, clock_ns() - slot->began_ns);
-    }
-    cell_counts_add(count, size_bytes);
+    bool is_timed = has_known_size(slot) || cell_counts_times_next(count, 0);
+    cells_count(count, size_bytes, is_timed ? slot->began_ns : 0);
 }
 
 static enum cells_way look(const struct client_cells *cells, const struct cells_slot *slot)

@@ -117,10 +117,7 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
         return false;
     }
     cells_read(cells->shared, cells->rank_count, cells->rank, seq, call, NULL);
-    if (began_ns != 0) {
-        cell_counts_time(count, clock_ns() - began_ns);
-    }
-    cell_counts_add(count, size_bytes);
+    cells_count(count, size_bytes, began_ns);
     atomic_store_explicit(&cells->gone, seq, memory_order_release);
     comm->client->cells.used++;
     comm->last_ticket++;

@@ -71,6 +71,15 @@ static inline uint64_t cells_size_bytes(const struct client_cells *cells, const 
     return terms->count_elements * blocks * dtype_size_bytes(terms->dtype);
 }
 
+/* Counts an operation that has ended. began_ns: when it began, or 0 if it is not timed. */
+static inline void cells_count(struct cell_count *count, uint64_t size_bytes, uint64_t began_ns)
+{
+    if (began_ns != 0) {
+        cell_counts_time(count, clock_ns() - began_ns);
+    }
+    cell_counts_add(count, size_bytes);
+}
+
 /* The terms that the rank's cell has now. */
 static inline struct op_terms cells_said(const struct cells_slot *slot)
 {

@@ -129,18 +129,6 @@ comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t 
                         options);
 }
 
-/* On the root: checks that its own entry in counts equals its send_count or receive_count. */
-static comm_result_t check_own_count(const struct client_call *call, const struct comm_comm *comm,
-                                     const size_t *counts)
-{
-    if (counts[comm->rank] == call->terms.count_elements) {
-        return COMM_OK;
-    }
-    return error_report(COMM_INVALID_ARGUMENT,
-                        "%s on \"%s\": the root's own block has %zu elements, but its count is %zu",
-                        call->name, comm->name, (size_t)call->terms.count_elements, counts[comm->rank]);
-}
-
 comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count, void *receive,
                             const size_t *counts, const size_t *displacements, comm_dtype_t dtype,
                             uint32_t root, const comm_call_options_t *options)
@@ -153,7 +141,7 @@ comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count, v
     result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
     if (result == COMM_OK && comm->rank == root) {
         result = call_set_layout(&call, comm, &call.output, receive, counts, displacements, "receive buffer");
-        result = result == COMM_OK ? check_own_count(&call, comm, counts) : result;
+        result = result == COMM_OK ? call_check_own_count(&call, comm, counts) : result;
         if (result == COMM_OK) {
             result = call_check_overlap(&call, comm, call_block_begin(&call.output, root));
         }
@@ -181,7 +169,7 @@ comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *count
         result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
     if (result == COMM_OK && comm->rank == root) {
         result = call_set_layout(&call, comm, &call.input, send, counts, displacements, "send buffer");
-        result = result == COMM_OK ? check_own_count(&call, comm, counts) : result;
+        result = result == COMM_OK ? call_check_own_count(&call, comm, counts) : result;
         if (result == COMM_OK) {
             result = call_check_overlap(&call, comm, call_block_begin(&call.input, root));
         }

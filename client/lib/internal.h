@@ -540,6 +540,9 @@ comm_result_t call_set_layout(const struct client_call *call, const struct comm_
 comm_result_t call_set_list(const struct client_call *call, const struct comm_comm *comm,
                             struct call_buffer *buffer, void *const *list, const size_t *counts,
                             const char *which);
+/* On the root: checks that its own entry in counts equals the count of its own block. */
+comm_result_t call_check_own_count(const struct client_call *call, const struct comm_comm *comm,
+                                   const size_t *counts);
 /* Checks that the buffers do not overlap, or that one is at element `own_block` of the other (SIZE_MAX: both
  * begin at the same address). */
 comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,

@@ -193,18 +193,6 @@ comm_result_t comm_all_to_all_list(comm_t *comm, const void *const *sends, const
     return result;
 }
 
-/* On the root: checks that its own entry in counts equals its own count. */
-static comm_result_t check_own_count(const struct client_call *call, const struct comm_comm *comm,
-                                     const size_t *counts)
-{
-    if (counts[comm->rank] == call->terms.count_elements) {
-        return COMM_OK;
-    }
-    return error_report(COMM_INVALID_ARGUMENT,
-                        "%s on \"%s\": the root's own block has %zu elements, but its count is %zu",
-                        call->name, comm->name, (size_t)call->terms.count_elements, counts[comm->rank]);
-}
-
 comm_result_t comm_gather_list(comm_t *comm, const void *send, size_t send_count, void *const *receives,
                                const size_t *counts, comm_dtype_t dtype, uint32_t root,
                                const comm_call_options_t *options)
@@ -215,7 +203,7 @@ comm_result_t comm_gather_list(comm_t *comm, const void *send, size_t send_count
     result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
     if (result == COMM_OK && comm->rank == root) {
         result = call_set_list(&call, comm, &call.output, receives, counts, "receive buffers");
-        result = result == COMM_OK ? check_own_count(&call, comm, counts) : result;
+        result = result == COMM_OK ? call_check_own_count(&call, comm, counts) : result;
         result = result == COMM_OK ? check_overlaps(&call, comm, root) : result;
     }
     return result == COMM_OK ? call_submit(comm, &call) : result;
@@ -234,7 +222,7 @@ comm_result_t comm_scatter_list(comm_t *comm, const void *const *sends, const si
     if (result == COMM_OK && comm->rank == root) {
         result =
             call_set_list(&call, comm, &call.input, (void *const *)(uintptr_t)sends, counts, "send buffers");
-        result = result == COMM_OK ? check_own_count(&call, comm, counts) : result;
+        result = result == COMM_OK ? call_check_own_count(&call, comm, counts) : result;
         result = result == COMM_OK ? check_overlaps(&call, comm, root) : result;
     }
     return result == COMM_OK ? call_submit(comm, &call) : result;

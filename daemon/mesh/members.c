@@ -6,19 +6,6 @@
 
 #include "proto/types.h"
 
-const char *member_state_text(enum member_state state)
-{
-    switch (state) {
-    case MEMBER_UNKNOWN:
-        return "unknown";
-    case MEMBER_UP:
-        return "up";
-    case MEMBER_DOWN:
-        return "down";
-    }
-    return "?";
-}
-
 void members_options_default(struct members_options *options)
 {
     *options = (struct members_options){.patience_ns = 4 * TIME_S,
@@ -276,32 +263,7 @@ bool members_find(const struct members *members, uint64_t id, uint32_t *node)
     return true;
 }
 
-uint64_t members_incarnation(const struct members *members, uint32_t node)
-{
-    return members_record(members, node)->incarnation;
-}
-
-bool members_has_left(const struct members *members, uint32_t node)
-{
-    const struct member_record *record = members_record(members, node);
-    return (record->flags & MEMBER_LEFT) != 0 && member_record_state(record) == MEMBER_DOWN;
-}
-
 uint64_t members_own_incarnation(const struct members *members)
 {
     return members->records[members->self].incarnation;
-}
-
-uint32_t members_own_epoch(const struct members *members)
-{
-    return members->records[members->self].epoch;
-}
-
-void members_statistics(const struct members *members, struct members_statistics *out)
-{
-    *out = members->statistics;
-    out->neighbours = 0;
-    for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
-        out->neighbours += members->links[i].index != MEMBER_RINGS_NONE;
-    }
 }

@@ -45,7 +45,6 @@ enum member_state {
     MEMBER_UP,
     MEMBER_DOWN,
 };
-const char *member_state_text(enum member_state state);
 
 /* Calls to the owner. A call back into members may only ask, not change anything. */
 struct members_handler {
@@ -139,29 +138,7 @@ enum member_state members_state(const struct members *members, uint32_t node);
 uint64_t members_id(const struct members *members, uint32_t node);
 /* Finds a node by it. Returns false if there is none, or it is this node. */
 bool members_find(const struct members *members, uint64_t id, uint32_t *node);
-/* The highest incarnation that was heard of the node; 0 if none was. */
-uint64_t members_incarnation(const struct members *members, uint32_t node);
-/* Whether the node is DOWN because it said goodbye. */
-bool members_has_left(const struct members *members, uint32_t node);
 /* Our incarnation, for our Hello. It rises when a node proves to know a later life of ours. */
 uint64_t members_own_incarnation(const struct members *members);
-/* How often we refuted what was said of this incarnation. */
-uint32_t members_own_epoch(const struct members *members);
-
-struct members_statistics {
-    uint32_t states[3];     /* other nodes, by enum member_state */
-    uint32_t neighbours;    /* wanted */
-    uint64_t messages_sent; /* to neighbours */
-    uint64_t bytes_sent;
-    uint64_t records_sent;
-    uint64_t records_unknown_node; /* received, of nodes that our configuration lacks */
-    uint64_t records_ahead;        /* their incarnation lies more than a day ahead of our clock */
-    uint64_t messages_dropped;     /* of nodes that are no neighbours, beyond their budget */
-    uint64_t votes_cast;           /* by us */
-    uint64_t refutations;          /* by us */
-    uint64_t stalls;               /* of our own loop */
-    uint64_t probes;               /* by us */
-};
-void members_statistics(const struct members *members, struct members_statistics *out);
 
 #endif

@@ -66,6 +66,21 @@ struct member_queue {
     uint32_t count;
 };
 
+/* What simulations measure. */
+struct members_statistics {
+    uint32_t states[3];     /* other nodes, by enum member_state */
+    uint64_t messages_sent; /* to neighbours */
+    uint64_t bytes_sent;
+    uint64_t records_sent;
+    uint64_t records_unknown_node; /* received, of nodes that our configuration lacks */
+    uint64_t records_ahead;        /* their incarnation lies more than a day ahead of our clock */
+    uint64_t messages_dropped;     /* of nodes that are no neighbours, beyond their budget */
+    uint64_t votes_cast;           /* by us */
+    uint64_t refutations;          /* by us */
+    uint64_t stalls;               /* of our own loop */
+    uint64_t probes;               /* by us */
+};
+
 struct members {
     struct members_options options; /* without own_name */
     struct member_rings *rings;

@@ -3,7 +3,7 @@
 
 #include "daemon/base/random.h"
 #include "daemon/base/timer_heap.h"
-#include "daemon/mesh/members.h"
+#include "tests/lib/members_look.h"
 
 /*
  * Whole clusters of the membership core in memory, with a fake clock and a seed. The net and the mesh are

@@ -281,9 +281,7 @@ static void run_restart(uint32_t count, uint64_t away_ns, int64_t clock_us, uint
     world_run(world, away_ns);
     world_start(world, node, incarnation);
     uint64_t took_ns = run_until_right(world, 20 * TIME_S, "a restart");
-    struct members_statistics all;
-    members_statistics(world->nodes[node].members, &all);
-    assert_int_equal(all.states[MEMBER_UP], count - 1);
+    assert_int_equal(world->nodes[node].members->statistics.states[MEMBER_UP], count - 1);
     world_run(world, 10 * TIME_S);
     world_check(world, "a while after a restart");
     uint64_t own = members_own_incarnation(world->nodes[node].members);
@@ -450,8 +448,7 @@ static void run_stall(uint32_t count, uint64_t span_ns, uint32_t seed)
     (void)run_until_right(world, 20 * TIME_S, "a stall");
     world_run(world, 30 * TIME_S);
     struct members_statistics now = world_statistics(world);
-    struct members_statistics own;
-    members_statistics(world->nodes[node].members, &own);
+    struct members_statistics own = world->nodes[node].members->statistics;
     print_message("# one of %u nodes stalls for %.1f s: it casts %llu votes, others %llu; %llu refutations\n",
                   count, in_s(span_ns), (unsigned long long)own.votes_cast,
                   (unsigned long long)(now.votes_cast - own.votes_cast), (unsigned long long)now.refutations);

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/mesh/members_internal.h"
+#include "tests/lib/members_look.h"
 
 /* One node's membership core. Its neighbours are messages that the test writes. */
 
@@ -185,9 +185,7 @@ static inline enum member_state state_of(const struct fixture *fixture, uint32_t
 
 static inline struct members_statistics statistics_of(const struct fixture *fixture)
 {
-    struct members_statistics statistics;
-    members_statistics(fixture->members, &statistics);
-    return statistics;
+    return fixture->members->statistics;
 }
 
 #endif

@@ -36,7 +36,7 @@ static enum stage_family stage_family_of(enum op_kind kind)
 static struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index)
 {
     struct stage_slice slice = {.op = op, .index = index, .count_elements = op->total_elements};
-    enum stage_family family = stage_family_of(op->terms.kind);
+    enum stage_family family = stage_family_of(op->terms->kind);
     if ((family == STAGE_VECTOR || family == STAGE_SCAN) && op->slice_count > 1) {
         coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, index,
                          &slice.offset_elements, &slice.count_elements);
@@ -48,7 +48,7 @@ static struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_
 
 bool coll_stage_sizes_are_private(const struct coll_stage_op *op)
 {
-    return op->terms.has_layouts && op_kind_has_private_counts(op->terms.kind);
+    return op->terms->has_layouts && op_kind_has_private_counts(op->terms->kind);
 }
 
 bool coll_stage_is_scan(const struct op_terms *terms)
@@ -66,9 +66,9 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
 {
     bool fits = true;
     *out = 0;
-    switch (stage_family_of(op->terms.kind)) {
+    switch (stage_family_of(op->terms->kind)) {
     case STAGE_PAIRS: /* with layouts no node knows it */
-        return checked_mul_u64(op->terms.count_elements, op->map->size, out);
+        return checked_mul_u64(op->terms->count_elements, op->map->size, out);
     case STAGE_BLOCKS:
         for (uint32_t position = 0; position < op->map->size; position++) {
             uint64_t count;
@@ -77,7 +77,7 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
         return fits;
     case STAGE_VECTOR:
     case STAGE_SCAN:
-        for (uint32_t part = 0; part < op->terms.bucket_ops; part++) {
+        for (uint32_t part = 0; part < op->terms->bucket_ops; part++) {
             fits = fits && checked_add_u64(*out, op->part_counts[part], out);
         }
         return fits;
@@ -89,20 +89,20 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
 
 bool coll_stage_needs_agreement(const struct coll_stage_op *op)
 {
-    bool hears_of_all = op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_ALL_GATHER ||
-                        op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_ALL_TO_ALL;
-    return op->terms.kind != OP_KIND_BARRIER &&
-           (op->total_elements == 0 || op->terms.has_layouts || !hears_of_all);
+    bool hears_of_all = op->terms->kind == OP_KIND_ALL_REDUCE || op->terms->kind == OP_KIND_ALL_GATHER ||
+                        op->terms->kind == OP_KIND_REDUCE_SCATTER || op->terms->kind == OP_KIND_ALL_TO_ALL;
+    return op->terms->kind != OP_KIND_BARRIER &&
+           (op->total_elements == 0 || op->terms->has_layouts || !hears_of_all);
 }
 
 uint64_t coll_stage_touched_elements(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
-    switch (stage_family_of(op->terms.kind)) {
+    switch (stage_family_of(op->terms->kind)) {
     case STAGE_VECTOR:
-        return (op->terms.kind == OP_KIND_ALL_REDUCE ? 2 * locals : locals + 1) * op->total_elements;
+        return (op->terms->kind == OP_KIND_ALL_REDUCE ? 2 * locals : locals + 1) * op->total_elements;
     case STAGE_BLOCKS:
-        return (op_kind_has_root(op->terms.kind) ? 2 : locals + 1) * op->total_elements;
+        return (op_kind_has_root(op->terms->kind) ? 2 : locals + 1) * op->total_elements;
     case STAGE_PAIRS:
         return 2 * stage_pairs_total(op);
     case STAGE_SCAN:
@@ -119,13 +119,13 @@ bool coll_stage_in_place(const struct coll_stage_op *op, uint32_t rank, struct c
     uint32_t number = coll_map_local_rank(op->map, rank % op->map->local_count);
     *first = stage_input(rank, 0);
     *same = stage_output(rank, 0);
-    if (op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_GATHER) {
+    if (op->terms->kind == OP_KIND_ALL_GATHER || op->terms->kind == OP_KIND_GATHER) {
         same->offset_elements = stage_own_block_begin(op, rank, &at->output_layout, number);
-    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_SCATTER) {
+    } else if (op->terms->kind == OP_KIND_REDUCE_SCATTER || op->terms->kind == OP_KIND_SCATTER) {
         *first = stage_output(rank, 0);
         *same = stage_input(rank, stage_own_block_begin(op, rank, &at->input_layout, number));
     }
-    return op->terms.kind != OP_KIND_ALL_TO_ALL; /* it would overwrite blocks before they are sent */
+    return op->terms->kind != OP_KIND_ALL_TO_ALL; /* it would overwrite blocks before they are sent */
 }
 
 uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice)
@@ -136,7 +136,7 @@ uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice)
 uint64_t coll_stage_alone_slice_bytes(const struct coll_stage_op *op, uint64_t slice_bytes,
                                       uint64_t most_bytes)
 {
-    enum stage_family family = stage_family_of(op->terms.kind);
+    enum stage_family family = stage_family_of(op->terms->kind);
     bool has_blocks = family == STAGE_BLOCKS || family == STAGE_PAIRS;
     uint64_t most = has_blocks ? slice_bytes : most_bytes / op->map->local_count;
     return slice_bytes < most ? slice_bytes : most;
@@ -276,8 +276,8 @@ static uint64_t slot_elements(uint64_t vector_elements)
 
 static uint64_t vector_elements(const struct stage_slice *slice)
 {
-    return stage_family_of(slice->op->terms.kind) == STAGE_BLOCKS ? stage_blocks_measure(slice, NULL)
-                                                                  : slice->count_elements;
+    return stage_family_of(slice->op->terms->kind) == STAGE_BLOCKS ? stage_blocks_measure(slice, NULL)
+                                                                   : slice->count_elements;
 }
 
 bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
@@ -297,7 +297,7 @@ bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, 
     plan.stopped = false;
     plan.piece.source_count = 0;
     plan.slot_elements = stage_has_slots(op) ? slot_elements(vector_elements(&plan.slice)) : 0;
-    switch (stage_family_of(op->terms.kind)) {
+    switch (stage_family_of(op->terms->kind)) {
     case STAGE_VECTOR:
         return stage_vector_step(&plan, step);
     case STAGE_BLOCKS:
@@ -328,7 +328,7 @@ bool coll_stage_measure(struct coll_stage_op *op, uint64_t index, struct coll_st
 {
     struct stage_slice slice = stage_slice_of(op, index);
     uint64_t *sent = offsets + op->map->node_count + 1;
-    switch (stage_family_of(op->terms.kind)) {
+    switch (stage_family_of(op->terms->kind)) {
     case STAGE_BLOCKS:
         (void)stage_blocks_measure(&slice, offsets);
         break;
@@ -354,11 +354,11 @@ bool coll_stage_measure(struct coll_stage_op *op, uint64_t index, struct coll_st
 struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t index, const uint64_t *offsets)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    enum stage_family family = stage_family_of(op->terms.kind);
+    enum stage_family family = stage_family_of(op->terms->kind);
     bool has_blocks =
         family == STAGE_BLOCKS || family == STAGE_PAIRS || (family == STAGE_SCAN && stage_scan_gathers(op));
     return (struct coll_call){
-        .kind = coll_stage_schedule_kind(op->terms.kind, op->map),
+        .kind = coll_stage_schedule_kind(op->terms->kind, op->map),
         .node_count = op->map->node_count,
         .node_index = op->map->node_index,
         .keeps_empty = coll_stage_sizes_are_private(op),
@@ -380,7 +380,7 @@ static void memory_end(void *context, const struct coll_stage_place *place, uint
 /* Lays out COLL_WORK for families whose time does not grow with the ranks on the node. */
 static void lay_out_at_once(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
 {
-    switch (stage_family_of(slice->op->terms.kind)) {
+    switch (stage_family_of(slice->op->terms->kind)) {
     case STAGE_VECTOR:
         stage_vector_lay_out(slice, false, extent, context);
         return;
@@ -399,7 +399,7 @@ static void lay_out_at_once(const struct stage_slice *slice, coll_stage_extent *
 uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t index)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    enum stage_family family = stage_family_of(op->terms.kind);
+    enum stage_family family = stage_family_of(op->terms->kind);
     uint32_t slots = 1;
     uint64_t end = 0;
     if (family == STAGE_SCAN) {
@@ -412,7 +412,7 @@ uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t ind
         return stage_pairs_memory(&slice);
     }
     lay_out_at_once(&slice, memory_end, &end);
-    for (uint32_t part = 0; stage_has_slots(op) && part < op->terms.bucket_ops; part++) {
+    for (uint32_t part = 0; stage_has_slots(op) && part < op->terms->bucket_ops; part++) {
         uint32_t of_part = stage_slots(op, part);
         slots = of_part > slots ? of_part : slots;
     }
@@ -423,7 +423,7 @@ bool coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum col
                         struct coll_stage_cursor *cursor, coll_stage_extent *extent, void *context)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    if (stage_family_of(op->terms.kind) == STAGE_PAIRS) {
+    if (stage_family_of(op->terms->kind) == STAGE_PAIRS) {
         return stage_pairs_lay_out(&slice, space, cursor, extent, context);
     }
     if (space == COLL_WORK) {
@@ -434,14 +434,14 @@ bool coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum col
 
 uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space space)
 {
-    if (space == COLL_SCRATCH || (space == COLL_INPUT && stage_family_of(op->terms.kind) != STAGE_PAIRS)) {
+    if (space == COLL_SCRATCH || (space == COLL_INPUT && stage_family_of(op->terms->kind) != STAGE_PAIRS)) {
         return 0;
     }
-    switch (stage_family_of(op->terms.kind)) {
+    switch (stage_family_of(op->terms->kind)) {
     case STAGE_VECTOR:
-        return op->terms.bucket_ops;
+        return op->terms->bucket_ops;
     case STAGE_BLOCKS:
-        return op->map->size * op->terms.bucket_ops;
+        return op->map->size * op->terms->bucket_ops;
     case STAGE_PAIRS:
         return stage_pairs_in_memory(op) ? 1 : op->map->local_count * op->map->size;
     case STAGE_SCAN:
@@ -455,14 +455,14 @@ uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space 
 bool coll_stage_lends_input(const struct coll_stage_op *op)
 {
     return op->keeps_input && op->mode == COLL_STAGE_UNSTAGED && op->map->local_count == 1 &&
-           op_kind_reduces(op->terms.kind) && !op_kind_is_scan(op->terms.kind);
+           op_kind_reduces(op->terms->kind) && !op_kind_is_scan(op->terms->kind);
 }
 
 void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t index, coll_stage_extent *extent,
                               void *context)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    if (stage_family_of(op->terms.kind) == STAGE_BLOCKS) {
+    if (stage_family_of(op->terms->kind) == STAGE_BLOCKS) {
         stage_blocks_lay_out_input(&slice, extent, context);
     } else {
         stage_vector_lay_out(&slice, true, extent, context);

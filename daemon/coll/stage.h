@@ -85,7 +85,7 @@ struct coll_stage_rank {
 /* The values that all slices of an operation share. */
 struct coll_stage_op {
     const struct coll_map *map;
-    struct op_terms terms; /* as in exec_call; never those of a message */
+    const struct op_terms *terms; /* as in exec_call; never those of a message */
     enum coll_stage_mode mode;
     bool has_memory;  /* ALONE: whether slices have memory; otherwise true */
     bool divides;     /* the result is divided: avg */

@@ -20,23 +20,23 @@ struct block {
 /* The layout that tells block sizes. Null: each rank knows only its own. */
 static const struct coll_layout *known_layout(const struct coll_stage_op *op)
 {
-    if (op->terms.kind == OP_KIND_ALL_GATHER) {
+    if (op->terms->kind == OP_KIND_ALL_GATHER) {
         return &op->ranks[0].output_layout;
     }
-    if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
+    if (op->terms->kind == OP_KIND_REDUCE_SCATTER) {
         return &op->ranks[0].input_layout;
     }
     if (!stage_is_root_node(op)) {
         return NULL;
     }
     const struct coll_stage_rank *root = &op->ranks[stage_root_local(op)];
-    return op->terms.kind == OP_KIND_GATHER ? &root->output_layout : &root->input_layout;
+    return op->terms->kind == OP_KIND_GATHER ? &root->output_layout : &root->input_layout;
 }
 
 static uint64_t block_count(const struct coll_stage_op *op, const struct coll_layout *layout, uint32_t rank,
                             uint32_t part)
 {
-    if (!op->terms.has_layouts) {
+    if (!op->terms->has_layouts) {
         return op->part_counts[part];
     }
     if (layout != NULL) {
@@ -50,7 +50,7 @@ bool coll_stage_block_count(const struct coll_stage_op *op, uint32_t position, u
 {
     bool fits = true;
     *out = 0;
-    for (uint32_t part = 0; part < op->terms.bucket_ops; part++) {
+    for (uint32_t part = 0; part < op->terms->bucket_ops; part++) {
         uint64_t count = block_count(op, known_layout(op), op->map->order[position], part);
         fits = fits && checked_add_u64(*out, count, out);
     }
@@ -61,16 +61,16 @@ bool coll_stage_block_count(const struct coll_stage_op *op, uint32_t position, u
 static uint64_t block_limit(const struct coll_stage_op *op, const struct block *block)
 {
     uint64_t limit = UINT64_MAX;
-    if (!op->terms.has_layouts) {
+    if (!op->terms->has_layouts) {
         return limit;
     }
-    if (op->terms.kind == OP_KIND_GATHER || op->terms.kind == OP_KIND_SCATTER) {
+    if (op->terms->kind == OP_KIND_GATHER || op->terms->kind == OP_KIND_SCATTER) {
         return block->local == UINT32_MAX ? limit : op->ranks[block->local].count_elements;
     }
     for (uint32_t local = 0; local < op->map->local_count; local++) {
         const struct coll_stage_rank *rank = &op->ranks[local];
         const struct coll_layout *layout =
-            op->terms.kind == OP_KIND_ALL_GATHER ? &rank->output_layout : &rank->input_layout;
+            op->terms->kind == OP_KIND_ALL_GATHER ? &rank->output_layout : &rank->input_layout;
         uint64_t count = layout->counts[block->rank];
         limit = count < limit ? count : limit;
     }
@@ -88,15 +88,15 @@ static bool next_block(const struct stage_slice *slice, struct block_walk *walk)
 {
     const struct coll_stage_op *op = slice->op;
     struct block *block = &walk->block;
-    if (walk->item == (uint64_t)op->map->size * op->terms.bucket_ops) {
+    if (walk->item == (uint64_t)op->map->size * op->terms->bucket_ops) {
         return false;
     }
     if (walk->layout == NULL) {
         walk->layout = known_layout(op);
     }
     block->begin += block->count_elements;
-    block->position = (uint32_t)(walk->item / op->terms.bucket_ops);
-    block->part = (uint32_t)(walk->item++ % op->terms.bucket_ops);
+    block->position = (uint32_t)(walk->item / op->terms->bucket_ops);
+    block->part = (uint32_t)(walk->item++ % op->terms->bucket_ops);
     block->rank = op->map->order[block->position];
     block->local = op->map->local_of_rank[block->rank];
     stage_block_part(slice, block_count(op, walk->layout, block->rank, block->part), &block->offset,
@@ -146,16 +146,16 @@ static struct coll_stage_place place_of(const struct coll_stage_op *op, const st
     if (op->mode == COLL_STAGE_STAGED) {
         return stage_memory(block->begin);
     }
-    if (op->terms.kind == OP_KIND_ALL_GATHER) {
+    if (op->terms->kind == OP_KIND_ALL_GATHER) {
         return in_output(op, 0, block);
     }
-    if (op->terms.kind == OP_KIND_GATHER && stage_is_root_node(op)) {
+    if (op->terms->kind == OP_KIND_GATHER && stage_is_root_node(op)) {
         return in_output(op, stage_root_local(op), block);
     }
-    if (op->terms.kind == OP_KIND_SCATTER && stage_is_root_node(op)) {
+    if (op->terms->kind == OP_KIND_SCATTER && stage_is_root_node(op)) {
         return in_input(op, stage_root_local(op), block);
     }
-    if (op->terms.kind == OP_KIND_GATHER && own) {
+    if (op->terms->kind == OP_KIND_GATHER && own) {
         return own_input(op, block);
     }
     bool fits = own && block->offset + block->count_elements <= block_limit(op, block);
@@ -237,11 +237,11 @@ static void block_to_ranks(struct stage_plan *plan, const struct block *block, s
 static void block_local(struct stage_plan *plan, const struct block *block)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    if (op->terms.kind == OP_KIND_ALL_GATHER) {
+    if (op->terms->kind == OP_KIND_ALL_GATHER) {
         block_to_ranks(plan, block, own_input(op, block), 0);
-    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
+    } else if (op->terms->kind == OP_KIND_REDUCE_SCATTER) {
         reduce_block(plan, block, op->divides ? COLL_STAGE_DIVIDE : COLL_STAGE_REDUCE, own_output(op, block));
-    } else if (op->terms.kind == OP_KIND_GATHER) {
+    } else if (op->terms->kind == OP_KIND_GATHER) {
         stage_put_copy(plan, own_input(op, block), in_output(op, stage_root_local(op), block),
                        agreed_part(op, block));
     } else {
@@ -254,14 +254,14 @@ static void block_local(struct stage_plan *plan, const struct block *block)
  * both buffers are in one domain. */
 static bool goes_directly(const struct coll_stage_op *op, const struct block *block)
 {
-    if (op->mode != COLL_STAGE_STAGED || block->local == UINT32_MAX || !op_kind_has_root(op->terms.kind) ||
+    if (op->mode != COLL_STAGE_STAGED || block->local == UINT32_MAX || !op_kind_has_root(op->terms->kind) ||
         !stage_is_root_node(op)) {
         return false;
     }
     const struct coll_stage_rank *own = &op->ranks[entry_of(op, block->local, block)];
     const struct coll_stage_rank *root = &op->ranks[entry_of(op, stage_root_local(op), block)];
-    return op->terms.kind == OP_KIND_GATHER ? own->input_domain == root->output_domain
-                                            : root->input_domain == own->output_domain;
+    return op->terms->kind == OP_KIND_GATHER ? own->input_domain == root->output_domain
+                                             : root->input_domain == own->output_domain;
 }
 
 static void block_in(struct stage_plan *plan, const struct block *block)
@@ -273,11 +273,11 @@ static void block_in(struct stage_plan *plan, const struct block *block)
     if (goes_directly(op, block)) {
         return;
     }
-    if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
+    if (op->terms->kind == OP_KIND_REDUCE_SCATTER) {
         reduce_block(plan, block, COLL_STAGE_REDUCE, place);
-    } else if (op->terms.kind == OP_KIND_SCATTER && staged && stage_is_root_node(op)) {
+    } else if (op->terms->kind == OP_KIND_SCATTER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, in_input(op, stage_root_local(op), block), place, block->count_elements);
-    } else if (op->terms.kind != OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_INPUT) {
+    } else if (op->terms->kind != OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_INPUT) {
         stage_put_copy(plan, own_input(op, block), place, agreed_part(op, block));
     }
 }
@@ -290,13 +290,13 @@ static void block_out(struct stage_plan *plan, const struct block *block)
     bool staged = op->mode == COLL_STAGE_STAGED;
     if (goes_directly(op, block)) {
         block_local(plan, block);
-    } else if (op->terms.kind == OP_KIND_ALL_GATHER) {
+    } else if (op->terms->kind == OP_KIND_ALL_GATHER) {
         block_to_ranks(plan, block, place, staged ? 0 : 1); /* unstaged, the first rank has it already */
-    } else if (op->terms.kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
+    } else if (op->terms->kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, place, in_output(op, stage_root_local(op), block), block->count_elements);
-    } else if (op->terms.kind == OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_OUTPUT) {
+    } else if (op->terms->kind == OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_OUTPUT) {
         stage_put_copy(plan, place, own_output(op, block), agreed_part(op, block));
-    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER && own &&
+    } else if (op->terms->kind == OP_KIND_REDUCE_SCATTER && own &&
                (op->divides || place.buffer == COLL_STAGE_MEMORY)) {
         stage_piece(plan, stage_result_action(op), agreed_part(op, block));
         stage_source(plan, place);
@@ -325,14 +325,14 @@ bool stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step)
     struct coll_stage_cursor *at = plan->at;
     const struct coll_stage_op *op = plan->slice.op;
     struct block_walk walk = {.item = at->item, .block.begin = at->begin};
-    if (step == COLL_STAGE_COMBINE && op->terms.bucket_ops == 1) {
+    if (step == COLL_STAGE_COMBINE && op->terms->bucket_ops == 1) {
         combine(plan, 0, 0, stage_blocks_measure(&plan->slice, NULL));
         return true;
     }
     if (step == COLL_STAGE_LOCAL && op->mode != COLL_STAGE_ALONE) {
         return true;
     }
-    while (walk.item < (uint64_t)op->map->size * op->terms.bucket_ops) {
+    while (walk.item < (uint64_t)op->map->size * op->terms->bucket_ops) {
         if (!stage_goes_on(plan)) {
             return false;
         }

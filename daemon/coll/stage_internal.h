@@ -130,19 +130,19 @@ static inline enum coll_stage_action stage_result_action(const struct coll_stage
 
 static inline bool stage_is_root_node(const struct coll_stage_op *op)
 {
-    return op->map->local_of_rank[op->terms.root_rank] != UINT32_MAX;
+    return op->map->local_of_rank[op->terms->root_rank] != UINT32_MAX;
 }
 
 static inline uint32_t stage_root_local(const struct coll_stage_op *op)
 {
-    return op->map->local_of_rank[op->terms.root_rank];
+    return op->map->local_of_rank[op->terms->root_rank];
 }
 
 /* Where the block of `rank` begins in a buffer with that layout, and how many elements it has there. */
 static inline uint64_t stage_block_begin(const struct coll_stage_op *op, const struct coll_layout *layout,
                                          uint32_t rank)
 {
-    return layout->displacements != NULL ? layout->displacements[rank] : rank * op->terms.count_elements;
+    return layout->displacements != NULL ? layout->displacements[rank] : rank * op->terms->count_elements;
 }
 
 /* The same in the buffers `entry`, an index into ranks, which belong to one of several operations. */
@@ -156,7 +156,7 @@ static inline uint64_t stage_own_block_begin(const struct coll_stage_op *op, uin
 static inline uint64_t stage_layout_count(const struct coll_stage_op *op, const struct coll_layout *layout,
                                           uint32_t rank)
 {
-    return layout->counts != NULL ? layout->counts[rank] : op->terms.count_elements;
+    return layout->counts != NULL ? layout->counts[rank] : op->terms->count_elements;
 }
 
 /* The slice's part of a block of count elements. */
@@ -218,8 +218,8 @@ bool stage_scan_gathers(const struct coll_stage_op *op);
 static inline bool stage_has_slots(const struct coll_stage_op *op)
 {
     return op->mode == COLL_STAGE_STAGED &&
-           (op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_REDUCE ||
-            op->terms.kind == OP_KIND_REDUCE_SCATTER);
+           (op->terms->kind == OP_KIND_ALL_REDUCE || op->terms->kind == OP_KIND_REDUCE ||
+            op->terms->kind == OP_KIND_REDUCE_SCATTER);
 }
 /* The number of domains that hold the inputs of one part. */
 uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part);

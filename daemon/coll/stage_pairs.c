@@ -69,15 +69,15 @@ static struct coll_stage_place pair_target(const struct coll_stage_op *op, uint3
 static bool pairs_are_counted(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
-    return !op->terms.has_layouts || locals * locals <= op->many_blocks;
+    return !op->terms->has_layouts || locals * locals <= op->many_blocks;
 }
 
 uint64_t stage_pairs_total(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
     uint64_t total = 0;
-    if (!op->terms.has_layouts) {
-        return checked_mul_u64(locals * locals, op->terms.count_elements, &total) ? total : UINT64_MAX;
+    if (!op->terms->has_layouts) {
+        return checked_mul_u64(locals * locals, op->terms->count_elements, &total) ? total : UINT64_MAX;
     }
     uint64_t seen = pairs_are_counted(op) ? locals : 1;
     for (uint64_t i = 0; i < locals * seen; i++) {
@@ -99,7 +99,7 @@ uint64_t coll_stage_local_slice_elements(const struct coll_stage_op *op, uint64_
 
 uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
 {
-    if (op->terms.kind != OP_KIND_ALL_TO_ALL || op->mode == COLL_STAGE_STAGED) {
+    if (op->terms->kind != OP_KIND_ALL_TO_ALL || op->mode == COLL_STAGE_STAGED) {
         return 0;
     }
     if (!pairs_are_counted(op)) {
@@ -114,8 +114,8 @@ uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
 static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t *begin)
 {
     uint64_t pair =
-        op->terms.has_layouts || op->terms.count_elements == 0 ? 0 : at / op->terms.count_elements;
-    *begin = pair * op->terms.count_elements;
+        op->terms->has_layouts || op->terms->count_elements == 0 ? 0 : at / op->terms->count_elements;
+    *begin = pair * op->terms->count_elements;
     return pair;
 }
 
@@ -123,8 +123,8 @@ static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t
  * is one piece, because describing a block of a few bytes takes longer than copying it. */
 static uint32_t blocks_in_row(const struct coll_stage_op *op, uint32_t to, uint64_t line_elements)
 {
-    uint64_t count = op->terms.count_elements;
-    if (op->terms.has_layouts || count == 0 || !has_many_blocks(op) || !coll_map_is_contiguous(op->map)) {
+    uint64_t count = op->terms->count_elements;
+    if (op->terms->has_layouts || count == 0 || !has_many_blocks(op) || !coll_map_is_contiguous(op->map)) {
         return 0;
     }
     uint64_t most = COLL_STAGE_EACH_BYTES / op->element_bytes / count;
@@ -155,9 +155,9 @@ static bool exchange_range(struct stage_plan *plan)
         uint32_t row = first == begin ? blocks_in_row(op, to, slice_end - begin) : 0;
         if (row > 1) {
             at->item += row;
-            at->begin += row * op->terms.count_elements;
+            at->begin += row * op->terms->count_elements;
             stage_put_scatter(plan, pair_source(op, from, to, 0), pair_target(op, from, to, 0), row,
-                              op->terms.count_elements);
+                              op->terms->count_elements);
             continue;
         }
         at->item++;
@@ -213,8 +213,8 @@ bool stage_pairs_measure(const struct stage_slice *slice, struct coll_stage_curs
     sent[0] = received[0] = 0;
     for (; at->node < map->node_count; at->node++, at->item = at->begin = at->base = 0) {
         uint64_t ranks = map->node_first[at->node + 1] - map->node_first[at->node];
-        uint64_t equal_elements = slice->op->terms.has_layouts ? 0 : ranks * map->local_count * part;
-        for (; slice->op->terms.has_layouts && at->item < ranks; at->item++) {
+        uint64_t equal_elements = slice->op->terms->has_layouts ? 0 : ranks * map->local_count * part;
+        for (; slice->op->terms->has_layouts && at->item < ranks; at->item++) {
             if (looks-- == 0) {
                 return false;
             }
@@ -231,14 +231,14 @@ static uint64_t sent_elements(const struct stage_slice *slice)
 {
     const struct coll_stage_op *op = slice->op;
     const struct coll_layout equal = {0};
-    return op->terms.has_layouts
+    return op->terms->has_layouts
                ? op->sent_elements
                : (uint64_t)op->map->local_count * op->map->size * part_of(slice, &equal, 0).count_elements;
 }
 
 static uint64_t received_elements(const struct stage_slice *slice)
 {
-    return slice->op->terms.has_layouts ? slice->op->received_elements : sent_elements(slice);
+    return slice->op->terms->has_layouts ? slice->op->received_elements : sent_elements(slice);
 }
 
 static bool is_packed(const struct coll_stage_op *op)
@@ -248,8 +248,8 @@ static bool is_packed(const struct coll_stage_op *op)
     if (op->mode != COLL_STAGE_UNSTAGED || !has_many_blocks(op)) {
         return false;
     }
-    return op->terms.has_layouts ? (op->sent_elements + op->received_elements) / 2 / blocks < most
-                                 : op->terms.count_elements / op->slice_count < most;
+    return op->terms->has_layouts ? (op->sent_elements + op->received_elements) / 2 / blocks < most
+                                  : op->terms->count_elements / op->slice_count < most;
 }
 
 bool stage_pairs_in_memory(const struct coll_stage_op *op)
@@ -397,7 +397,7 @@ static void received_out(struct stage_plan *plan, const struct block *block)
 static bool blocks_lie_together(const struct stage_slice *slice)
 {
     const struct coll_stage_op *op = slice->op;
-    return op->mode != COLL_STAGE_STAGED && !op->terms.has_layouts && op->slice_count == 1 &&
+    return op->mode != COLL_STAGE_STAGED && !op->terms->has_layouts && op->slice_count == 1 &&
            coll_map_is_contiguous(op->map);
 }
 

@@ -68,7 +68,7 @@ uint64_t stage_scan_memory(const struct stage_slice *slice)
 {
     const struct coll_stage_op *op = slice->op;
     if (op->mode == COLL_STAGE_ALONE) {
-        return op->has_memory && op->terms.kind == OP_KIND_EXCLUSIVE_SCAN ? 2 * slice->count_elements : 0;
+        return op->has_memory && op->terms->kind == OP_KIND_EXCLUSIVE_SCAN ? 2 * slice->count_elements : 0;
     }
     uint64_t own = op->mode == COLL_STAGE_STAGED ? op->map->local_count : 0;
     return (value_count(op) + extra_count(op) + own) * slice->count_elements;
@@ -171,7 +171,7 @@ static void scan_exclusive(struct stage_plan *plan, uint32_t first, uint32_t cou
 static void scan_locals(struct stage_plan *plan, uint32_t first, uint32_t count,
                         const struct coll_stage_place *before)
 {
-    if (plan->slice.op->terms.kind == OP_KIND_SCAN) {
+    if (plan->slice.op->terms->kind == OP_KIND_SCAN) {
         scan_inclusive(plan, first, count, before);
     } else {
         scan_exclusive(plan, first, count, before);
@@ -207,7 +207,7 @@ static void scan_runs(struct stage_plan *plan)
 static void write_outputs(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    bool exclusive = op->terms.kind == OP_KIND_EXCLUSIVE_SCAN;
+    bool exclusive = op->terms->kind == OP_KIND_EXCLUSIVE_SCAN;
     for (uint32_t local = 0; local < op->map->local_count; local++) {
         if (!exclusive || coll_map_local_rank(op->map, local) > 0) {
             stage_put_copy(plan, own_place(&plan->slice, local),
@@ -223,7 +223,7 @@ static void write_outputs(struct stage_plan *plan)
 static void scan_alone(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    uint32_t skipped = op->terms.kind == OP_KIND_EXCLUSIVE_SCAN ? 1 : 0;
+    uint32_t skipped = op->terms->kind == OP_KIND_EXCLUSIVE_SCAN ? 1 : 0;
     if (op->has_memory) {
         scan_locals(plan, 0, op->map->local_count, NULL);
         return;

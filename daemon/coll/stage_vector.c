@@ -44,14 +44,14 @@ static struct coll_stage_place place_of(const struct stage_slice *slice, const s
     if (op->vector_ranks > 0) {
         return stage_output(share->ranks + (uint32_t)(slice->index % op->vector_ranks), share->from);
     }
-    bool is_root_node = op_kind_has_root(op->terms.kind) && stage_is_root_node(op);
-    if (op->mode == COLL_STAGE_STAGED || (op->terms.kind == OP_KIND_REDUCE && !is_root_node)) {
+    bool is_root_node = op_kind_has_root(op->terms->kind) && stage_is_root_node(op);
+    if (op->mode == COLL_STAGE_STAGED || (op->terms->kind == OP_KIND_REDUCE && !is_root_node)) {
         return stage_memory(share->begin);
     }
-    if (op->terms.kind == OP_KIND_BROADCAST && is_root_node) {
+    if (op->terms->kind == OP_KIND_BROADCAST && is_root_node) {
         return stage_input(share->ranks + stage_root_local(op), share->from);
     }
-    uint32_t local = op->terms.kind == OP_KIND_REDUCE ? stage_root_local(op) : 0;
+    uint32_t local = op->terms->kind == OP_KIND_REDUCE ? stage_root_local(op) : 0;
     return stage_output(share->ranks + local, share->from);
 }
 
@@ -69,9 +69,9 @@ static void targets_of_all(struct stage_plan *plan, const struct share *share, u
     const struct coll_stage_op *op = plan->slice.op;
     for (uint32_t local = 0; local < op->map->local_count; local++) {
         uint32_t rank = share->ranks + local;
-        bool wanted = op->terms.kind == OP_KIND_ALL_REDUCE ||
-                      (op->terms.kind == OP_KIND_BROADCAST ? op->ranks[rank].has_output
-                                                           : local == stage_root_local(op));
+        bool wanted = op->terms->kind == OP_KIND_ALL_REDUCE ||
+                      (op->terms->kind == OP_KIND_BROADCAST ? op->ranks[rank].has_output
+                                                            : local == stage_root_local(op));
         if (wanted && rank != except) {
             stage_target(plan, stage_output(rank, share->from));
         }
@@ -97,7 +97,7 @@ static void broadcast_alone(struct stage_plan *plan, const struct share *share)
 static void share_in(struct stage_plan *plan, const struct share *share)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    if (op->terms.kind != OP_KIND_BROADCAST) {
+    if (op->terms->kind != OP_KIND_BROADCAST) {
         stage_piece(plan, COLL_STAGE_REDUCE, share->count_elements);
         sources_of_all(plan, share);
         stage_target(plan, place_of(&plan->slice, share));
@@ -128,7 +128,7 @@ static void share_out(struct stage_plan *plan, const struct share *share)
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_place place = place_of(&plan->slice, share);
     bool in_output = place.buffer == COLL_STAGE_OUTPUT;
-    if (op->terms.kind == OP_KIND_REDUCE && !stage_is_root_node(op)) {
+    if (op->terms->kind == OP_KIND_REDUCE && !stage_is_root_node(op)) {
         return;
     }
     stage_piece(plan, stage_result_action(op), share->count_elements);
@@ -141,7 +141,7 @@ bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
 {
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_cursor *at = plan->at;
-    while (at->item < op->terms.bucket_ops) {
+    while (at->item < op->terms->bucket_ops) {
         struct share share;
         if (!stage_goes_on(plan)) {
             return false;
@@ -155,7 +155,7 @@ bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
         share_cut(op, &share, at);
         switch (step) {
         case COLL_STAGE_LOCAL:
-            if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_BROADCAST) {
+            if (op->mode == COLL_STAGE_ALONE && op->terms->kind == OP_KIND_BROADCAST) {
                 broadcast_alone(plan, &share);
             } else if (op->mode == COLL_STAGE_ALONE) {
                 reduce_alone(plan, &share);
@@ -180,7 +180,7 @@ void stage_vector_lay_out(const struct stage_slice *slice, bool in_input, coll_s
 {
     const struct coll_stage_op *op = slice->op;
     uint64_t part_begin = 0;
-    for (uint32_t part = 0; part < op->terms.bucket_ops; part_begin += op->part_counts[part++]) {
+    for (uint32_t part = 0; part < op->terms->bucket_ops; part_begin += op->part_counts[part++]) {
         struct share share;
         if (share_of(slice, part, part_begin, &share)) {
             struct coll_stage_place place =

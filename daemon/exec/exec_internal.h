@@ -80,8 +80,7 @@ struct exec_op {
     const struct coll_algorithm *algorithm;
     enum op_kind schedule_kind; /* that of the terms, but a scan of ranks that are not contiguous gathers */
     struct coll_stage_op stage; /* input to the stage plans */
-    uint64_t element_bytes;
-    uint64_t divisor; /* avg divides the result by it; otherwise 0 */
+    uint64_t divisor;           /* avg divides the result by it; otherwise 0 */
     bool blocks_are_equal;
     bool streams;        /* it touches more memory than the caches hold */
     uint64_t own_slices; /* number of slices of this exec; without rails, of all */
@@ -479,7 +478,7 @@ enum status lane_send(struct exec_lane *lane, struct error *error) COMM_MUST_USE
  * turn. */
 static inline uint64_t lane_message_max_elements(const struct exec_lane *lane)
 {
-    return DATA_MESSAGE_BYTES / lane_op(lane)->element_bytes;
+    return DATA_MESSAGE_BYTES / lane_op(lane)->stage.element_bytes;
 }
 /* Memory to send from, charged to the user. It is freed once sent, or if sending fails. LIMIT, NO_MEMORY. */
 struct lane_copy;

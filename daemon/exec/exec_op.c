@@ -21,14 +21,14 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
                                                       .has_output = rank->output != NULL};
     }
     op->stage = (struct coll_stage_op){.map = &comm->map->ranks,
-                                       .terms = op->call.terms,
+                                       .terms = &op->call.terms,
                                        .mode = comm->map->ranks.node_count == 1 ? COLL_STAGE_ALONE
                                                                                 : COLL_STAGE_UNSTAGED,
                                        .has_memory = true,
                                        .divides = op->divisor > 1,
                                        .part_counts = op->call.part_counts,
                                        .ranks = op->stage_ranks,
-                                       .element_bytes = op->element_bytes,
+                                       .element_bytes = dtype_size_bytes(op->call.terms.dtype),
                                        .many_blocks = COLL_STAGE_MANY_BLOCKS,
                                        .strip_bytes = COLL_STAGE_STRIP_BYTES};
 }
@@ -55,7 +55,6 @@ enum status exec_op_new(struct exec_comm *comm, const struct exec_call *call, st
     op->ranks = ranks;
     op->call.ranks = ranks;
     op->call.part_counts = part_counts;
-    op->element_bytes = dtype_size_bytes(call->terms.dtype);
     op->divisor =
         op_kind_reduces(call->terms.kind) && call->terms.reduce == REDUCE_AVG ? comm->map->ranks.size : 0;
     op->result.status = STATUS_OK;
@@ -120,7 +119,7 @@ static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_o
         slice_bytes =
             coll_exchange_slice_bytes(slice_bytes, comm->map->ranks.size, comm->map->ranks.node_count);
     }
-    return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
+    return slice_bytes > op->stage.element_bytes ? slice_bytes : op->stage.element_bytes;
 }
 
 /* The data that stays on this node has slices of its own. */
@@ -144,7 +143,7 @@ static uint64_t op_slice_count(const struct exec_op *op)
     if (!alone && coll_stage_sizes_are_private(stage)) {
         return 1;
     }
-    return coll_slice_count(stage->total_elements, op->element_bytes, stage->slice_bytes);
+    return coll_slice_count(stage->total_elements, op->stage.element_bytes, stage->slice_bytes);
 }
 
 /* Prepares slices from and to GPUs: sets the domain of each buffer. */
@@ -172,7 +171,7 @@ enum status exec_op_measure(const struct exec_comm *comm, struct exec_op *op, st
     }
     op->schedule_kind = coll_stage_schedule_kind(op->call.terms.kind, &comm->map->ranks);
     if (!coll_stage_total(stage, &stage->total_elements) ||
-        !checked_mul_u64(stage->total_elements, op->element_bytes, &bytes)) {
+        !checked_mul_u64(stage->total_elements, op->stage.element_bytes, &bytes)) {
         return error_set(error, STATUS_LIMIT, "op %llu %s on \"%s\": too many elements",
                          (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), map->name);
     }
@@ -195,8 +194,8 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
         .kind = op->schedule_kind,
         .node_count = map->ranks.node_count,
         .root_node = op->root_node,
-        .size_bytes = private_sizes ? 0 : op->stage.total_elements * op->element_bytes,
-        .element_bytes = op->element_bytes,
+        .size_bytes = private_sizes ? 0 : op->stage.total_elements * op->stage.element_bytes,
+        .element_bytes = op->stage.element_bytes,
         .slice_bytes = op->stage.slice_bytes,
         .blocks_are_equal = op->blocks_are_equal,
     };
@@ -234,8 +233,8 @@ void exec_op_begin(const struct exec_comm *comm, struct exec_op *op)
     op->blocks_are_equal = blocks_are_equal(comm, op);
     op->stage.keeps_input = op->call.terms.compression == COMPRESSION_NONE && reducing_one_copies(op);
     if (one_node) {
-        op->streams =
-            !op->is_staged && host_copy_streams(coll_stage_touched_elements(&op->stage) * op->element_bytes);
+        op->streams = !op->is_staged &&
+                      host_copy_streams(coll_stage_touched_elements(&op->stage) * op->stage.element_bytes);
     } else {
         op_choose(comm, op);
     }

@@ -20,7 +20,7 @@ static bool is_in_place(const struct exec_op *op, uint32_t index)
     }
     const void *one = first.buffer == COLL_STAGE_INPUT ? rank->input : rank->output;
     const unsigned char *other = same.buffer == COLL_STAGE_INPUT ? rank->input : rank->output;
-    return one == other + same.offset_elements * op->element_bytes;
+    return one == other + same.offset_elements * op->stage.element_bytes;
 }
 
 /* Whether the rank's output overlaps another buffer. Kernels cannot handle that. The library refuses it, but
@@ -113,7 +113,7 @@ static void put_copies(struct put *put, const struct coll_stage_piece *piece)
             put->comm, &put->copies, put->op->ranks[piece->targets[i].rank].gpu,
             &(struct host_copy_range){.source = stage_at(NULL, put->op, &piece->sources[0]),
                                       .target = stage_at(NULL, put->op, &piece->targets[i]),
-                                      .bytes = piece->count_elements * put->op->element_bytes},
+                                      .bytes = piece->count_elements * put->op->stage.element_bytes},
             put->error);
     }
 }
@@ -125,7 +125,7 @@ static void put_reduction(struct put *put, const struct coll_stage_piece *piece,
     struct stage_buffers buffers;
     struct gpu_queue *queue = NULL;
     struct host_reduction reduction = stage_reduction(NULL, put->op, piece, &buffers);
-    uint64_t bytes = begin * put->op->element_bytes;
+    uint64_t bytes = begin * put->op->stage.element_bytes;
     if (count == 0 || put->status != STATUS_OK) {
         return;
     }

@@ -237,7 +237,7 @@ static bool needs_scratch(const struct shape *shape, uint32_t index)
 /* How many of the elements the scratch memory has room for. */
 static uint64_t elements_that_fit(const struct gpu_nccl *nccl, const struct shape *shape, uint64_t count)
 {
-    uint64_t room = (GPU_GROUP_SCRATCH_BYTES - nccl->scratch_bytes) / nccl->op->element_bytes;
+    uint64_t room = (GPU_GROUP_SCRATCH_BYTES - nccl->scratch_bytes) / nccl->op->stage.element_bytes;
     for (uint32_t g = 0; g < nccl->copies.gpu_count; g++) {
         if (needs_scratch(shape, g)) {
             return count < room ? count : room;
@@ -271,7 +271,7 @@ static void put_share(struct gpu_nccl *nccl, const struct coll_stage_piece *piec
                       uint32_t index, uint64_t begin, struct gpu_transfer *transfer)
 {
     struct share share;
-    find_share(nccl, piece, index, begin * nccl->op->element_bytes, &share);
+    find_share(nccl, piece, index, begin * nccl->op->stage.element_bytes, &share);
     unsigned char *scratch = gpu_group_scratch(nccl->group, index);
     bool divides = piece->action == COLL_STAGE_DIVIDE;
     bool folds = share.input_count > 1 || shape->scales;
@@ -303,7 +303,7 @@ static bool put_reduction(struct gpu_nccl *nccl, const struct coll_stage_piece *
         scratch |= needs_scratch(&shape, g);
     }
     if (scratch) {
-        uint64_t bytes = count * nccl->op->element_bytes;
+        uint64_t bytes = count * nccl->op->stage.element_bytes;
         bytes += (SCRATCH_ALIGN_BYTES - bytes % SCRATCH_ALIGN_BYTES) % SCRATCH_ALIGN_BYTES;
         uint64_t left = GPU_GROUP_SCRATCH_BYTES - nccl->scratch_bytes;
         nccl->scratch_bytes += bytes < left ? bytes : left;
@@ -338,7 +338,7 @@ static void put_send(struct gpu_nccl *nccl, uint32_t from, uint32_t to, const vo
 static void put_copies(struct gpu_nccl *nccl, const struct coll_stage_piece *piece)
 {
     struct share share;
-    uint64_t bytes = piece->count_elements * nccl->op->element_bytes;
+    uint64_t bytes = piece->count_elements * nccl->op->stage.element_bytes;
     uint32_t from = gpu_index(nccl, piece->sources[0].rank), others = 0;
     bool has[GPU_DEVICES_MAX] = {0};
     void *source = stage_at(NULL, nccl->op, &piece->sources[0]);
@@ -438,9 +438,10 @@ static enum status finish(struct gpu_nccl *nccl, struct error *error)
         if (!after->divides) {
             struct host_copy_range ranges[GPU_QUEUE_BUFFERS_MAX];
             for (uint32_t i = 0; i < after->output_count; i++) {
-                ranges[i] = (struct host_copy_range){.source = after->value,
-                                                     .target = after->outputs[i],
-                                                     .bytes = after->count_elements * op->element_bytes};
+                ranges[i] =
+                    (struct host_copy_range){.source = after->value,
+                                             .target = after->outputs[i],
+                                             .bytes = after->count_elements * op->stage.element_bytes};
             }
             status = gpu_queue_copy_ranges(queue, ranges, after->output_count, GPU_QUEUE_GPUS, error);
             continue;

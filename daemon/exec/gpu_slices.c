@@ -154,7 +154,7 @@ struct shard {
 static struct shard shard_of(const struct put *put, uint32_t number, uint32_t owners)
 {
     uint64_t each = put->piece->count_elements / owners;
-    each = each * put->op->element_bytes < SHARD_LEAST_BYTES ? 0 : each;
+    each = each * put->op->stage.element_bytes < SHARD_LEAST_BYTES ? 0 : each;
     struct shard shard = {.begin = number * each, .count = each};
     if (number == 0) {
         shard.rest_begin = owners * each;
@@ -209,7 +209,7 @@ static enum status put_fold(struct put *put, uint32_t index, void *place, const 
 static void add_reduce(struct put *put, uint32_t root, uint64_t begin, uint64_t count,
                        const void *const *inputs, unsigned char *const *places)
 {
-    uint64_t at = begin * put->op->element_bytes;
+    uint64_t at = begin * put->op->stage.element_bytes;
     if (count == 0) {
         return;
     }
@@ -226,7 +226,7 @@ static unsigned char *place_of(const struct put *put, uint32_t index, const stru
 {
     if (!needs_slot(&put->op->call.terms)) {
         return (unsigned char *)put->op->ranks[first->rank].output +
-               first->offset_elements * put->op->element_bytes;
+               first->offset_elements * put->op->stage.element_bytes;
     }
     return gpu_group_slot(put->slice->group, put->slice->slot, index) + put->slice->slot_bytes;
 }
@@ -260,7 +260,7 @@ static enum status put_reduction(struct put *put)
     unsigned char *places[GPU_DEVICES_MAX];
     unsigned char *host = stage_at(put->lane, put->op, &put->piece->targets[0]);
     uint32_t owners = put->slice->gpu_count;
-    uint64_t element = put->op->element_bytes;
+    uint64_t element = put->op->stage.element_bytes;
     enum status status = slot_has_room(put);
     status = status == STATUS_OK ? put_folds(put, inputs, places) : status;
     if (put->op->stage.vector_ranks > 0 && status == STATUS_OK) { /* to the place on a GPU */
@@ -303,12 +303,12 @@ static void find_targets(struct put *put, uint32_t index)
 static enum status put_in(struct put *put, uint32_t index, const unsigned char *host, unsigned char *place,
                           uint64_t begin, uint64_t count)
 {
-    uint64_t at = begin * put->op->element_bytes;
+    uint64_t at = begin * put->op->stage.element_bytes;
     const void *inputs[] = {host + at};
     void *outputs[] = {place + at};
     struct gpu_queue *queue;
     if (count == 0 || put->piece->action == COLL_STAGE_COPY) {
-        return put_copy(put, index, place + at, host + at, count * put->op->element_bytes);
+        return put_copy(put, index, place + at, host + at, count * put->op->stage.element_bytes);
     }
     struct host_reduction reduction = {.dtype = put->op->call.terms.dtype,
                                        .reduce = put->op->call.terms.reduce,
@@ -337,7 +337,7 @@ static void add_spread(struct put *put, const uint32_t *owners, uint32_t owner_c
                        uint64_t begin, uint64_t count, unsigned char *const *places)
 {
     struct gpu_transfers *transfers = &put->slice->job.transfers;
-    uint64_t at = begin * put->op->element_bytes, bytes = count * put->op->element_bytes;
+    uint64_t at = begin * put->op->stage.element_bytes, bytes = count * put->op->stage.element_bytes;
     if (count == 0 || owner_count < 2) {
         return;
     }
@@ -445,7 +445,7 @@ enum status gpu_slice_put(struct gpu_slice *slice, const struct exec_lane *lane,
     put.lane = lane;
     put.op = op;
     put.piece = piece;
-    put.bytes = piece->count_elements * op->element_bytes;
+    put.bytes = piece->count_elements * op->stage.element_bytes;
     put.error = error;
     slice->job.transfers.dtype = op->call.terms.dtype;
     slice->job.transfers.reduce = op->call.terms.reduce;

@@ -328,7 +328,7 @@ void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
     struct host_reduction reduction = stage_reduction(lane, op, piece, &buffers);
     if (piece->action == COLL_STAGE_COPY) {
         put_copy(lane, piece->domain, buffers.outputs, piece->target_count, buffers.inputs[0],
-                 piece->count_elements * op->element_bytes);
+                 piece->count_elements * op->stage.element_bytes);
     } else {
         put_reduction(lane, piece->domain, &reduction);
     }

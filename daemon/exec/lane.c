@@ -19,7 +19,7 @@ static void lane_expect(const struct exec_lane *lane)
     const struct exec_op *op = lane_op(lane);
     for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
         const struct coll_transfer *receive = &lane->transfers.receives[i];
-        uint64_t bytes = receive->count_elements * op->element_bytes;
+        uint64_t bytes = receive->count_elements * op->stage.element_bytes;
         for (uint32_t bulk = 0; bulk < 2 && bytes > NET_STREAM_FIRST_WINDOW_BYTES / 2; bulk++) {
             struct stream_reader *source =
                 lane->sources[receive->node + bulk * lane->comm->map->ranks.node_count];
@@ -166,7 +166,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
     lane->call = (struct coll_call){
         .kind = OP_KIND_BARRIER, .node_count = map->ranks.node_count, .node_index = map->ranks.node_index};
     lane->lent.count = 0;
-    enum status status = lane_table(lane, &lane->vectors[COLL_WORK], op->element_bytes, 0, error);
+    enum status status = lane_table(lane, &lane->vectors[COLL_WORK], op->stage.element_bytes, 0, error);
     return status == STATUS_OK ? lane_begin(lane, error) : status;
 }
 

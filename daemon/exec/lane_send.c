@@ -141,7 +141,7 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
     if (lane->routes[node] == LANE_ROUTE_NOT) {
         const struct coll_transfer *transfer = &lane->transfers.sends[lane->sends_done];
         lane->routes[node] =
-            (uint8_t)route_of(lane, node, transfer->count_elements * lane_op(lane)->element_bytes);
+            (uint8_t)route_of(lane, node, transfer->count_elements * lane_op(lane)->stage.element_bytes);
     }
     *out = lane->routes[node] == LANE_ROUTE_BULK ? bulk_stream(lane, node) : NULL;
     if (*out != NULL) {
@@ -279,7 +279,7 @@ static bool is_copied(const struct net_stream *stream, uint64_t bytes)
 static enum status send_gathered(struct exec_lane *lane, const struct coll_transfer *transfer,
                                  uint64_t offset, uint64_t elements, bool small, struct error *error)
 {
-    uint64_t bytes = elements * lane_op(lane)->element_bytes;
+    uint64_t bytes = elements * lane_op(lane)->stage.element_bytes;
     const struct exec_vector *vector = &lane->vectors[transfer->space];
     const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint8_t header[DATA_HEADER_BYTES];
@@ -306,7 +306,7 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
     const struct exec_op *op = lane_op(lane);
     const struct exec_vector *vector = &lane->vectors[transfer->space];
     const struct exec_lent *lent = lane_lent(lane, transfer->space);
-    uint64_t bytes = elements * op->element_bytes;
+    uint64_t bytes = elements * op->stage.element_bytes;
     struct net_stream *stream = NULL;
     enum status status = lane_stream(lane, transfer->node, &stream, error);
     if (status != STATUS_OK) {
@@ -329,8 +329,8 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
         uint64_t together;
         const unsigned char *from = vector_value_at(vector, lent, offset, &together);
         together = together < elements ? together : elements;
-        status =
-            send_bytes(lane, transfer->node, next_header, from, together * op->element_bytes, small, error);
+        status = send_bytes(lane, transfer->node, next_header, from, together * op->stage.element_bytes,
+                            small, error);
         if (status != STATUS_OK) {
             return status;
         }
@@ -351,7 +351,7 @@ enum status lane_send(struct exec_lane *lane, struct error *error)
     if (compressed_applies(lane, lane_op(lane))) {
         elements = left;
         spend(lane, gpu_coding_applies(lane) ? compressed_max_bytes(lane, transfer)
-                                             : elements * lane_op(lane)->element_bytes);
+                                             : elements * lane_op(lane)->stage.element_bytes);
         status = compressed_send(lane, transfer, error);
     } else {
         status =

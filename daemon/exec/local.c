@@ -45,7 +45,8 @@ static bool local_take_slice(struct exec_comm *comm, enum status *status, struct
     op->next_slice++;
     local_begin(comm, slice);
     lane->staged = false;
-    *status = lane_reserve(lane, coll_stage_memory_elements(&op->stage, slice) * op->element_bytes, error);
+    *status =
+        lane_reserve(lane, coll_stage_memory_elements(&op->stage, slice) * op->stage.element_bytes, error);
     return true;
 }
 

@@ -98,7 +98,7 @@ static bool size_agrees(const struct exec_lane *lane, const struct exec_op *op,
     if (compressed_applies(lane, op)) {
         return payload_bytes <= compressed_max_bytes(lane, receive);
     }
-    return payload_bytes == lane_message_elements(lane, receive) * op->element_bytes;
+    return payload_bytes == lane_message_elements(lane, receive) * op->stage.element_bytes;
 }
 
 /* Whether the lane runs the message's slice and round now. If it never will, *fault gets what is wrong. */
@@ -127,7 +127,7 @@ static enum match wrong_size(struct data_reader *incoming, struct exec_op *op, u
                              uint64_t now_ns, struct error *error)
 {
     char how[128];
-    unsigned long long expected = elements * op->element_bytes;
+    unsigned long long expected = elements * op->stage.element_bytes;
     (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
                    (unsigned long long)incoming->header.payload_bytes, expected);
     return coll_stage_sizes_are_private(&op->stage)
@@ -280,7 +280,7 @@ static void apply(const struct exec_lane *lane, const struct exec_op *op, enum c
     enum reduce reduce = op->call.terms.reduce;
     switch (action) {
     case COLL_STORE:
-        memcpy(target, bytes, (size_t)(count * op->element_bytes));
+        memcpy(target, bytes, (size_t)(count * op->stage.element_bytes));
         return;
     case COLL_REDUCE:
         host_reduce_into(dtype, reduce, target, bytes, count);
@@ -293,7 +293,7 @@ static void apply(const struct exec_lane *lane, const struct exec_op *op, enum c
         if (lane->prefix_begun) {
             host_reduce_into_before(dtype, reduce, prefix, bytes, count);
         } else {
-            memcpy(prefix, bytes, (size_t)(count * op->element_bytes));
+            memcpy(prefix, bytes, (size_t)(count * op->stage.element_bytes));
         }
         return;
     }
@@ -347,7 +347,7 @@ static void apply_elements(const struct data_reader *incoming, const struct coll
         if (lent) {
             vector_take_back(vector, &lane->lent, offset, together);
         }
-        bytes += together * op->element_bytes;
+        bytes += together * op->stage.element_bytes;
         offset += together;
         count -= together;
     }
@@ -360,7 +360,7 @@ static void apply_elements(const struct data_reader *incoming, const struct coll
 static size_t take_elements(struct data_reader *incoming, const struct coll_transfer *receive,
                             const uint8_t *bytes, size_t size)
 {
-    size_t element = (size_t)lane_op(incoming->lane)->element_bytes;
+    size_t element = (size_t)lane_op(incoming->lane)->stage.element_bytes;
     uint64_t first = incoming->reader.taken_bytes / element;
     size_t used = 0;
     uint64_t whole = size / element > 0 ? size / element : 1;

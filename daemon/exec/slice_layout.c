@@ -25,8 +25,8 @@ static enum status lay_out_input(struct exec_lane *lane, const struct exec_op *o
     if (!coll_stage_lends_input(&op->stage)) {
         return STATUS_OK;
     }
-    enum status status =
-        lane_table(lane, to.vector, op->element_bytes, coll_stage_extents_max(&op->stage, COLL_WORK), error);
+    enum status status = lane_table(lane, to.vector, op->stage.element_bytes,
+                                    coll_stage_extents_max(&op->stage, COLL_WORK), error);
     if (status == STATUS_OK) {
         coll_stage_lay_out_input(&op->stage, lane->slice, add_extent, &to);
         vector_lend(&lane->lent);
@@ -39,7 +39,7 @@ static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op 
                                    uint64_t elements, struct error *error)
 {
     const struct coll_stage_place place = {.buffer = COLL_STAGE_MEMORY, .offset_elements = begin};
-    enum status status = lane_table(lane, &lane->vectors[COLL_SCRATCH], op->element_bytes, 1, error);
+    enum status status = lane_table(lane, &lane->vectors[COLL_SCRATCH], op->stage.element_bytes, 1, error);
     if (status == STATUS_OK && elements > 0) {
         vector_add(&lane->vectors[COLL_SCRATCH], stage_at(lane, op, &place), elements);
     }
@@ -77,10 +77,10 @@ enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct erro
     bool has_scratch = op->algorithm != NULL && op->algorithm->scratch_elements != NULL;
     uint64_t scratch = has_scratch ? op->algorithm->scratch_elements(&lane->call) : 0;
     uint64_t residual = residual_elements(lane, op);
-    enum status status = lane_reserve(lane, (memory + scratch + residual) * op->element_bytes, error);
+    enum status status = lane_reserve(lane, (memory + scratch + residual) * op->stage.element_bytes, error);
     for (enum coll_space space = COLL_WORK; space <= COLL_INPUT && status == STATUS_OK; space++) {
         uint32_t extents = coll_stage_extents_max(&op->stage, space);
-        status = lane_table(lane, &lane->vectors[space], op->element_bytes, extents, error);
+        status = lane_table(lane, &lane->vectors[space], op->stage.element_bytes, extents, error);
     }
     if (status == STATUS_OK) {
         lay_out_residual(lane, op, memory + scratch, residual);

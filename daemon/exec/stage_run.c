@@ -25,7 +25,7 @@ unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
         base = lane_memory(lane);
         break;
     }
-    return (unsigned char *)(uintptr_t)base + place->offset_elements * op->element_bytes;
+    return (unsigned char *)(uintptr_t)base + place->offset_elements * op->stage.element_bytes;
 }
 
 struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
@@ -57,7 +57,7 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
 static void copy_each(const struct exec_lane *lane, const struct exec_op *op,
                       const struct coll_stage_piece *piece)
 {
-    size_t bytes = (size_t)(piece->count_elements * op->element_bytes);
+    size_t bytes = (size_t)(piece->count_elements * op->stage.element_bytes);
     for (uint32_t i = 0; i < piece->source_count; i++) {
         memcpy(stage_at(lane, op, &piece->targets[i]), stage_at(lane, op, &piece->sources[i]), bytes);
     }
@@ -80,8 +80,8 @@ static void scatter(const struct exec_lane *lane, const struct exec_op *op,
     const struct coll_stage_place *target = &piece->targets[0];
     const struct exec_rank *ranks = &op->ranks[target->rank];
     const unsigned char *blocks = stage_at(lane, op, &piece->sources[0]);
-    size_t at_bytes = (size_t)(target->offset_elements * op->element_bytes);
-    size_t block_bytes = (size_t)(piece->count_elements * op->element_bytes);
+    size_t at_bytes = (size_t)(target->offset_elements * op->stage.element_bytes);
+    size_t block_bytes = (size_t)(piece->count_elements * op->stage.element_bytes);
     switch (block_bytes) {
     case 1:
         scatter_blocks(ranks, piece->rank_count, at_bytes, blocks, 1);
@@ -109,7 +109,7 @@ static void run_on_host(const struct exec_lane *lane, const struct exec_op *op,
             buffers.outputs[i] = stage_at(lane, op, &piece->targets[i]);
         }
         host_copy_to_all(buffers.outputs, piece->target_count, stage_at(lane, op, &piece->sources[0]),
-                         (size_t)(piece->count_elements * op->element_bytes), op->streams);
+                         (size_t)(piece->count_elements * op->stage.element_bytes), op->streams);
         break;
     case COLL_STAGE_COPY_EACH:
         copy_each(lane, op, piece);
@@ -138,7 +138,7 @@ static bool run_piece(void *context, const struct coll_stage_piece *piece)
     uint64_t places = scatters ? 2 * piece->rank_count : piece->source_count + piece->target_count;
     uint64_t cost = (scatters ? EXEC_SCATTER_BYTES : EXEC_PLACE_BYTES) * places;
     if (piece->domain == COLL_STAGE_HOST) {
-        cost += places * piece->count_elements * run->op->element_bytes;
+        cost += places * piece->count_elements * run->op->stage.element_bytes;
         run_on_host(run->lane, run->op, piece);
     } else {
         lane_device_put(run->lane, run->op, piece);

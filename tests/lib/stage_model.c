@@ -190,7 +190,7 @@ static void fill_input(struct node *node, const struct stage_case *drawn, uint32
 /* Protects what may not be written: inputs that are not also outputs. */
 static void protect_inputs(struct node *node)
 {
-    uint32_t entries = node->op.terms.bucket_ops * node->map.local_count;
+    uint32_t entries = node->op.terms->bucket_ops * node->map.local_count;
     for (uint32_t entry = 0; entry < entries; entry++) {
         for (uint64_t i = 0; i < node->input_elements[entry]; i++) {
             node->heap[node->input[entry] + i].read_only = true;
@@ -230,7 +230,7 @@ static void init_ranks(struct node *node, const struct stage_case *drawn)
 /* Returns the number of slices. All nodes agree on it, except for operations that a node cuts by itself. */
 static uint64_t slices_of(const struct coll_stage_op *op)
 {
-    if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_ALL_TO_ALL) {
+    if (op->mode == COLL_STAGE_ALONE && op->terms->kind == OP_KIND_ALL_TO_ALL) {
         return coll_stage_local_slices(op);
     }
     bool private_sizes = coll_stage_sizes_are_private(op) && op->map->node_count > 1;
@@ -244,16 +244,17 @@ void stage_node_init(struct world *world, uint32_t index)
     if (!coll_map_init(&node->map, drawn->node_of_rank, drawn->size, drawn->node_count, index)) {
         abort();
     }
+    node->terms = (struct op_terms){.kind = drawn->kind,
+                                    .has_layouts = drawn->has_layouts,
+                                    .root_rank = drawn->root_rank,
+                                    .bucket_ops = (uint16_t)drawn->part_count,
+                                    .count_elements = drawn->count_elements};
     node->op = (struct coll_stage_op){.map = &node->map,
-                                      .terms.kind = drawn->kind,
+                                      .terms = &node->terms,
                                       .mode = drawn->modes[index],
                                       .has_memory = drawn->has_memory,
                                       .divides = drawn->divides,
                                       .keeps_input = drawn->keeps_input,
-                                      .terms.has_layouts = drawn->has_layouts,
-                                      .terms.root_rank = drawn->root_rank,
-                                      .terms.count_elements = drawn->count_elements,
-                                      .terms.bucket_ops = (uint16_t)drawn->part_count,
                                       .part_counts = drawn->part_counts,
                                       .ranks = node->ranks,
                                       .element_bytes = 1,

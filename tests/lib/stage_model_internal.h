@@ -47,6 +47,7 @@ struct slice_state {
 
 struct node {
     struct coll_map map;
+    struct op_terms terms;
     struct coll_stage_op op;
     struct coll_stage_rank ranks[STAGE_CASE_RANKS_MAX * STAGE_CASE_PARTS_MAX];
     uint64_t input[STAGE_CASE_RANKS_MAX * STAGE_CASE_PARTS_MAX];

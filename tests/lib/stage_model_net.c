@@ -354,7 +354,7 @@ void stage_check_end(struct world *world)
 {
     for (uint32_t index = 0; index < world->drawn->node_count; index++) {
         struct node *node = &world->nodes[index];
-        for (uint32_t entry = 0; entry < node->map.local_count * node->op.terms.bucket_ops; entry++) {
+        for (uint32_t entry = 0; entry < node->map.local_count * node->op.terms->bucket_ops; entry++) {
             bool *checked = stage_need(node->output_elements[entry], sizeof *checked);
             check_output(world, node, entry % node->map.local_count, entry / node->map.local_count, checked);
             check_rest(world, node, entry, checked);

@@ -65,7 +65,7 @@ static bool overlap(const struct world *world, const struct coll_stage_place *a,
 
 static void check_piece(struct world *world, const struct coll_stage_piece *piece)
 {
-    uint32_t entries = world->node->map.local_count * world->node->op.terms.bucket_ops;
+    uint32_t entries = world->node->map.local_count * world->node->op.terms->bucket_ops;
     bool unsound = piece->count_elements == 0 || piece->source_count == 0 || piece->target_count == 0 ||
                    (piece->action == COLL_STAGE_COPY && piece->source_count != 1) ||
                    (piece->near != COLL_STAGE_ALL && piece->near >= entries);

@@ -12,7 +12,6 @@
 
 #include "daemon/store/stores.h"
 #include "tests/network/mesh_node.h"
-#include "tests/network/pump.h"
 
 /* Nodes with meshes and stores on a network of pipes, and processes that have stores open. Time is the
  * test's. */
@@ -90,54 +89,17 @@ static inline void node_stop(struct node *node)
     }
 }
 
-static inline void world_start(struct world *world, unsigned count)
+static inline uint64_t node_part_next_ns(const struct node *node)
 {
-    static const struct network_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
-    memset(world, 0, sizeof *world);
-    world->network = network_new_pipes(1, &calm);
-    world->count = count;
-    for (unsigned i = 0; i < count; i++) {
-        node_start(world, i, 100 + i);
-    }
+    return stores_next_deadline_ns(node->stores);
 }
 
-static inline uint64_t node_next_ns(const struct node *node)
+static inline void node_part_tick(struct node *node, uint64_t now_ns)
 {
-    return node->net == NULL
-               ? TIME_NEVER
-               : time_min(mesh_next_deadline_ns(node->mesh), stores_next_deadline_ns(node->stores));
+    stores_tick(node->stores, now_ns);
 }
 
-static inline uint64_t world_next_ns(void *context)
-{
-    const struct world *world = context;
-    uint64_t next_ns = TIME_NEVER;
-    for (unsigned i = 0; i < world->count; i++) {
-        next_ns = time_min(next_ns, node_next_ns(&world->nodes[i]));
-    }
-    return next_ns;
-}
-
-static inline bool world_tick(void *context, uint64_t now_ns)
-{
-    struct world *world = context;
-    bool any = false;
-    for (unsigned i = 0; i < world->count; i++) {
-        struct node *node = &world->nodes[i];
-        if (node_next_ns(node) <= now_ns) {
-            mesh_tick(node->mesh, now_ns);
-            stores_tick(node->stores, now_ns);
-            any = true;
-        }
-    }
-    return any;
-}
-
-static inline void run(struct world *world, uint64_t span_ns)
-{
-    struct pump pump = {world->network, &world->now_ns, world, world_next_ns, world_tick};
-    pump_run(&pump, span_ns);
-}
+#include "tests/network/part_nodes.h"
 
 static inline void on_answered(void *context, uint64_t request, enum store_kind kind,
                                const struct stores_answer *answer)

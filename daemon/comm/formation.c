@@ -336,8 +336,7 @@ static struct coll_network agreed_network(const struct communicator *comm)
     double latency_s = worse_latency_s(comm->latency_ns, 0);
     double rate = worse_rate(comm->bytes_per_s, 0);
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        const struct comms_claim *claim =
-            i == comm->own_index ? NULL : comms_formation_claim(comm, comm->nodes[i].node);
+        const struct comms_claim *claim = comms_formation_claim(comm, comm->nodes[i].node);
         if (claim != NULL) {
             latency_s = worse_latency_s(claim->latency_ns, latency_s);
             rate = worse_rate(claim->bytes_per_s, rate);
@@ -352,8 +351,7 @@ static uint32_t agreed_rails(const struct communicator *comm)
 {
     uint32_t rails = comm->comms->rail_count;
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        const struct comms_claim *claim =
-            i == comm->own_index ? NULL : comms_formation_claim(comm, comm->nodes[i].node);
+        const struct comms_claim *claim = comms_formation_claim(comm, comm->nodes[i].node);
         if (claim != NULL && claim->rails < rails) {
             rails = claim->rails;
         }

@@ -118,8 +118,7 @@ void comms_loss_set_agrees(struct communicator *comm)
 {
     bool all = comm->node_count > 1;
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        const struct comms_claim *claim =
-            i == comm->own_index ? NULL : comms_formation_claim(comm, comm->nodes[i].node);
+        const struct comms_claim *claim = comms_formation_claim(comm, comm->nodes[i].node);
         all = all && (i == comm->own_index || (claim != NULL && claim->agrees));
     }
     comm->loss->agrees = all;

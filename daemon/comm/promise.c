@@ -140,7 +140,7 @@ static void promise_order_nodes(struct communicator *comm)
     qsort(comm->nodes, comm->node_count, sizeof *comm->nodes, node_order);
     for (uint32_t i = 0; i < comm->node_count; i++) {
         uint32_t node = comm->nodes[i].node;
-        claim = node != COMMS_NODE_OWN ? comms_formation_claim(comm, node) : NULL;
+        claim = comms_formation_claim(comm, node);
         comm->own_index = claim == NULL ? i : comm->own_index;
         comm->node_names[i] = communicator_node_name(comm, node);
         for (uint32_t j = 0; j < comm->nodes[i].rank_count; j++) {

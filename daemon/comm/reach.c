@@ -17,8 +17,7 @@ bool comms_reach_is_agreed(const struct communicator *comm)
 {
     bool all_say = comm->node_count > 1 && comm->comms->rail_count > 1;
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        const struct comms_claim *claim =
-            i == comm->own_index ? NULL : comms_formation_claim(comm, comm->nodes[i].node);
+        const struct comms_claim *claim = comms_formation_claim(comm, comm->nodes[i].node);
         all_say =
             all_say && (i == comm->own_index || (claim != NULL && claim->says_reach && claim->rails > 1));
     }

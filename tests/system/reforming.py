@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""One rank of a job that forms its communicator again after failures, for tests: reforming.py NAME RANK SIZE SECONDS
+"""One rank of a job that forms its communicator again after failures, for tests: reforming.py NAME RANK SIZE SECONDS [FILE]
 
 Runs all-reduces, and checks each. After any failure it waits for commd, opens it again, and joins the same name again. The
 ranks agree at which step to go on. Prints "GAP seconds reason" for each failure: the time from the last right result to the
-next one. Prints "DONE steps" at the end. If a result is wrong, prints "WRONG", and the exit code is 1.
+next one. Prints "DONE steps" at the end: after SECONDS, or as soon as FILE exists. If a result is wrong, prints "WRONG", and
+the exit code is 1.
 """
 import ctypes
+import os
 import sys
 import time
 
@@ -22,10 +24,10 @@ class OpenOptions(ctypes.Structure):
 
 
 class Job:
-    def __init__(self, name, rank, size, seconds):
+    def __init__(self, name, rank, size, seconds, stop=None):
         self.calls = Library()
         self.name, self.rank, self.size = name, rank, size
-        self.until = time.monotonic() + seconds
+        self.until, self.stop = time.monotonic() + seconds, stop
         self.client = self.comm = None
         self.step = 0
 
@@ -64,7 +66,7 @@ class Job:
         while True:
             result = self.form() if self.comm is None else 0
             if result == 0:
-                ends = time.monotonic() >= self.until
+                ends = time.monotonic() >= self.until or (self.stop is not None and os.path.exists(self.stop))
                 # The last word says whether all have time left, so that all ranks end at the same step.
                 values = (ctypes.c_int64 * COUNT)(*[(self.rank + 1) * (i + self.step) for i in range(COUNT - 1)], ends)
                 result = self.reduce(values, SUM)
@@ -90,4 +92,4 @@ class Job:
 
 
 if __name__ == "__main__":
-    sys.exit(Job(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])).run())
+    sys.exit(Job(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), *sys.argv[5:]).run())

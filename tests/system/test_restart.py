@@ -256,9 +256,8 @@ class Rolling(unittest.TestCase):
     def test_rolling_restart(self):
         """Three nodes restart under a job that forms its communicator again; the last is not drained. No byte is wrong, and gaps are short."""
         with Cluster("abc") as cluster:
-            seconds = 26
-            began = time.monotonic()
-            ranks = [cluster.client(node, sys.executable, ROOT / "tests/system/reforming.py", "rolling", rank, 4, seconds) for rank, node in enumerate("aabc")]
+            stop = cluster.folder / "stop"
+            ranks = [cluster.client(node, sys.executable, ROOT / "tests/system/reforming.py", "rolling", rank, 4, 120, stop) for rank, node in enumerate("aabc")]
             cluster.wait(lambda: cluster.json("a", "status")["ops_completed"] > 50, "at work")
             for node in "abc":
                 if node != "c":
@@ -268,11 +267,11 @@ class Rolling(unittest.TestCase):
                 self.assertEqual(cluster.daemons[node].wait(timeout=20), 0)
                 cluster.start(node)
                 self.assertEqual(cluster.commctl(node, "wait", "nodes", "--timeout", "20").returncode, 0)
-                time.sleep(3)
-            self.assertLess(time.monotonic() - began, seconds, "the job outlives the restarts")
+                time.sleep(1.5)
+            stop.touch()  # the job outlives the restarts
             steps = set()
             for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=seconds + 30)
+                output, errors = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 0, f"rank {rank}: {output}{errors}")
                 gaps = re.findall(r"^GAP ([0-9.]+) (.*)$", output, re.MULTILINE)
                 print(f"# rank {rank}: " + "; ".join(f"{gap} s ({reason})" for gap, reason in gaps))

@@ -517,7 +517,8 @@ void quic_connection_arm(struct quic_connection *connection)
 void quic_connection_hold(struct quic_connection *connection)
 {
     bool shorter = connection->holds_long && !connection->came_alone;
-    if (connection->transport == NULL || connection->flushing || (connection->holding && !shorter)) {
+    if (connection->transport == NULL || work_is_listed(&connection->flush) ||
+        (connection->holding && !shorter)) {
         return;
     }
     ngtcp2_conn_info info;

@@ -1,7 +1,3 @@
-#include <stdlib.h>
-
-#include <utlist.h>
-
 #include "daemon/net/quic_internal.h"
 
 /* --- Noting work --- */
@@ -17,83 +13,59 @@ void quic_wake(void *context)
 
 void quic_work_sender(struct quic_sender *sender)
 {
-    if (!sender->working) {
-        sender->working = true;
-        DL_APPEND2(sender->endpoint->sender_work, sender, work_prev, work_next);
+    if (work_list_add(&sender->endpoint->sender_work, &sender->work, sender)) {
         quic_wake(sender->endpoint);
     }
 }
 
 void quic_work_forget_sender(struct quic_sender *sender)
 {
-    if (sender->working) {
-        sender->working = false;
-        DL_DELETE2(sender->endpoint->sender_work, sender, work_prev, work_next);
-    }
+    work_list_remove(&sender->endpoint->sender_work, &sender->work);
 }
 
 void quic_work_receiver(struct quic_receiver *receiver)
 {
-    if (!receiver->working) {
-        receiver->working = true;
-        DL_APPEND2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
+    if (work_list_add(&receiver->endpoint->receiver_work, &receiver->work, receiver)) {
         quic_wake(receiver->endpoint);
     }
 }
 
 void quic_work_forget_receiver(struct quic_receiver *receiver)
 {
-    if (receiver->working) {
-        receiver->working = false;
-        DL_DELETE2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
-    }
+    work_list_remove(&receiver->endpoint->receiver_work, &receiver->work);
 }
 
 void quic_work_connection(struct quic_connection *connection)
 {
-    if (!connection->working) {
-        connection->working = true;
-        DL_APPEND2(connection->endpoint->connection_work, connection, work_prev, work_next);
+    if (work_list_add(&connection->endpoint->connection_work, &connection->work, connection)) {
         quic_wake(connection->endpoint);
     }
 }
 
 void quic_work_flush(struct quic_connection *connection)
 {
-    if (!connection->flushing && connection->transport != NULL) {
-        connection->flushing = true;
-        DL_APPEND2(connection->endpoint->flushes, connection, flush_prev, flush_next);
+    if (connection->transport != NULL &&
+        work_list_add(&connection->endpoint->flushes, &connection->flush, connection)) {
         quic_wake(connection->endpoint);
     }
 }
 
 void quic_work_forget_connection(struct quic_connection *connection)
 {
-    if (connection->working) {
-        connection->working = false;
-        DL_DELETE2(connection->endpoint->connection_work, connection, work_prev, work_next);
-    }
-    if (connection->flushing) {
-        connection->flushing = false;
-        DL_DELETE2(connection->endpoint->flushes, connection, flush_prev, flush_next);
-    }
+    work_list_remove(&connection->endpoint->connection_work, &connection->work);
+    work_list_remove(&connection->endpoint->flushes, &connection->flush);
 }
 
 void quic_work_dial(struct quic_endpoint *endpoint, struct quic_peer *peer)
 {
-    if (!peer->dial_wanted) {
-        peer->dial_wanted = true;
-        DL_APPEND2(endpoint->dials, peer, dial_prev, dial_next);
+    if (work_list_add(&endpoint->dials, &peer->dialling, peer)) {
         quic_wake(endpoint);
     }
 }
 
 void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *peer)
 {
-    if (peer->dial_wanted) {
-        peer->dial_wanted = false;
-        DL_DELETE2(endpoint->dials, peer, dial_prev, dial_next);
-    }
+    work_list_remove(&endpoint->dials, &peer->dialling);
 }
 
 /* --- Doing the work --- */
@@ -135,19 +107,14 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
  * cannot prolong this one without end. */
 static void quic_settle_streams(struct quic_endpoint *endpoint, uint64_t now_ns)
 {
-    unsigned count = 0;
     struct quic_sender *sender;
-    DL_COUNT2(endpoint->sender_work, sender, count, work_next);
-    while (count-- > 0 && endpoint->sender_work != NULL) {
-        sender = endpoint->sender_work;
-        quic_work_forget_sender(sender);
+    for (uint32_t left = endpoint->sender_work.count;
+         (sender = work_list_take(&endpoint->sender_work, &left)) != NULL;) {
         quic_sender_work(sender);
     }
     struct quic_receiver *receiver;
-    DL_COUNT2(endpoint->receiver_work, receiver, count, work_next);
-    while (count-- > 0 && endpoint->receiver_work != NULL) {
-        receiver = endpoint->receiver_work;
-        quic_work_forget_receiver(receiver);
+    for (uint32_t left = endpoint->receiver_work.count;
+         (receiver = work_list_take(&endpoint->receiver_work, &left)) != NULL;) {
         quic_receiver_work(receiver, now_ns);
     }
 }
@@ -159,29 +126,23 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     endpoint->now_ns = now_ns;
     stream_done_dispatch(&endpoint->done, now_ns);
     quic_settle_streams(endpoint, now_ns);
-    unsigned count = 0;
     struct quic_connection *connection;
-    DL_COUNT2(endpoint->connection_work, connection, count, work_next);
-    while (count-- > 0 && endpoint->connection_work != NULL) {
-        connection = endpoint->connection_work;
-        connection->working = false;
-        DL_DELETE2(endpoint->connection_work, connection, work_prev, work_next);
+    for (uint32_t left = endpoint->connection_work.count;
+         (connection = work_list_take(&endpoint->connection_work, &left)) != NULL;) {
         quic_peer_settle(connection, now_ns);
     }
     struct quic_peer *peer;
-    DL_COUNT2(endpoint->dials, peer, count, dial_next);
-    while (count-- > 0 && endpoint->dials != NULL) {
-        peer = endpoint->dials;
-        quic_work_dial_cancel(endpoint, peer);
+    for (uint32_t left = endpoint->dials.count; (peer = work_list_take(&endpoint->dials, &left)) != NULL;) {
         quic_dial(endpoint, peer, now_ns);
     }
     quic_flush(endpoint, now_ns);
     spending_shares_end(&endpoint->base.spending);
     endpoint->in_event = outer;
     bool blocked = endpoint->blocked.size > 0;
-    if (endpoint->done.first != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
-        endpoint->connection_work != NULL || endpoint->dials != NULL || quic_inbox_waits(&endpoint->inbox) ||
-        (endpoint->flushes != NULL && !blocked)) {
+    if (endpoint->done.first != NULL || endpoint->sender_work.count > 0 ||
+        endpoint->receiver_work.count > 0 || endpoint->connection_work.count > 0 ||
+        endpoint->dials.count > 0 || quic_inbox_waits(&endpoint->inbox) ||
+        (endpoint->flushes.count > 0 && !blocked)) {
         quic_wake(endpoint);
     }
 }

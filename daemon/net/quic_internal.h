@@ -26,6 +26,7 @@
 #include "daemon/net/quic_tls.h"
 #include "daemon/net/stream_intake.h"
 #include "daemon/net/stream_queue.h"
+#include "daemon/net/work_list.h"
 #include "proto/types.h"
 
 #if NGTCP2_VERSION_NUM < 0x011800
@@ -120,7 +121,7 @@ struct quic_sender {
     struct quic_connection *connection; /* null: lost, or stopped by the receiver */
     struct quic_sender *prev, *next;    /* in the connection's list, or the endpoint's lost_senders */
     struct quic_sender *ready_prev, *ready_next;
-    struct quic_sender *work_prev, *work_next;
+    struct work_item work;                     /* in the endpoint's sender_work */
     int64_t id;                                /* ngtcp2's, on the present connection; -1: it has none */
     uint64_t number;                           /* in the session; the greeting has none */
     uint8_t resumption[QUIC_RESUMPTION_BYTES]; /* sent first, if the stream goes on on a new connection */
@@ -129,7 +130,6 @@ struct quic_sender {
     uint64_t base;       /* offset from which it goes on */
     uint64_t turn_bytes; /* sent since it became the first ready one */
     bool ready;          /* in a ready list of the connection */
-    bool working;        /* in the endpoint's sender_work */
     bool blocked;        /* waits for the receiver's window */
     bool shut;           /* the receiver wants no more; the stream will end */
     bool finishing;
@@ -143,7 +143,7 @@ struct quic_receiver {
     struct quic_endpoint *endpoint;
     struct quic_connection *connection;
     struct quic_receiver *prev, *next; /* of the connection's */
-    struct quic_receiver *work_prev, *work_next;
+    struct work_item work;             /* in the endpoint's receiver_work */
     int64_t id;          /* ngtcp2's, on the present connection; -1: it waits until the sender resumes it */
     uint64_t number;     /* in the session */
     uint64_t reset_code; /* with which the sender reset it */
@@ -155,7 +155,6 @@ struct quic_receiver {
     bool greeting;       /* it has the peer's greeting */
     bool over;           /* stopped by our side, and the handler knows; it stays until the sender knows */
     bool transport_over; /* ngtcp2 has forgotten the stream */
-    bool working;        /* in the endpoint's receiver_work */
 };
 
 /* --- Connections --- */
@@ -185,13 +184,11 @@ enum quic_state {
 struct quic_connection {
     struct quic_endpoint *endpoint;
     struct quic_connection *prev, *next; /* of the endpoint's */
-    struct quic_connection *work_prev, *work_next;
-    struct quic_connection *flush_prev, *flush_next;
+    struct work_item work;               /* in the endpoint's connection_work */
+    struct work_item flush;              /* in its flushes: it has, or may have, packets to write */
     enum quic_state state;
     bool dialled;
-    bool working;
     bool holding;           /* it has packets to write, but delays them */
-    bool flushing;          /* in the flush list: it has, or may have, packets to write */
     bool authenticated;     /* both ways: will become the peer's connection */
     bool failed;            /* will be closed, for `cause` */
     bool silent;            /* close without telling the peer */
@@ -281,7 +278,6 @@ struct quic_contact {
 struct quic_peer {
     uint32_t index;
     bool has_address; /* otherwise the next is empty: the host is a name that is not resolved yet */
-    bool dial_wanted; /* among the endpoint's */
     bool outcome_due; /* net_connect was called, and peer_up or connect_failed has to follow */
     bool keep_alive;
     bool removed; /* until net_add_peer adds it again */
@@ -289,8 +285,8 @@ struct quic_peer {
     struct quic_connection *up;
     struct quic_connection *dial;     /* our attempt, until it is up */
     struct quic_connection *greeting; /* the peer's attempt, authenticated, until it is up */
-    struct quic_peer *dial_prev, *dial_next;
-    struct quic_contact *contact; /* null: see above; the peer of a connection has one */
+    struct work_item dialling;        /* in the endpoint's dials */
+    struct quic_contact *contact;     /* null: see above; the peer of a connection has one */
     char name[];
 };
 
@@ -336,11 +332,7 @@ struct quic_endpoint {
 
     /* What the next quic_settle does. */
     struct stream_done done;
-    struct quic_sender *sender_work;
-    struct quic_receiver *receiver_work;
-    struct quic_connection *connection_work;
-    struct quic_peer *dials;
-    struct quic_connection *flushes;
+    struct work_list sender_work, receiver_work, connection_work, dials, flushes;
 
     uint8_t *send_buffer;      /* QUIC_BATCH_MAX_BYTES */
     struct quic_batch blocked; /* in send_buffer, not yet taken by the socket; size 0: nothing */

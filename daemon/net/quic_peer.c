@@ -155,7 +155,8 @@ static void quic_handshake_failed(struct quic_connection *connection, uint64_t n
     /* Our own attempt was given up for this connection. */
     if (greeted && peer->up != NULL && peer->up->state == QUIC_STATE_SUSPENDED) {
         quic_session_attempt_failed(peer->up, now_ns);
-    } else if (greeted && peer->up == NULL && peer->dial == NULL && !peer->dial_wanted && peer->outcome_due) {
+    } else if (greeted && peer->up == NULL && peer->dial == NULL && !work_is_listed(&peer->dialling) &&
+               peer->outcome_due) {
         quic_peer_not_reached(endpoint, peer, &cause, now_ns);
     }
 }

@@ -161,12 +161,11 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
 void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns)
 {
     unsigned batches = 0;
-    while (endpoint->flushes != NULL && endpoint->blocked.size == 0 && batches < QUIC_FLUSH_BATCHES) {
-        struct quic_connection *connection = endpoint->flushes;
-        connection->flushing = false;
+    while (endpoint->flushes.count > 0 && endpoint->blocked.size == 0 && batches < QUIC_FLUSH_BATCHES) {
+        uint32_t left = 1;
+        struct quic_connection *connection = work_list_take(&endpoint->flushes, &left);
         connection->holding = false;
         connection->unflushed = 0;
-        DL_DELETE2(endpoint->flushes, connection, flush_prev, flush_next);
         if (connection->failed) {
             continue; /* it only has to be closed */
         }

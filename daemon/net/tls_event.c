@@ -18,88 +18,65 @@ void tls_wake(void *context)
 
 void tls_work_sender(struct tls_sender *sender)
 {
-    if (!sender->working) {
-        sender->working = true;
-        DL_APPEND2(sender->endpoint->sender_work, sender, work_prev, work_next);
+    if (work_list_add(&sender->endpoint->sender_work, &sender->work, sender)) {
         tls_wake(sender->endpoint);
     }
 }
 
 void tls_forget_sender(struct tls_sender *sender)
 {
-    if (sender->working) {
-        sender->working = false;
-        DL_DELETE2(sender->endpoint->sender_work, sender, work_prev, work_next);
-    }
+    work_list_remove(&sender->endpoint->sender_work, &sender->work);
 }
 
 void tls_work_receiver(struct tls_receiver *receiver)
 {
-    if (!receiver->working) {
-        receiver->working = true;
-        DL_APPEND2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
+    if (work_list_add(&receiver->endpoint->receiver_work, &receiver->work, receiver)) {
         tls_wake(receiver->endpoint);
     }
 }
 
 void tls_forget_receiver(struct tls_receiver *receiver)
 {
-    if (receiver->working) {
-        receiver->working = false;
-        DL_DELETE2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
-    }
+    work_list_remove(&receiver->endpoint->receiver_work, &receiver->work);
 }
 
 void tls_work_connection(struct tls_connection *connection)
 {
-    if (!connection->working) {
-        connection->working = true;
-        DL_APPEND2(connection->endpoint->connection_work, connection, work_prev, work_next);
+    if (work_list_add(&connection->endpoint->connection_work, &connection->work, connection)) {
         tls_wake(connection->endpoint);
     }
 }
 
 void tls_forget_connection(struct tls_connection *connection)
 {
-    if (connection->working) {
-        connection->working = false;
-        DL_DELETE2(connection->endpoint->connection_work, connection, work_prev, work_next);
-    }
+    work_list_remove(&connection->endpoint->connection_work, &connection->work);
 }
 
 void tls_work_flush(struct tls_peer *peer)
 {
-    if (!peer->flushing && peer->is_up) {
-        peer->flushing = true;
-        DL_APPEND2(peer->endpoint->flushes, peer, flush_prev, flush_next);
+    if (peer->is_up && work_list_add(&peer->endpoint->flushes, &peer->flush, peer)) {
         tls_wake(peer->endpoint);
     }
 }
 
 void tls_forget_peer(struct tls_peer *peer)
 {
-    if (peer->flushing) {
-        peer->flushing = false;
-        DL_DELETE2(peer->endpoint->flushes, peer, flush_prev, flush_next);
-    }
+    work_list_remove(&peer->endpoint->flushes, &peer->flush);
 }
 
 /* --- Doing the work --- */
 
+/* Those that have more come again after others had their turn. */
 static void tls_flush(struct tls_endpoint *endpoint)
 {
-    struct tls_peer *last = endpoint->flushes != NULL ? endpoint->flushes->flush_prev : NULL;
-    while (endpoint->flushes != NULL) {
-        struct tls_peer *peer = endpoint->flushes;
-        tls_forget_peer(peer);
+    struct tls_peer *peer;
+    for (uint32_t left = endpoint->flushes.count;
+         (peer = work_list_take(&endpoint->flushes, &left)) != NULL;) {
         if (peer->connection != NULL) {
             tls_connection_write(peer->connection);
         } else {
             tls_tunnel_write(peer);
             tls_dial(peer, endpoint->now_ns);
-        }
-        if (peer == last) {
-            return; /* those that have more come again after others had their turn */
         }
     }
 }
@@ -139,12 +116,9 @@ static void connection_over(struct tls_connection *connection)
 /* Does what is due now; what comes up meanwhile is done after others had their turn. */
 static void connections_work(struct tls_endpoint *endpoint)
 {
-    struct tls_connection *last =
-        endpoint->connection_work != NULL ? endpoint->connection_work->work_prev : NULL;
-    for (bool more = last != NULL; more && endpoint->connection_work != NULL;) {
-        struct tls_connection *connection = endpoint->connection_work;
-        more = connection != last;
-        tls_forget_connection(connection);
+    struct tls_connection *connection;
+    for (uint32_t left = endpoint->connection_work.count;
+         (connection = work_list_take(&endpoint->connection_work, &left)) != NULL;) {
         if (connection->more && connection->state == TLS_STATE_OPEN) {
             tls_connection_read(connection);
         }
@@ -156,8 +130,9 @@ static void connections_work(struct tls_endpoint *endpoint)
 
 static bool has_work(const struct tls_endpoint *endpoint)
 {
-    return endpoint->done.first != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
-           endpoint->connection_work != NULL || endpoint->flushes != NULL;
+    return endpoint->done.first != NULL || endpoint->sender_work.count > 0 ||
+           endpoint->receiver_work.count > 0 || endpoint->connection_work.count > 0 ||
+           endpoint->flushes.count > 0;
 }
 
 void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns)
@@ -165,14 +140,12 @@ void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns)
     bool outer = endpoint->in_event;
     endpoint->in_event = true;
     endpoint->now_ns = now_ns;
-    while (endpoint->receiver_work != NULL) {
-        struct tls_receiver *receiver = endpoint->receiver_work;
-        tls_forget_receiver(receiver);
+    struct tls_receiver *receiver;
+    for (uint32_t all = UINT32_MAX; (receiver = work_list_take(&endpoint->receiver_work, &all)) != NULL;) {
         tls_receiver_work(receiver, now_ns);
     }
-    while (endpoint->sender_work != NULL) {
-        struct tls_sender *sender = endpoint->sender_work;
-        tls_forget_sender(sender);
+    struct tls_sender *sender;
+    for (uint32_t all = UINT32_MAX; (sender = work_list_take(&endpoint->sender_work, &all)) != NULL;) {
         tls_sender_work(sender);
     }
     stream_done_dispatch(&endpoint->done, now_ns);

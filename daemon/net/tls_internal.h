@@ -18,6 +18,7 @@
 #include "daemon/net/tls.h"
 #include "daemon/net/tls_choice.h"
 #include "daemon/net/tls_frame.h"
+#include "daemon/net/work_list.h"
 #include "proto/types.h"
 
 /*
@@ -90,11 +91,10 @@ struct tls_sender {
     struct tls_peer *peer;          /* null: lost, or stopped by the receiver */
     struct tls_sender *prev, *next; /* in the endpoint's lost_senders */
     struct tls_sender *ready_prev, *ready_next;
-    struct tls_sender *work_prev, *work_next;
+    struct work_item work; /* in the endpoint's sender_work */
     uint64_t number;
     uint64_t granted_end; /* what the receiver allows */
     bool ready;
-    bool working;
     bool finishing;
     bool fin_sent;     /* on the present carrier */
     bool fin_was_sent; /* on any carrier: the receiver may know the end */
@@ -108,13 +108,12 @@ struct tls_receiver {
     struct tls_endpoint *endpoint;
     struct tls_peer *peer;
     struct tls_receiver *due_prev, *due_next; /* in the peer's list: it owes frames */
-    struct tls_receiver *work_prev, *work_next;
+    struct work_item work;                    /* in the endpoint's receiver_work */
     uint64_t number;
     bool is_due; /* in the due list, for any of these: */
     bool owes_receipt, owes_credit, owes_stop;
     bool gone; /* the sender has nothing more to say of it */
     bool over; /* stopped, and the handler knows; it stays until the sender knows */
-    bool working;
 };
 
 /* --- Carriers --- */
@@ -132,8 +131,7 @@ enum tls_state { TLS_STATE_CONNECTING, TLS_STATE_HANDSHAKE, TLS_STATE_OPEN, TLS_
 struct tls_connection {
     struct tls_endpoint *endpoint;
     struct tls_connection *prev, *next;
-    struct tls_connection *work_prev, *work_next;
-    bool working;          /* in the endpoint's connection_work: it failed, or has more to read */
+    struct work_item work; /* in the endpoint's connection_work: it failed, or has more to read */
     struct tls_peer *peer; /* null: incoming, not authenticated yet */
     enum tls_state state;
     int fd;
@@ -184,9 +182,8 @@ struct tls_peer {
     bool is_up;
     bool failed; /* the net's connection will end: nothing more is taken */
     bool allowed;
-    bool leads; /* our name sorts first: we dial */
-    bool flushing;
-    struct tls_peer *flush_prev, *flush_next;
+    bool leads;             /* our name sorts first: we dial */
+    struct work_item flush; /* in the endpoint's flushes */
 
     struct tls_session session;
     uint64_t epoch;                    /* 0: no session */
@@ -246,11 +243,8 @@ struct tls_endpoint {
     struct tls_sender *lost_senders;
     struct tls_chunk *chunks;
     struct stream_done done;
-    struct tls_sender *sender_work;
-    struct tls_receiver *receiver_work;
-    struct tls_connection *connection_work;
     uint32_t watched; /* connections with a deadline, and peers with bytes under way */
-    struct tls_peer *flushes;
+    struct work_list sender_work, receiver_work, connection_work, flushes;
     uint64_t tick_ns;     /* what the timer is set to */
     uint64_t redial_ns;   /* when some node may be dialled again */
     uint8_t *read_buffer; /* TLS_RECORD_BYTES */

@@ -34,6 +34,14 @@ class Large(unittest.TestCase):
             out, errors = rank.communicate(timeout=60)
             self.assertEqual(out.strip().splitlines()[-1], "OK", out + errors)
 
+    def test_a_ping(self):
+        """A ping dials a node without a connection, and the connection ends again."""
+        self.cluster.wait(lambda: "alive" in self.states("n06").values(), "a node without a connection", timeout_s=40)
+        stranger = next(name for name, state in self.states("n06").items() if state == "alive")
+        pinged = self.cluster.commctl("n06", "ping", stranger)
+        self.assertEqual((pinged.returncode, pinged.stdout.count(" ms\n")), (0, 3), pinged.stderr)
+        self.cluster.wait(lambda: self.states("n06")[stranger] == "alive", "the connection is over", timeout_s=20)
+
     def test_connections_are_few_and_everybody_is_known(self):
         self.cluster.wait(self.all_run, "every node knows that the others run")
         self.cluster.wait(lambda: all(1 <= self.links(name) <= 8 for name in self.names), "connections to neighbours alone", timeout_s=40)
@@ -44,14 +52,6 @@ class Large(unittest.TestCase):
         self.run_job("job", ["n01", "n09", "n17"])
         self.run_job("job", ["n02", "n09", "n12", "n19"])
         self.run_job("all", self.names)
-
-    def test_ping(self):
-        """A ping dials a node without a connection, and the connection ends again."""
-        self.cluster.wait(lambda: all(self.links(name) <= 8 for name in self.names), "connections to neighbours alone", timeout_s=40)
-        stranger = next(name for name, state in self.states("n06").items() if state == "alive")
-        pinged = self.cluster.commctl("n06", "ping", stranger)
-        self.assertEqual((pinged.returncode, pinged.stdout.count(" ms\n")), (0, 3), pinged.stderr)
-        self.cluster.wait(lambda: self.states("n06")[stranger] == "alive", "the connection is over", timeout_s=20)
 
     def test_summary_and_trouble(self):
         self.cluster.wait(self.all_run, "every node runs")

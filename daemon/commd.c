@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/descriptor.h"
 #include "daemon/base/log.h"
 #include "daemon/base/log_writer.h"
 #include "daemon/base/trace.h"
@@ -200,9 +201,7 @@ static void keep_standard_descriptors(void)
     do {
         fd = open("/dev/null", O_RDWR); /* without CLOEXEC, as others find them */
     } while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0) {
-        (void)close(fd);
-    }
+    descriptor_close(fd);
 }
 
 int main(int argc, char **argv)

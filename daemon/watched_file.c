@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/descriptor.h"
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 
@@ -132,9 +133,7 @@ void watched_file_free(struct watched_file *file)
         return;
     }
     loop_watch_free(file->watch);
-    if (file->inotify_fd >= 0) {
-        (void)close(file->inotify_fd);
-    }
+    descriptor_close(file->inotify_fd);
     free(file->path);
     free(file->folder);
     free(file);

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "daemon/base/descriptor.h"
 #include "daemon/base/log.h"
 #include "daemon/base/placement.h"
 #include "daemon/base/thread.h"
@@ -354,9 +355,7 @@ static void worker_free(struct worker *worker)
     loop_watch_free(worker->wake_watch);
     loop_timer_free(worker->tick);
     loop_free(worker->loop);
-    if (worker->wake_fd >= 0) {
-        (void)close(worker->wake_fd);
-    }
+    descriptor_close(worker->wake_fd);
 }
 
 void workers_free(struct workers *workers)

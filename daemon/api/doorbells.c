@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/descriptor.h"
 
 /*
  * A session's doorbells. A client that puts a packet rings only if commd sleeps, so a ring means a packet. If
@@ -139,8 +140,6 @@ void api_bells_free(struct api_session *session)
     }
     const int fds[] = {rings->bell[1], rings->client_bell[0], rings->client_bell[1]};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
-        if (fds[i] >= 0) {
-            (void)close(fds[i]);
-        }
+        descriptor_close(fds[i]);
     }
 }

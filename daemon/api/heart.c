@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/descriptor.h"
 #include "daemon/base/long_call.h"
 
 /*
@@ -91,9 +92,7 @@ void api_heart_free(struct api *api)
     }
     int fds[] = {heart->page_fd, heart->pidfd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
-        if (fds[i] >= 0) {
-            (void)close(fds[i]);
-        }
+        descriptor_close(fds[i]);
     }
     free(heart);
     api->heart = NULL;

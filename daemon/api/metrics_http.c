@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/base/descriptor.h"
 #include "daemon/base/time.h"
 #include "daemon/conf/metrics_address.h"
 
@@ -213,9 +214,7 @@ static enum status remove_dead(const char *address, const struct sockaddr_un *pl
         fd >= 0 && (connect(fd, (const struct sockaddr *)place, sizeof *place) == 0 || errno == EAGAIN);
     struct stat file;
     bool is_dead = !answers && lstat(place->sun_path, &file) == 0 && S_ISSOCK(file.st_mode);
-    if (fd >= 0) {
-        (void)close(fd);
-    }
+    descriptor_close(fd);
     if (answers) {
         return error_set(error, STATUS_ALREADY_EXISTS, "metrics: %s: another process answers there", address);
     }
@@ -246,9 +245,7 @@ static int http_listen(struct metrics_http *http, const char *address, struct er
     }
     if (fd < 0 || bind(fd, (const struct sockaddr *)&place, size_bytes) != 0 || listen(fd, BACKLOG) != 0) {
         error_set_errno(error, errno, "metrics: %s", address);
-        if (fd >= 0) {
-            (void)close(fd);
-        }
+        descriptor_close(fd);
         return -1;
     }
     http->path = is_file ? strdup(address) : NULL;

@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/descriptor.h"
 
 /*
  * A session's rings: the same packets as on its socket, without system calls while both sides are awake.
@@ -131,9 +132,7 @@ void api_rings_free(struct api_session *session)
     if (rings->memory != NULL) {
         (void)munmap(rings->memory, rings_bytes());
     }
-    if (rings->memory_fd >= 0) {
-        (void)close(rings->memory_fd);
-    }
+    descriptor_close(rings->memory_fd);
     if (rings->charged) {
         budget_release(session->account, BUDGET_RINGS, rings_bytes());
         budget_release(session->account, BUDGET_DESCRIPTORS, RINGS_FDS);

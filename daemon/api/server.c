@@ -10,6 +10,7 @@
 
 #include "daemon/api/metrics.h"
 #include "daemon/api/metrics_http.h"
+#include "daemon/base/descriptor.h"
 
 _Static_assert(2 * BUDGET_SESSIONS_MAX <= CLOSER_SESSIONS_MAX,
                "every session's socket and doorbell finds a place");
@@ -438,9 +439,7 @@ void api_free(struct api *api)
         loop_watch_free(listener->watch);
         loop_timer_free(listener->pause);
         loop_timer_free(listener->look);
-        if (listener->spare_fd >= 0) {
-            (void)close(listener->spare_fd);
-        }
+        descriptor_close(listener->spare_fd);
         api_listener_close(listener);
     }
     api_heart_free(api);

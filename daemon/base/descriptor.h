@@ -2,6 +2,7 @@
 #define DAEMON_BASE_DESCRIPTOR_H
 
 #include <stdbool.h>
+#include <unistd.h>
 
 /*
  * Tells what kind of descriptor a client passed, without asking its file system. A client can be the server
@@ -13,5 +14,13 @@ bool descriptor_closes_at_once(int fd);
 /* Whether fstat(), mmap() and the like cannot block: memory, or anything that is not a file, directory, link
  * or socket. */
 bool descriptor_may_be_asked(int fd);
+
+/* Closes a descriptor of our own; -1 is none. */
+static inline void descriptor_close(int fd)
+{
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
 
 #endif

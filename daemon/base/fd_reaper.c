@@ -264,9 +264,7 @@ void fd_reaper_free(struct fd_reaper *fd_reaper)
     }
     loop_watch_free(fd_reaper->watch);
     loop_watch_free(fd_reaper->process_watch);
-    if (fd_reaper->pipes.requests[1] >= 0) {
-        (void)close(fd_reaper->pipes.requests[1]);
-    }
+    descriptor_close(fd_reaper->pipes.requests[1]);
     if (fd_reaper->pid > 0) {
         (void)waitpid(fd_reaper->pid, NULL, __WALL); /* the process itself waits for requests only */
     }
@@ -275,9 +273,7 @@ void fd_reaper_free(struct fd_reaper *fd_reaper)
     int fds[] = {fd_reaper->pipes.requests[0], fd_reaper->pipes.answers[0], fd_reaper->pipes.parent,
                  fd_reaper->process, fd_reaper->busy == 0 ? fd_reaper->pipes.answers[1] : -1};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
-        if (fds[i] >= 0) {
-            (void)close(fds[i]);
-        }
+        descriptor_close(fds[i]);
     }
     free(fd_reaper);
 }

@@ -12,6 +12,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/descriptor.h"
 #include "daemon/base/thread.h"
 
 struct unmapper {
@@ -172,9 +173,7 @@ void unmapper_free(struct unmapper *unmapper)
     tell(unmapper->done);
     tell(unmapper->waiting);
     loop_watch_free(unmapper->watch);
-    if (unmapper->done_fd >= 0) {
-        (void)close(unmapper->done_fd);
-    }
+    descriptor_close(unmapper->done_fd);
     (void)pthread_cond_destroy(&unmapper->more);
     (void)pthread_mutex_destroy(&unmapper->mutex);
     free(unmapper);

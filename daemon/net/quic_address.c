@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/descriptor.h"
+
 #define QUIC_HOST_MAX_BYTES 253 /* a DNS name */
 
 static bool quic_port_parse(const char *text, char out[6])
@@ -181,9 +183,7 @@ bool quic_address_is_local(const struct quic_address *address)
     int fd = socket(address->base.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     quic_address_set_port(&any_port, 0);
     bool is_local = fd >= 0 && bind(fd, &any_port.base, any_port.size) == 0;
-    if (fd >= 0) {
-        (void)close(fd);
-    }
+    descriptor_close(fd);
     return is_local;
 }
 

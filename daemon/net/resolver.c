@@ -9,6 +9,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/descriptor.h"
 #include "daemon/base/thread.h"
 
 struct question {
@@ -81,9 +82,7 @@ static void desk_leave(struct desk *desk)
     if (last) {
         questions_free(desk->waiting);
         questions_free(desk->done);
-        if (desk->done_fd >= 0) {
-            (void)close(desk->done_fd);
-        }
+        descriptor_close(desk->done_fd);
         (void)pthread_cond_destroy(&desk->more);
         (void)pthread_mutex_destroy(&desk->mutex);
         free(desk);

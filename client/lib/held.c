@@ -263,6 +263,10 @@ static bool feed_cell(struct comm_comm *comm, struct client_held *held, uint32_t
         !(cells_may_publish(comm, held->call, false) || write_first_slice(comm, held))) {
         return false;
     }
+    /* In cells it works on the caller's memory. If it goes to commd after all, its buffers may be others. */
+    op_release(comm->client, op, true);
+    op->copy_count = 0;
+    op->staged_bytes = 0;
     op->held = NULL;
     op->deadline_ns = clock_after_ms(timeout_ms);
     cells_reserve(comm, held->call, op);

@@ -79,6 +79,15 @@ class Cells(unittest.TestCase):
             ranks = [cluster.client("a", BUILD / "tests/system/cells_roots", "roots", rank, 3, folder) for rank in range(3)]
             self.assertEqual(self.finish(ranks), ["checked"] * 3)
 
+    def test_registered_memory(self):
+        """What goes to commd after all does not depend on where the memory was."""
+        with Cluster("a") as cluster:
+            folder = cluster.folder / "memory"
+            folder.mkdir(mode=0o777)
+            folder.chmod(0o777)
+            ranks = [cluster.client("a", BUILD / "tests/system/cells_memory", "memory", rank, 2, folder) for rank in range(2)]
+            self.assertEqual(self.finish(ranks), ["checked"] * 2)
+
     def test_a_killed_rank(self):
         """Every survivor has the same last operation that ended well."""
         chance = random.Random(SEED)

@@ -158,12 +158,35 @@ size_t call_buffer_bytes(const struct client_call *call, const struct call_buffe
     return buffer->at != NULL ? buffer->elements * dtype_size_bytes(call->terms.dtype) : 0;
 }
 
+static bool overlaps(const void *at, size_t size_bytes, const void *other, size_t other_bytes)
+{
+    uintptr_t begin = (uintptr_t)at, other_begin = (uintptr_t)other;
+    return size_bytes > 0 && other_bytes > 0 && begin < other_begin + other_bytes &&
+           other_begin < begin + size_bytes;
+}
+
 bool call_reads_output_of(const struct client_call *call, const struct client_call *other)
 {
-    uintptr_t in = (uintptr_t)call->input.at, out = (uintptr_t)other->output.at;
-    size_t in_bytes = call_buffer_bytes(call, &call->input);
-    size_t out_bytes = call_buffer_bytes(other, &other->output);
-    return in_bytes > 0 && out_bytes > 0 && out < in + in_bytes && in < out + out_bytes;
+    return overlaps(call->input.at, call_buffer_bytes(call, &call->input), other->output.at,
+                    call_buffer_bytes(other, &other->output));
+}
+
+static bool buffer_overlaps(const struct client_call *call, const struct call_buffer *buffer, uint32_t size,
+                            const void *at, size_t size_bytes)
+{
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
+    for (uint32_t rank = 0; buffer->list != NULL && rank < size; rank++) {
+        if (overlaps(buffer->list[rank], buffer->counts[rank] * element_bytes, at, size_bytes)) {
+            return true;
+        }
+    }
+    return buffer->list == NULL && overlaps(buffer->at, call_buffer_bytes(call, buffer), at, size_bytes);
+}
+
+bool call_works_on(const struct client_call *call, uint32_t size, const void *at, size_t size_bytes)
+{
+    return buffer_overlaps(call, &call->input, size, at, size_bytes) ||
+           buffer_overlaps(call, &call->output, size, at, size_bytes);
 }
 
 size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank)

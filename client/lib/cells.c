@@ -285,6 +285,11 @@ void cells_pass(struct comm_comm *comm, struct client_op *op, struct submit_reco
     submit_record_add(record, RECORD_NUMBER, 0, waited_ns / NS_PER_MS, op->number);
 }
 
+const struct client_call *cells_call_of(const struct cells_slot *slot)
+{
+    return slot->let_go ? NULL : &slot->call;
+}
+
 bool cells_must_wait(const struct comm_comm *comm)
 {
     return comm->cells != NULL && comm->cells->count > 0;

@@ -80,6 +80,8 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
 void cells_put(struct comm_comm *comm, struct client_op *op);
 /* The operation goes to commd, with this record. It takes the next number, unless it has one. */
 void cells_pass(struct comm_comm *comm, struct client_op *op, struct submit_record *record);
+/* What the operation works on; null: it was let go, and its buffers belong to the caller. */
+const struct client_call *cells_call_of(const struct cells_slot *slot);
 /* Whether an operation, or a record, that cannot be published must wait until all that were published have
  * ended. */
 bool cells_must_wait(const struct comm_comm *comm);

@@ -553,6 +553,8 @@ size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank);
 size_t call_buffer_bytes(const struct client_call *call, const struct call_buffer *buffer);
 /* Whether its input overlaps the output of the other call, which may be the same call. */
 bool call_reads_output_of(const struct client_call *call, const struct client_call *other);
+/* Whether one of its buffers overlaps these bytes. size: of the communicator. */
+bool call_works_on(const struct client_call *call, uint32_t size, const void *at, size_t size_bytes);
 
 /* --- request.c --- */
 

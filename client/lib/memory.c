@@ -366,21 +366,26 @@ comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, voi
     return result;
 }
 
+/* Operations that work on it without a block of commd's do not count in its uses. */
+static bool is_used(const struct comm_client *client, const struct client_memory *memory)
+{
+    return memory->uses > 0 || ops_use(client, memory);
+}
+
 /* Waits until no operation uses the memory. No new operation can, because it is not ready any more. */
 static comm_result_t await_unused(struct comm_client *client, struct client_memory *memory, const char *call)
 {
     uint64_t began_ns = clock_ns();
-    while (memory->uses > 0) {
+    while (is_used(client, memory)) {
         uint64_t deadline_ns = ops_deadline_ns(client, memory);
         uint64_t least_ns = began_ns + (uint64_t)DAEMON_MARGIN_MS * 1000000u;
         deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
-        client_progress(client, deadline_ns);
-        if (memory->uses > 0 && clock_ns() >= deadline_ns) {
-            return error_report(
-                COMM_TIMED_OUT,
-                "%s: %u operations still use the memory, and commd does not answer: destroy their "
-                "communicators first",
-                call, memory->uses);
+        ops_await_user(client, memory, deadline_ns);
+        if (is_used(client, memory) && clock_ns() >= deadline_ns) {
+            return error_report(COMM_TIMED_OUT,
+                                "%s: operations still use the memory, and commd does not answer: destroy "
+                                "their communicators first",
+                                call);
         }
     }
     return COMM_OK;
@@ -453,7 +458,7 @@ comm_result_t memory_drop(struct comm_client *client, void *base, enum memory_ki
     if (memory == NULL) {
         result = error_report(COMM_NOT_FOUND, "%s: %p is no memory of %s on this connection", call, base,
                               kind == MEMORY_REGISTERED ? "comm_mem_register" : "comm_mem_alloc");
-    } else if (!wait && memory->uses > 0) {
+    } else if (!wait && is_used(client, memory)) {
         result = error_report(COMM_BUSY, "%s: operations still use the memory", call);
     } else {
         result = await_rest(client, memory, kind, call);

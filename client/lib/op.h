@@ -35,7 +35,12 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
 /* The latest time at which ops_finish expects the communicator's operations to have ended. Without
  * operations: DAEMON_MARGIN_MS from now. */
 uint64_t ops_latest_ns(const struct comm_comm *comm);
-/* The same for the operations that use the memory; 0 without any. */
+/* Whether an operation that has not ended works on some of the memory: by commd, in cells, by a copy to it,
+ * or later, because it is held. */
+bool ops_use(const struct comm_client *client, const struct client_memory *memory);
+/* Waits for the end of an operation that uses the memory, or of others. Releases the lock meanwhile. */
+void ops_await_user(struct comm_client *client, const struct client_memory *memory, uint64_t deadline_ns);
+/* As ops_latest_ns, for the operations that use the memory; 0 without any. */
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
 /* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. Returns
  * false if it has not ended at the deadline. */

@@ -2,6 +2,8 @@
 
 #include <utlist.h>
 
+#include "client/lib/cells.h"
+#include "client/lib/held.h"
 #include "client/lib/internal.h"
 
 /* Waiting for the end of operations. */
@@ -34,15 +36,52 @@ uint64_t ops_latest_ns(const struct comm_comm *comm)
     return latest_ns;
 }
 
+/* While commd does not have the operation, its call says what it works on. */
+static bool op_uses(const struct comm_comm *comm, const struct client_op *op,
+                    const struct client_memory *memory)
+{
+    const struct client_call *call = op->held != NULL ? op->held->call : NULL;
+    call = op->cell != NULL ? cells_call_of(op->cell) : call;
+    for (int use = 0; use < USE_COUNT; use++) {
+        if (op->uses[use] == memory) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < op->copy_count; i++) {
+        uintptr_t to = (uintptr_t)op->copies[i].to, base = (uintptr_t)memory->base;
+        if (to < base + memory->size_bytes && base < to + op->copies[i].size_bytes) {
+            return true;
+        }
+    }
+    return call != NULL && call_works_on(call, comm->size, memory->base, memory->size_bytes);
+}
+
+/* Returns null if there is none. */
+static const struct client_op *user_of(const struct comm_comm *comm, const struct client_memory *memory)
+{
+    const struct client_op *op = comm->ops;
+    while (op != NULL && !op_uses(comm, op, memory)) {
+        op = op->next;
+    }
+    return op;
+}
+
+bool ops_use(const struct comm_client *client, const struct client_memory *memory)
+{
+    const struct comm_comm *comm = client->comms;
+    while (comm != NULL && user_of(comm, memory) == NULL) {
+        comm = comm->next;
+    }
+    return comm != NULL;
+}
+
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory)
 {
     uint64_t latest_ns = 0, long_ago_ns = 1;
     for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
         for (const struct client_op *op = comm->ops; op != NULL; op = op->next) {
-            for (int use = 0; use < USE_COUNT; use++) {
-                uint64_t op_ns = op->uses[use] == memory ? frozen_ns(comm, op, &long_ago_ns) : 0;
-                latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
-            }
+            uint64_t op_ns = op_uses(comm, op, memory) ? frozen_ns(comm, op, &long_ago_ns) : 0;
+            latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
         }
     }
     return latest_ns;
@@ -62,6 +101,25 @@ static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
         client_progress(client, deadline_ns);
     }
     comm->waiters--;
+}
+
+void ops_await_user(struct comm_client *client, const struct client_memory *memory, uint64_t deadline_ns)
+{
+    struct comm_comm *comm = client->comms;
+    const struct client_op *op = NULL;
+    while (comm != NULL && (op = user_of(comm, memory)) == NULL) {
+        comm = comm->next;
+    }
+    bool waited = false;
+    if (op != NULL && op->cell != NULL && !comm->leaving) {
+        comm->copying++; /* it must not be left meanwhile */
+        waited = cells_wait(comm, deadline_ns, true);
+        comm->copying--;
+        pthread_cond_broadcast(&client->changed);
+    }
+    if (!waited) {
+        client_progress(client, deadline_ns);
+    }
 }
 
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)

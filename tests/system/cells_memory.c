@@ -17,6 +17,7 @@
 
 #define MEMORY_BYTES ((size_t)4 << 20)
 #define TIMEOUT_MS 20000u
+#define LATE_US 200000u
 #define AHEAD 20u /* more operations of few bytes than a rank may have published */
 #define LET_GO 6u /* whose handles end early; so many are published together */
 #define COUNT 5u
@@ -57,6 +58,39 @@ static void await(const char *what)
 static int32_t value(uint32_t of, size_t at)
 {
     return (int32_t)(of * 1000003u + (uint32_t)at * 31u + 5u);
+}
+
+/* The first call after the operation withdraws its memory: it returns when the result is there. */
+static void run_withdrawn(size_t count)
+{
+    must(comm_mem_register(client, memory, MEMORY_BYTES, memfd, 0), "comm_mem_register");
+    for (size_t i = 0; i < count; i++) {
+        memory[i] = value(rank, i);
+    }
+    if (rank == 1) {
+        usleep(LATE_US);
+    }
+    must(comm_all_reduce(comm, memory, memory, count, COMM_I32, COMM_SUM, NULL), "comm_all_reduce");
+    must(comm_mem_deregister(client, memory), "comm_mem_deregister");
+    for (size_t i = 0; i < count; i++) {
+        if (memory[i] != value(0, i) + value(1, i)) {
+            fail("the memory was withdrawn before the operation ended", count);
+        }
+    }
+    must(comm_sync(comm, 0), "comm_sync");
+}
+
+static void run_freed(size_t count)
+{
+    void *freed;
+    must(comm_mem_alloc(client, MEMORY_BYTES, COMM_DEVICE_HOST, &freed), "comm_mem_alloc");
+    memset(freed, 1, MEMORY_BYTES);
+    if (rank == 1) {
+        usleep(LATE_US);
+    }
+    must(comm_all_reduce(comm, freed, freed, count, COMM_I32, COMM_SUM, NULL), "comm_all_reduce");
+    must(comm_mem_free(client, freed), "comm_mem_free");
+    must(comm_sync(comm, 0), "comm_sync");
 }
 
 /* With a queue, an operation is not for cells: rank 1 hands it to commd. */
@@ -138,6 +172,7 @@ static void run_let_go(void)
 
 int main(int argc, char **argv)
 {
+    static const size_t counts[] = {2, 1000, 5000, 8192, 100000, 1000000};
     if (argc != 5) {
         fprintf(stderr, "usage: cells_memory NAME RANK 2 FOLDER\n");
         return 2;
@@ -153,6 +188,10 @@ int main(int argc, char **argv)
         fail("no memory", 1);
     }
     run_let_go();
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        run_withdrawn(counts[i]);
+        run_freed(counts[i]);
+    }
     leave();
     puts("checked");
     return 0;

@@ -80,7 +80,7 @@ class Cells(unittest.TestCase):
             self.assertEqual(self.finish(ranks), ["checked"] * 3)
 
     def test_registered_memory(self):
-        """What goes to commd after all does not depend on where the memory was."""
+        """Memory may be withdrawn or freed right after the call; and what goes to commd after all does not depend on where the memory was."""
         with Cluster("a") as cluster:
             folder = cluster.folder / "memory"
             folder.mkdir(mode=0o777)

@@ -27,6 +27,9 @@
  * Signals: handlers may interrupt every call; calls go on afterwards. In a handler, call only
  * comm_queue_wake.
  *
+ * Do not cancel a thread that may be in a call (pthread_cancel), and do not leave a call by longjmp or an
+ * exception: the client would stay locked. A thread that must not wait for long uses comm_wait_for.
+ *
  * Descriptors: keep 0, 1 and 2 open. Otherwise the connection may get one of these numbers, and whatever the
  * program prints goes there. The library closes its own descriptors; the program must not.
  *

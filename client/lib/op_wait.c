@@ -106,12 +106,11 @@ static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
 void ops_await_user(struct comm_client *client, const struct client_memory *memory, uint64_t deadline_ns)
 {
     struct comm_comm *comm = client->comms;
-    const struct client_op *op = NULL;
-    while (comm != NULL && (op = user_of(comm, memory)) == NULL) {
+    while (comm != NULL && user_of(comm, memory) == NULL) {
         comm = comm->next;
     }
     bool waited = false;
-    if (op != NULL && op->cell != NULL && !comm->leaving) {
+    if (comm != NULL && !comm->leaving) {
         comm->copying++; /* it must not be left meanwhile */
         waited = cells_wait(comm, deadline_ns, true);
         comm->copying--;

@@ -80,6 +80,26 @@ static void run_withdrawn(size_t count)
     must(comm_sync(comm, 0), "comm_sync");
 }
 
+/* The same of an operation that is held, because the rank may publish no more. */
+static void run_held_withdrawn(void)
+{
+    static int32_t sums[AHEAD];
+    must(comm_mem_register(client, memory, MEMORY_BYTES, memfd, 0), "comm_mem_register");
+    if (rank == 1) {
+        usleep(LATE_US);
+    }
+    for (unsigned i = 0; i < AHEAD; i++) {
+        must(comm_all_reduce(comm, &sums[i], &sums[i], 1, COMM_I32, COMM_SUM, NULL), "comm_all_reduce");
+    }
+    memory[0] = value(rank, 0);
+    must(comm_all_reduce(comm, memory, memory, 1, COMM_I32, COMM_SUM, NULL), "comm_all_reduce");
+    must(comm_mem_deregister(client, memory), "comm_mem_deregister");
+    if (memory[0] != value(0, 0) + value(1, 0)) {
+        fail("the memory was withdrawn before the held operation ended", 0);
+    }
+    must(comm_sync(comm, 0), "comm_sync");
+}
+
 static void run_freed(size_t count)
 {
     void *freed;
@@ -188,6 +208,7 @@ int main(int argc, char **argv)
         fail("no memory", 1);
     }
     run_let_go();
+    run_held_withdrawn();
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         run_withdrawn(counts[i]);
         run_freed(counts[i]);

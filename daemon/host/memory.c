@@ -115,6 +115,12 @@ static enum status map_memfd(int fd, uint64_t size_bytes, uint64_t huge_page_byt
 {
     int flags = MAP_SHARED | (huge_page_bytes != 0 ? MAP_NORESERVE : 0);
     void *base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (base == MAP_FAILED && errno == ENOMEM) {
+        return error_set(error, STATUS_NO_MEMORY,
+                         "commd cannot map %llu bytes of a client more (LimitAS= of its unit, or "
+                         "vm.max_map_count)",
+                         (unsigned long long)size_bytes);
+    }
     if (base == MAP_FAILED) {
         return error_set_errno(error, errno, "mapping %llu bytes of a client",
                                (unsigned long long)size_bytes);

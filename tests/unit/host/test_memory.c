@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -232,6 +233,29 @@ static void test_sizes(void **state)
     close(fd);
 }
 
+/* A client that asks for too much learns that memory is short, as its own mmap would say. */
+static void test_no_more_addresses(void **state)
+{
+    (void)state;
+    struct rlimit before, limit = {.rlim_cur = PAGE, .rlim_max = RLIM_INFINITY};
+    struct memory *memory = NULL;
+    struct error error = {0};
+    int fd = make_memfd(3 * PAGE, F_SEAL_SHRINK);
+    struct memory *first = import(fd, PAGE); /* what is made once is made */
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    limit.rlim_max = before.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    enum status status = memory_open_memfd(fd, 3 * PAGE, &memory, &error);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_int_equal(status, STATUS_NO_MEMORY);
+    assert_non_null(strstr(error.text, "commd cannot map 12288 bytes of a client more"));
+    assert_null(memory);
+    memory = import(fd, 3 * PAGE);
+    memory_unref(memory);
+    memory_unref(first);
+    close(fd);
+}
+
 static void test_range(void **state)
 {
     (void)state;
@@ -413,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_other_kinds),
         cmocka_unit_test(test_huge_pages),
         cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_no_more_addresses),
         cmocka_unit_test(test_range),
         cmocka_unit_test(test_client_cannot_truncate),
         cmocka_unit_test(test_left_out_of_core_dumps),

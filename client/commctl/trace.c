@@ -1,10 +1,13 @@
 #include "client/commctl/trace.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /*
  * commctl trace: writes commd's latest records of operations to a file for Perfetto (ui.perfetto.dev) or
@@ -252,21 +255,61 @@ static enum exit_code put_all(const struct trace_options *options, const struct 
     return code;
 }
 
-static enum exit_code write_trace(const struct trace_options *options, const struct trace_fetched *fetched)
+/* Keeps what the file has until there is a trace to write. Returns null, and says why, if it cannot be
+ * opened.
+ */
+static FILE *open_output(const char *path)
 {
-    FILE *out = options->path != NULL ? fopen(options->path, "we") : stdout;
+    if (path == NULL) {
+        return stdout;
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    FILE *out = fd >= 0 ? fdopen(fd, "w") : NULL;
     if (out == NULL) {
-        fprintf(stderr, "commctl: %s: %s\n", options->path, strerror(errno));
-        return EXIT_CODE_FAILURE;
+        fprintf(stderr, "commctl: %s: %s\n", path, strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    return out;
+}
+
+static bool is_same_file(FILE *one, FILE *other)
+{
+    struct stat first, second;
+    return fstat(fileno(one), &first) == 0 && fstat(fileno(other), &second) == 0 && S_ISREG(first.st_mode) &&
+           first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+/* A recording takes up to an hour: what would lose it is said before. */
+static enum exit_code check_files(const struct trace_options *options, FILE *out)
+{
+    for (int i = 0; i < options->file_count; i++) {
+        FILE *in = fopen(options->files[i], "re");
+        if (in == NULL) {
+            fprintf(stderr, "commctl: %s: %s\n", options->files[i], strerror(errno));
+            return EXIT_CODE_FAILURE;
+        }
+        bool is_output = is_same_file(in, out);
+        fclose(in);
+        if (is_output) {
+            return usage_wrong("trace", "-o", options->path, "another file than those that are read", usage);
+        }
+    }
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code write_trace(const struct trace_options *options, const struct trace_fetched *fetched,
+                                  FILE *out)
+{
+    if (out != stdout) {
+        (void)!ftruncate(fileno(out), 0); /* what is no regular file has nothing to truncate */
     }
     enum exit_code code = put_all(options, fetched, out);
     bool failed = fflush(out) != 0 || ferror(out) != 0;
     if (failed) {
         fprintf(stderr, "commctl: %s: %s\n", options->path != NULL ? options->path : "standard output",
                 strerror(errno));
-    }
-    if (out != stdout) {
-        fclose(out);
     }
     return failed ? EXIT_CODE_FAILURE : code;
 }
@@ -304,9 +347,15 @@ enum exit_code verb_trace(struct commctl *commctl, int argc, char **argv)
     if (code != EXIT_CODE_OK) {
         return code;
     }
-    code = fetch(commctl, &options, &fetched);
-    if (code == EXIT_CODE_OK) {
-        code = write_trace(&options, &fetched);
+    FILE *out = open_output(options.path);
+    if (out == NULL) {
+        return EXIT_CODE_FAILURE;
+    }
+    code = check_files(&options, out);
+    code = code == EXIT_CODE_OK ? fetch(commctl, &options, &fetched) : code;
+    code = code == EXIT_CODE_OK ? write_trace(&options, &fetched, out) : code;
+    if (out != stdout) {
+        fclose(out);
     }
     for (size_t i = 0; i < fetched.name_count; i++) {
         free(fetched.names[i].name);

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import time
 import unittest
 
 from cluster import BUILD, Cluster, run
@@ -162,8 +163,14 @@ class Trace(unittest.TestCase):
         with Cluster("a", namespaces=False) as cluster:
             for arguments in (["--seconds", "0"], ["--seconds", "nan"], ["--seconds", "x"], ["--what"]):
                 self.assertEqual(cluster.commctl("a", "trace", *arguments).returncode, 2, arguments)
-            self.assertEqual(cluster.commctl("a", "trace", "--seconds", "0.01", "-o", cluster.folder / "no" / "file").returncode, 1)
-            self.assertEqual(cluster.commctl("a", "trace", "--seconds", "0.01", cluster.folder / "missing.json").returncode, 1)
+            kept = cluster.folder / "kept.json"
+            kept.write_text("kept")
+            began = time.monotonic()  # what would lose the recording is said before it
+            for code, arguments in ((1, ("-o", cluster.folder / "no" / "file")), (1, (cluster.folder / "missing.json",)),
+                                    (1, ("-o", kept, cluster.folder / "missing.json")), (2, ("-o", kept, kept))):
+                self.assertEqual(cluster.commctl("a", "trace", "--seconds", "600", *arguments).returncode, code, arguments)
+            self.assertLess(time.monotonic() - began, 60)
+            self.assertEqual(kept.read_text(), "kept")
             empty = cluster.commctl("a", "trace", "--seconds", "0.01")
             self.assertEqual({event["ph"] for event in json.loads(empty.stdout)["traceEvents"]}, {"M"})
             # As a user on the clients' socket: tracing is off, and only administrators can turn it on.

@@ -219,6 +219,8 @@ bool comms_cells_are_pending(const struct comms_member *member)
     if (used && comm->cells->between_nodes) {
         return head > member->posted_seq; /* commd has not taken it */
     }
+    /* Operations that it gave to commd have ended, or are pending there. So have those before them. */
+    used = used && head > member->posted_seq;
     for (uint32_t i = 0; used && i < comm->local_count; i++) {
         if (comm->locals[i] != NULL && comms_cells_head(comm->locals[i]) < head) {
             return true;

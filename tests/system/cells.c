@@ -9,6 +9,7 @@
  *   - mismatch: in every third operation the ranks contradict each other; the others are right
  *   - counts FILE: a number of operations that the test knows; goes on when the file exists
  *   - refused: between right calls, one rank makes calls that are refused
+ *   - left: rank 0 hands an operation to commd, which times out, and leaves before rank 1 calls it
  *   - late ROUNDS: in each round, one rank is late for one operation; 200 more operations are right
  *
  * It prints its result as the last line. Or it prints what is wrong, and exits with 1.
@@ -436,12 +437,34 @@ static void run_late(uint64_t rounds)
     puts("checked");
 }
 
+/* With a queue, an operation is not for cells. Both ranks learn the same, though rank 0 has left. */
+static void run_left(void)
+{
+    int32_t value = 1;
+    size_t taken = 0;
+    comm_queue_t *queue;
+    comm_completion_t completion;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    add_and_check(0);
+    must(comm_queue_create(client, &queue), "comm_queue_create");
+    options.queue = queue;
+    options.timeout_ms = LATE_TIMEOUT_MS;
+    usleep(rank == 0 ? 0 : 2 * LATE_MS * 1000);
+    must(comm_all_reduce(comm, &value, &value, 1, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
+    must(comm_queue_next(queue, &completion, 1, &taken, TIMEOUT_MS), "comm_queue_next");
+    if (taken != 1 || completion.result != COMM_TIMED_OUT) {
+        fprintf(stderr, "rank %u: %s\n", rank, comm_result_text(completion.result));
+        exit(EXIT_FAILURE);
+    }
+    comm_queue_destroy(queue);
+    puts("checked");
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(
-            stderr,
-            "usage: cells NAME RANK SIZE random|slices|mismatch|counts|refused|late [ARGUMENT [STEPS]]\n");
+        fprintf(stderr, "usage: cells NAME RANK SIZE random|slices|mismatch|counts|refused|left|late "
+                        "[ARGUMENT [STEPS]]\n");
         return 2;
     }
     const char *mode = argv[4], *argument = argc > 5 ? argv[5] : "1";
@@ -455,6 +478,8 @@ int main(int argc, char **argv)
         run_counts(argument);
     } else if (strcmp(mode, "refused") == 0) {
         run_refused();
+    } else if (strcmp(mode, "left") == 0) {
+        run_left();
     } else {
         run_late(strtoull(argument, NULL, 10));
     }

@@ -213,6 +213,12 @@ class Cells(unittest.TestCase):
             for off in ((), (0, 1, 2)):
                 self.assertEqual(self.finish(self.start(cluster, f"refused{len(off)}", 3, "refused", off=off)), ["checked"] * 3)
 
+    def test_a_rank_that_left_after_a_deadline(self):
+        """A rank whose operations have all ended leaves in order. Who comes late to one of them learns how it ended."""
+        with Cluster("a") as cluster:
+            for off in ((), (0, 1)):
+                self.assertEqual(self.finish(self.start(cluster, f"left{len(off)}", 2, "left", off=off)), ["checked"] * 2)
+
     def test_cells_after_a_deadline(self):
         """The communicator uses its cells again."""
         with Cluster("a") as cluster:

@@ -52,18 +52,27 @@ comm_result_t comm_group_begin(void)
     return COMM_OK;
 }
 
+/* Returns the array, with room for one more element; null if memory is short: then it is as it was. */
+static void *with_room(void *array, size_t count, size_t *capacity, size_t element_bytes)
+{
+    if (count < *capacity) {
+        return array;
+    }
+    size_t larger = *capacity != 0 ? 2 * *capacity : 16;
+    void *grown = reallocarray(array, larger, element_bytes);
+    *capacity = grown != NULL ? larger : *capacity;
+    return grown;
+}
+
 /* Adds the communicator to those with streams. */
 static comm_result_t add_streams(const struct comm_comm *comm, uint64_t capture_id)
 {
-    if (group.stream_count == group.stream_capacity) {
-        size_t capacity = group.stream_capacity != 0 ? 2 * group.stream_capacity : 16;
-        struct streams *grown = reallocarray(group.streams, capacity, sizeof *grown);
-        if (grown == NULL) {
-            return error_report(COMM_NO_MEMORY, "no memory for a group");
-        }
-        group.streams = grown;
-        group.stream_capacity = capacity;
+    struct streams *grown =
+        with_room(group.streams, group.stream_count, &group.stream_capacity, sizeof *grown);
+    if (grown == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for a group");
     }
+    group.streams = grown;
     group.streams[group.stream_count++] =
         (struct streams){.comm = comm, .comm_id = comm->comm_id, .capture_id = capture_id};
     return COMM_OK;
@@ -113,15 +122,12 @@ comm_result_t group_check_capture(const struct comm_comm *comm, const struct cli
 
 comm_result_t group_add_captured(const struct capture_entry *entry)
 {
-    if (group.captured_count == group.captured_capacity) {
-        size_t capacity = group.captured_capacity != 0 ? 2 * group.captured_capacity : 16;
-        struct capture_entry *grown = reallocarray(group.captured, capacity, sizeof *grown);
-        if (grown == NULL) {
-            return error_report(COMM_NO_MEMORY, "no memory for a group");
-        }
-        group.captured = grown;
-        group.captured_capacity = capacity;
+    struct capture_entry *grown =
+        with_room(group.captured, group.captured_count, &group.captured_capacity, sizeof *grown);
+    if (grown == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for a group");
     }
+    group.captured = grown;
     struct client_call *copy = call_copy(entry->call, entry->comm->size);
     if (copy == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for a group");
@@ -167,16 +173,11 @@ static void forget_streams(const struct comm_comm *comm)
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
                         const struct stream_order *order)
 {
-    if (group.count == group.capacity) {
-        size_t capacity = group.capacity != 0 ? 2 * group.capacity : 64;
-        struct client_entry *grown = reallocarray(group.entries, capacity, sizeof *grown);
-        if (grown == NULL) {
-            return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name,
-                                comm->name);
-        }
-        group.entries = grown;
-        group.capacity = capacity;
+    struct client_entry *grown = with_room(group.entries, group.count, &group.capacity, sizeof *grown);
+    if (grown == NULL) {
+        return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name, comm->name);
     }
+    group.entries = grown;
     struct client_call *copy = call_copy(call, comm->size);
     bool has_queue = call->options.queue != NULL;
     struct client_op *op = copy != NULL && has_queue ? op_new(comm, copy) : NULL;

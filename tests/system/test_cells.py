@@ -70,23 +70,22 @@ class Cells(unittest.TestCase):
             for off in ((), (0, 1, 2)):
                 self.assertEqual(self.finish(self.start(cluster, f"odd{len(off)}", 3, "mismatch", off=off)), ["checked"] * 3)
 
-    def test_handles_that_end_early(self):
-        """Roots that send, those that send to a root, and readers of a root's data wait for nobody else. What they sent stays what it was."""
+    def check_with_folder(self, program, size):
+        """Runs the program's ranks, which tell each other by files how far they are."""
         with Cluster("a") as cluster:
-            folder = cluster.folder / "roots"
+            folder = cluster.folder / program
             folder.mkdir(mode=0o777)
             folder.chmod(0o777)
-            ranks = [cluster.client("a", BUILD / "tests/system/cells_roots", "roots", rank, 3, folder) for rank in range(3)]
-            self.assertEqual(self.finish(ranks), ["checked"] * 3)
+            ranks = [cluster.client("a", BUILD / f"tests/system/{program}", program, rank, size, folder) for rank in range(size)]
+            self.assertEqual(self.finish(ranks), ["checked"] * size)
+
+    def test_handles_that_end_early(self):
+        """Roots that send, those that send to a root, and readers of a root's data wait for nobody else. What they sent stays what it was."""
+        self.check_with_folder("cells_roots", 3)
 
     def test_registered_memory(self):
         """Memory may be withdrawn or freed right after the call; and what goes to commd after all does not depend on where the memory was."""
-        with Cluster("a") as cluster:
-            folder = cluster.folder / "memory"
-            folder.mkdir(mode=0o777)
-            folder.chmod(0o777)
-            ranks = [cluster.client("a", BUILD / "tests/system/cells_memory", "memory", rank, 2, folder) for rank in range(2)]
-            self.assertEqual(self.finish(ranks), ["checked"] * 2)
+        self.check_with_folder("cells_memory", 2)
 
     def test_a_killed_rank(self):
         """Every survivor has the same last operation that ended well."""

@@ -204,8 +204,8 @@ static void swap(struct local *local, ncclComm_t *comm, int *rank)
     *rank = own_rank;
 }
 
-/* Each communicator has operations between those of the other, in the same group and on the same streams. The
- * child lives on when its parent is gone. */
+/* Each communicator has operations between those of the other, in the same group and on the same streams. Only
+ * those of one communicator run in the order of the calls. The child lives on when its parent is gone. */
 void case_children(void)
 {
     ncclComm_t children[LOCAL_MAX];
@@ -233,22 +233,20 @@ void case_children(void)
         expect(ncclAllGather(AT(local->send), AT(at(local->receive, count)), count, ncclInt32,
                              children[local - locals], STREAM(local)),
                ncclSuccess, "the child");
-        expect(ncclAllReduce(AT(local->send), AT(local->send), count, ncclInt32, ncclMin, local->comm,
-                             STREAM(local)),
+        expect(ncclAllReduce(AT(local->receive), AT(at(local->receive, count * (size_t)(size + 1))), count,
+                             ncclInt32, ncclMin, local->comm, STREAM(local)),
                ncclSuccess, "the parent again");
     }
     expect(ncclGroupEnd(), ncclSuccess, "ncclGroupEnd");
     EACH(local)
     {
-        get(local, local->receive, count * (size_t)(size + 1));
-        for (size_t i = 0; i < count * (size_t)(size + 1); i++) {
+        get(local, local->receive, count * (size_t)(size + 2));
+        for (size_t i = 0; i < count * (size_t)(size + 2); i++) {
             int block = (int)(i / count) - 1; /* the child counts its ranks backwards */
-            check_word(local, "parent and child", i,
-                       block < 0 ? sum_of(size, i, 0) : value_of(size - 1 - block, i % count, 0));
-        }
-        get(local, local->send, count);
-        for (size_t i = 0; i < count; i++) {
-            check_word(local, "in place behind the child", i, value_of(0, i, 0));
+            bool is_of_parent = block < 0 || block == size;
+            check_word(local, is_of_parent ? "parent" : "child", i,
+                       is_of_parent ? sum_of(size, i % count, 0)
+                                    : value_of(size - 1 - block, i % count, 0));
         }
     }
     EACH(local)

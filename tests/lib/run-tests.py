@@ -9,8 +9,9 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
 Programs and then unittest files run two at a time. Beside them run the tests that mostly wait, one after the other. They keep less than half a
 processor busy, and have WAITS = True at their top. A C file has that in a comment of its own. Files with ALONE = True at their top come last, one
 after the other. The line of each shows its seconds, and for how long it and its children kept processors busy. Each skip is shown with its reason: that of unittest, or for cmocka
-the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. The last line is "N
-passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests ran and none failed.
+the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. All failures are shown once
+more at the end, each with what its test printed. The last line is "N passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests
+ran and none failed.
 
 If COMMD_TEST_RUNNER is set, programs run under it, for example "qemu-aarch64" for programs of another machine.
 A file in the same folder as a conftest.py is for pytest. It runs with the first of COMMD_PYTHON, this Python and /usr/bin/python3 that has numpy
@@ -37,6 +38,8 @@ TIMEOUT_S = int(os.environ.get("COMMD_TEST_TIMEOUT_S", "300"))
 AT_ONCE = 2
 CLEAN_UP_S = 10  # time for a stopped test to end its daemons and remove its network namespaces
 TAIL_LINES = 80
+AGAIN_LINES = 30  # of a failed test's own output, at the end of the run
+RESULT = re.compile(r"(not )?ok (\d+)\b\s*(?:- )?(.*)")
 NO_REASON = "no reason given"
 
 
@@ -50,6 +53,7 @@ class Runner:
         self.lock = threading.Lock()
         self.stopping = False
         self.passed = self.failed = self.skipped = 0
+        self.failures = []  # the lines that are shown once more at the end
 
     def run(self, path):
         """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds, seconds of processors or None)."""
@@ -131,6 +135,9 @@ class Runner:
             if len(lines) > TAIL_LINES:
                 print(f"     | ... {len(lines) - TAIL_LINES} lines before")
             print("".join(f"     | {line}\n" for line in lines[-TAIL_LINES:]), end="")
+        for name in failed:
+            self.failures.append(f"failed: {short(path)}: {name}")
+            self.failures += [f"failed:     {line}" for line in output_of(name, output)[-AGAIN_LINES:]]
         sys.stdout.flush()
 
     def run_all(self, paths):
@@ -213,6 +220,22 @@ def short(path):
     return os.path.relpath(absolute, build) if build and absolute.startswith(build + os.sep) else path
 
 
+def output_of(name, output):
+    """Returns the lines that a failed test printed: those around its result, up to the results before and behind. Without a result: the last lines."""
+    lines, found = [], False
+    for line in output.splitlines():
+        result = RESULT.match(line)
+        if result is None:
+            lines.append(line)
+        elif found:
+            break
+        elif result.group(1) and result.group(3).strip() == name:
+            found = True
+        else:
+            lines = []
+    return lines
+
+
 def count_tap(output):
     """Returns (passed, names of failures, [(name, reason)] of skips, announced number or None)."""
     passed, failed, skipped, planned = 0, [], [], None
@@ -226,7 +249,7 @@ def count_tap(output):
         if plan:
             planned = (planned or 0) + int(plan.group(1))  # there is one plan for each group of tests
             continue
-        result = re.match(r"(not )?ok (\d+)\b\s*(?:- )?(.*)", line)
+        result = RESULT.match(line)
         if not result:
             continue
         name = result.group(3).strip()
@@ -373,6 +396,7 @@ def main():
         status = 130
     finally:
         runner.stop_all()
+    print("".join(f"{line}\n" for line in runner.failures), end="")
     counts = f"{runner.passed} passed, {runner.failed} failed"
     print(counts + (f", {runner.skipped} skipped" if runner.skipped else ""), flush=True)
     return status or (1 if runner.failed or not runner.passed else 0)

@@ -575,6 +575,9 @@ enum status daemon_run(const struct daemon_options *options, struct error *error
     struct daemon daemon = {.options = options};
     stream_parking_init(&daemon.parking);
     thread_take_short_turns();
+    uint64_t wake_ns = thread_measure_wake_ns();
+    spin_init(&daemon.network_spin, wake_ns);
+    spin_init(&daemon.client_spin, wake_ns);
     enum status status = daemon_make(&daemon, error);
     if (status == STATUS_OK) {
         node_source_follow(daemon.node_source, loop_now_ns());

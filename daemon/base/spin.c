@@ -1,5 +1,12 @@
 #include "daemon/base/spin.h"
 
+void spin_init(struct spin *spin, uint64_t wake_ns)
+{
+    uint64_t longest_ns =
+        wake_ns < SPIN_LONGEST_MAX_NS / SPIN_WAKES ? SPIN_WAKES * wake_ns : SPIN_LONGEST_MAX_NS;
+    *spin = (struct spin){.longest_ns = longest_ns > SPIN_LONGEST_MIN_NS ? longest_ns : SPIN_LONGEST_MIN_NS};
+}
+
 void spin_found(struct spin *spin, uint64_t now_ns)
 {
     if (now_ns >= spin->rest_until_ns) {
@@ -9,8 +16,9 @@ void spin_found(struct spin *spin, uint64_t now_ns)
 
 void spin_waited(struct spin *spin, uint64_t waited_ns)
 {
-    uint64_t next_ns = waited_ns < SPIN_PAYS_NS ? 2 * spin->length_ns : spin->length_ns / 2;
-    spin->length_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, SPIN_MAX_NS);
+    bool pays = waited_ns < SPIN_PAYS * spin->longest_ns;
+    uint64_t next_ns = pays ? 2 * spin->length_ns : spin->length_ns / 2;
+    spin->length_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, spin->longest_ns);
 }
 
 void spin_yielded(struct spin *spin, uint64_t before_ns, uint64_t now_ns)

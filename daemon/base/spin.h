@@ -12,11 +12,14 @@
  *
  * The thread yields its processor in each turn of a spin. So spinning pays with one processor, too: the
  * process that waits for the thread runs meanwhile, and neither has to wake the other. The struct is the
- * caller's, zero at first.
+ * caller's; spin_init sets it.
  */
-#define SPIN_MAX_NS (50 * TIME_US) /* about the time that it takes to be woken, and to wake */
+#define SPIN_WAKES 4u                       /* the longest spin lasts so many times as long as being woken, */
+#define SPIN_LONGEST_MIN_NS (50 * TIME_US)  /* but at least this, */
+#define SPIN_LONGEST_MAX_NS (250 * TIME_US) /* and at most this */
 #define SPIN_MIN_NS (4 * TIME_US)
-#define SPIN_PAYS_NS (2 * SPIN_MAX_NS) /* with wake-up and handling: a shorter wait should be a spin */
+#define SPIN_PAYS                                                                                            \
+    2u /* a wait below so many times the longest spin should be a spin: it has a wake-up in it */
 /* If yielding takes this long, another process runs on our core. Sleeping then wakes us sooner than spinning.
  */
 #define SPIN_CROWDED_NS (2 * TIME_MS)
@@ -24,11 +27,15 @@
 #define SPIN_REST_MAX_NS (1 * TIME_S)
 
 struct spin {
+    uint64_t longest_ns;
     uint64_t length_ns;
     uint64_t until_ns;
     uint64_t rest_ns, rest_until_ns;
 };
 
+/* wake_ns: how long it takes to be woken on this machine (thread_measure_wake_ns). It differs by a factor of
+ * ten: a processor of a virtual machine that has nothing to do may leave it to the host. */
+void spin_init(struct spin *spin, uint64_t wake_ns);
 /* There was work: the spin begins anew. */
 void spin_found(struct spin *spin, uint64_t now_ns);
 /* A wait is over, after so long. If a spin would have seen its end, the next spins are longer; otherwise they

@@ -2,6 +2,7 @@
 #define DAEMON_BASE_THREAD_H
 
 #include <pthread.h>
+#include <stdint.h>
 
 #define THREAD_TURN_NS 100000u /* the shortest turn that Linux grants */
 
@@ -19,5 +20,14 @@ int thread_start(pthread_t *out, const pthread_attr_t *attributes, void *(*funct
  * changes.
  */
 void thread_take_short_turns(void);
+
+#define THREAD_WAKE_DEFAULT_NS 12000u
+/*
+ * Measures how long a thread that sleeps takes to run again when its processor has nothing else to do: by
+ * some microseconds, or on some virtual machines by 50. The calling thread sleeps for a tenth of a
+ * millisecond several times; it gives up after 20 ms, as on a busy machine. Returns the lower quartile, or
+ * THREAD_WAKE_DEFAULT_NS if it has too few.
+ */
+uint64_t thread_measure_wake_ns(void);
 
 #endif

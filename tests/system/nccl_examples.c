@@ -204,8 +204,9 @@ static void swap(struct local *local, ncclComm_t *comm, int *rank)
     *rank = own_rank;
 }
 
-/* Each communicator has operations between those of the other, in the same group and on the same streams. Only
- * those of one communicator run in the order of the calls. The child lives on when its parent is gone. */
+/* Each communicator has operations between those of the other, in the same group and on the same streams.
+ * Only those of one communicator run in the order of the calls. The child lives on when its parent is gone.
+ */
 void case_children(void)
 {
     ncclComm_t children[LOCAL_MAX];
@@ -245,8 +246,7 @@ void case_children(void)
             int block = (int)(i / count) - 1; /* the child counts its ranks backwards */
             bool is_of_parent = block < 0 || block == size;
             check_word(local, is_of_parent ? "parent" : "child", i,
-                       is_of_parent ? sum_of(size, i % count, 0)
-                                    : value_of(size - 1 - block, i % count, 0));
+                       is_of_parent ? sum_of(size, i % count, 0) : value_of(size - 1 - block, i % count, 0));
         }
     }
     EACH(local)

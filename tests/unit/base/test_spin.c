@@ -13,27 +13,48 @@
 static void test_short_waits_make_long_spins(void **state)
 {
     (void)state;
-    struct spin spin = {0};
+    const uint64_t longest_ns = 100 * TIME_US;
+    struct spin spin;
+    spin_init(&spin, longest_ns / SPIN_WAKES);
     uint64_t now_ns = 1;
     for (int i = 0; i < 8; i++) {
         spin_found(&spin, now_ns);
-        spin_waited(&spin, SPIN_PAYS_NS - 1);
+        spin_waited(&spin, SPIN_PAYS * longest_ns - 1);
     }
-    assert_int_equal(spin.length_ns, SPIN_MAX_NS);
+    assert_int_equal(spin.length_ns, longest_ns);
     spin_found(&spin, now_ns);
-    assert_true(spin_goes_on(&spin, now_ns + SPIN_MAX_NS - 1));
-    assert_false(spin_goes_on(&spin, now_ns + SPIN_MAX_NS));
+    assert_true(spin_goes_on(&spin, now_ns + longest_ns - 1));
+    assert_false(spin_goes_on(&spin, now_ns + longest_ns));
     for (int i = 0; i < 8; i++) {
         spin_found(&spin, now_ns);
-        spin_waited(&spin, SPIN_PAYS_NS);
+        spin_waited(&spin, SPIN_PAYS * longest_ns);
     }
     assert_int_equal(spin.length_ns, SPIN_MIN_NS);
+}
+
+/* The longest spin follows what being woken costs, within its bounds. */
+static void test_slow_wakes_make_longer_spins(void **state)
+{
+    (void)state;
+    const struct {
+        uint64_t wake_ns, longest_ns;
+    } cases[] = {{0, SPIN_LONGEST_MIN_NS},
+                 {SPIN_LONGEST_MIN_NS / SPIN_WAKES, SPIN_LONGEST_MIN_NS},
+                 {40 * TIME_US, SPIN_WAKES * 40 * TIME_US},
+                 {SPIN_LONGEST_MAX_NS, SPIN_LONGEST_MAX_NS},
+                 {UINT64_MAX, SPIN_LONGEST_MAX_NS}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct spin spin;
+        spin_init(&spin, cases[i].wake_ns);
+        assert_int_equal(spin.longest_ns, cases[i].longest_ns);
+        assert_false(spin_goes_on(&spin, 1));
+    }
 }
 
 static void test_nobody_spins_on_a_crowded_processor(void **state)
 {
     (void)state;
-    struct spin spin = {.length_ns = SPIN_MAX_NS};
+    struct spin spin = {.length_ns = SPIN_LONGEST_MIN_NS};
     uint64_t now_ns = TIME_S, rest_ns = SPIN_REST_MIN_NS;
     for (int i = 0; i < 6; i++) {
         spin_found(&spin, now_ns);
@@ -53,6 +74,7 @@ static void test_nobody_spins_on_a_crowded_processor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_short_waits_make_long_spins),
+                                       cmocka_unit_test(test_slow_wakes_make_longer_spins),
                                        cmocka_unit_test(test_nobody_spins_on_a_crowded_processor)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

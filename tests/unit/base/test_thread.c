@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -74,6 +75,14 @@ static void test_short_turns_are_inherited(void **state)
     assert_int_equal(after.nice, before.nice);
 }
 
+static void test_measuring_wakes_keeps_the_slack(void **state)
+{
+    (void)state;
+    int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    assert_true(thread_measure_wake_ns() > 0);
+    assert_int_equal(prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0), before);
+}
+
 static void test_a_thread_that_cannot_be_made(void **state)
 {
     (void)state;
@@ -96,6 +105,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_signals_are_the_makers),
                                        cmocka_unit_test(test_short_turns_are_inherited),
+                                       cmocka_unit_test(test_measuring_wakes_keeps_the_slack),
                                        cmocka_unit_test(test_a_thread_that_cannot_be_made)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

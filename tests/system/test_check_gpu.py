@@ -40,7 +40,8 @@ class CheckGpu(unittest.TestCase):
             self.assertEqual(code, 0, output)
             written = json.loads(report.read_text())
         self.assertEqual(written["left_out"], [])
-        self.assertEqual(len(written["bars"]), 17, written["bars"])
+        self.assertIn("QUIC, one connection, each way", written["figures"])  # 0 on a busy machine: then two nodes have no bar
+        self.assertEqual(len(written["bars"]), 16 + (written["figures"]["QUIC, one connection, each way"][0] > 0), written["bars"])
         for who in ("alone", "nccl", "kernels", "auto"):
             self.assertIn(f"several/{who}/2/1048576/median", written["figures"])
 

@@ -64,8 +64,7 @@ bool cells_are_short(const struct op_terms *terms, uint32_t rank_count)
 
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)
 {
-    bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
-    return from_root && rank != terms->root_rank
+    return op_kind_is_from_root(terms->kind) && rank != terms->root_rank
                ? 0
                : (size_t)(terms->count_elements * published_element_bytes(terms, rank_count));
 }
@@ -119,6 +118,12 @@ static bool others_have_published(struct cells_shared *shared, uint32_t rank_cou
     return true;
 }
 
+/* Whether the other ranks need this rank's cell and no other. */
+static bool is_read_alone(const struct op_terms *terms, uint32_t rank)
+{
+    return op_kind_is_from_root(terms->kind) && terms->root_rank == rank;
+}
+
 uint32_t cells_lie_down(struct cells_shared *shared, uint32_t rank)
 {
     struct cells_rank *own = &shared->ranks[rank];
@@ -165,10 +170,16 @@ void cells_publish(struct cells_shared *shared, uint32_t rank_count, uint32_t ra
     } else {
         atomic_signal_fence(memory_order_seq_cst);
     }
-    /* Nobody can go on before the last rank has published. Of those that think they are the last, one is
-     * right. A rank that hands the operation over rings for itself. */
-    if (any_sleeps(shared, rank_count, rank) && others_have_published(shared, rank_count, rank, seq)) {
-        ring_sleepers(shared, rank_count, rank);
+    /* Nobody can go on before the last rank has published; readers wait for their root alone. A rank that
+     * hands the operation over rings for itself. */
+    if (any_sleeps(shared, rank_count, rank)) {
+        /* Two ranks may publish at once. One of them at least sees the other's cell, and rings for a third.
+         */
+        atomic_thread_fence(memory_order_seq_cst);
+        if (is_read_alone(&cells_header(shared, rank, seq)->said.terms, rank) ||
+            others_have_published(shared, rank_count, rank, seq)) {
+            ring_sleepers(shared, rank_count, rank);
+        }
     }
 }
 

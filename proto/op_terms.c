@@ -78,8 +78,8 @@ void op_terms_describe(const struct op_terms *terms, char *out, size_t size)
     }
     text_add(out, size, &length, "%s", dtype_text(terms->dtype));
     if (op_kind_has_root(terms->kind)) {
-        bool from = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
-        text_add(out, size, &length, " %s rank %u", from ? "from" : "to", terms->root_rank);
+        text_add(out, size, &length, " %s rank %u", op_kind_is_from_root(terms->kind) ? "from" : "to",
+                 terms->root_rank);
     }
     if (op_kind_reduces(terms->kind)) {
         text_add(out, size, &length, ", %s", reduce_text(terms->reduce));

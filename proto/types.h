@@ -165,6 +165,11 @@ static inline bool op_kind_is_scan(enum op_kind kind)
     return op_kind_is_among(kind, OP_KINDS_OF_SCANS);
 }
 /* Whether a rank has an input, or an output. The root of a broadcast may have an output as well. */
+/* Whether the root's data go to the other ranks. */
+static inline bool op_kind_is_from_root(enum op_kind kind)
+{
+    return op_kind_is_among(kind, OP_KINDS_ROOT_READS);
+}
 static inline bool op_kind_reads(enum op_kind kind, bool is_root)
 {
     return !op_kind_is_among(kind, OP_KINDS_NOBODY_READS) &&

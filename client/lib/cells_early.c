@@ -20,7 +20,7 @@ enum cells_needs cells_needs_of(const struct client_cells *cells, const struct c
                                 bool in_slices)
 {
     const struct op_terms *terms = &call->terms;
-    bool from_root = terms->kind == OP_KIND_BROADCAST || terms->kind == OP_KIND_SCATTER;
+    bool from_root = op_kind_is_from_root(terms->kind);
     bool is_root = cells->rank == terms->root_rank;
     if (!op_kind_has_root(terms->kind) || terms->has_layouts != 0 || in_slices ||
         cells_is_between_nodes(cells) || (is_root && !from_root)) {

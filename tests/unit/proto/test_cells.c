@@ -33,6 +33,15 @@ struct world {
     unsigned long ends;
 };
 
+/* The caller frees them. */
+static struct cells_shared *new_cells(size_t size_bytes)
+{
+    struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, size_bytes);
+    assert_non_null(shared);
+    memset(shared, 0, size_bytes);
+    return shared;
+}
+
 /* Worlds from which all orders were tried, as hashes; 0: none. */
 static uint64_t seen[SEEN_MAX];
 
@@ -248,9 +257,7 @@ static void try_all_orders(uint32_t ranks, const enum part parts[RANKS_MAX][OPS]
     memset(seen, 0, sizeof seen);
     memcpy(world.parts, parts, sizeof world.parts);
     memcpy(world.ops, ops, sizeof world.ops);
-    world.shared = aligned_alloc(CELLS_PAGE_BYTES, cells_control_bytes(ranks));
-    assert_non_null(world.shared);
-    memset(world.shared, 0, cells_control_bytes(ranks));
+    world.shared = new_cells(cells_control_bytes(ranks));
     visit(&world);
     assert_true(world.ends > 0);
     free(world.shared);
@@ -302,6 +309,38 @@ static void test_every_order_of_three_ranks(void **state)
         for (uint32_t ops = 0; ops <= 1; ops++) {
             try_all_orders(3, parts, (const uint32_t[RANKS_MAX]){1, 1, ops}, RETIRES);
         }
+    }
+}
+
+/* Readers sleep until their root has published; in other operations, until all have. */
+static void test_who_wakes_a_sleeper(void **state)
+{
+    (void)state;
+    const struct {
+        enum op_kind kind;
+        uint32_t root_rank;
+        bool first_wakes;
+    } cases[] = {{OP_KIND_BROADCAST, 0, true},
+                 {OP_KIND_BROADCAST, 1, false},
+                 {OP_KIND_SCATTER, 0, true},
+                 {OP_KIND_REDUCE, 0, false},
+                 {OP_KIND_BARRIER, 0, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cells_shared *shared = new_cells(cells_control_bytes(3));
+        const struct op_terms terms = {.kind = cases[i].kind, .root_rank = cases[i].root_rank};
+        uint32_t bell = cells_lie_down(shared, 2);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            cells_header(shared, rank, 1)->said.terms = terms;
+        }
+        cells_publish(shared, 3, 0, 1, false);
+        assert_int_equal(shared->ranks[2].bell != bell, cases[i].first_wakes);
+        bell = shared->ranks[2].bell;
+        cells_publish(shared, 3, 2, 1, false); /* a sleeper's rank has published; itself it does not wake */
+        assert_int_equal(shared->ranks[2].bell, bell);
+        cells_publish(shared, 3, 1, 1, false);
+        assert_int_not_equal(shared->ranks[2].bell, bell);
+        cells_get_up(shared, 2);
+        free(shared);
     }
 }
 
@@ -440,9 +479,7 @@ static void run_threads(unsigned seed, uint64_t rounds, bool retires)
 {
     struct job jobs[THREADS];
     pthread_t threads[THREADS];
-    struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, cells_bytes(THREADS));
-    assert_non_null(shared);
-    memset(shared, 0, cells_bytes(THREADS));
+    struct cells_shared *shared = new_cells(cells_bytes(THREADS));
     cells_begin(shared, true);
     for (uint32_t rank = 0; rank < THREADS; rank++) {
         bool needs_fences =
@@ -488,7 +525,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_order_of_two_ranks),  cmocka_unit_test(test_every_order_of_three_ranks),
         cmocka_unit_test(test_every_order_of_an_opening), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_threads_and_a_retirement),
+        cmocka_unit_test(test_threads_and_a_retirement),  cmocka_unit_test(test_who_wakes_a_sleeper),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/long_call.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/time.h"
 #include "daemon/gpu/cuda_internal.h"
@@ -221,7 +222,9 @@ void gpu_calls_put(struct gpu_devices *gpus, uint32_t gpu, struct gpu_call *call
         pthread_mutex_unlock(&calls->lock);
     }
     if (!queued) {
+        long_call_begin();
         call->run(call);
+        long_call_end();
         call->done(call);
     }
 }

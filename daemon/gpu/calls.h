@@ -5,9 +5,9 @@
 #include "daemon/gpu/devices.h"
 
 /*
- * Calls of the driver that may wait for all work of a GPU: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemMap,
- * cuMemUnmap. A thread for each GPU makes them, in their order, so a GPU that hangs holds up neither the loop
- * nor other GPUs. Without gpu_calls_start, they are made in place.
+ * Calls of the driver that may wait for all work of a GPU: those that open and close clients' memory, such as
+ * cuIpcOpenMemHandle and cuMemUnmap. A thread for each GPU makes them, in their order, so a GPU that hangs
+ * holds up neither the loop nor other GPUs. Without gpu_calls_start, they are made in place.
  *
  * The queue lives in its owners' memory. A user's budget bounds how much of that user's memory waits there:
  * memory stays charged until it is closed. Who wants to open memory asks gpu_calls_check before.

@@ -5,7 +5,6 @@
 
 #include "daemon/base/checked.h"
 #include "daemon/base/descriptor.h"
-#include "daemon/base/long_call.h"
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/gpu/cuda_memory.h"
 #include "daemon/host/memory_internal.h"
@@ -128,9 +127,7 @@ static enum status check_peers(struct gpu_devices *gpus, uint32_t gpu, cuda_poin
 static enum status open_handle(struct gpu_devices *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
                                cuda_pointer *base, struct error *error)
 {
-    long_call_begin();
     cuda_result result = gpus->driver->ipc_open(base, *handle, CUDA_IPC_LAZY_PEER_ACCESS);
-    long_call_end();
     enum status status = cuda_result_status(gpus, gpu, cuda_symbol_of_ipc_open(), result, error);
     if (result == CUDA_RESULT_ALREADY_MAPPED) {
         return error_set(error, STATUS_BUSY,
@@ -183,28 +180,6 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
     (*out)->gpus = gpus;
     (*out)->gpu = (int)gpu;
     return STATUS_OK;
-}
-
-static void opening_run(struct gpu_call *call)
-{
-    struct gpu_opening *opening = (struct gpu_opening *)call;
-    if (gpu_memory_import_ipc(opening->gpus, opening->gpu, &opening->handle, opening->size_bytes,
-                              &opening->origin, &opening->memory, &opening->error) != STATUS_OK) {
-        opening->memory = NULL;
-    }
-}
-
-static void opening_done(struct gpu_call *call)
-{
-    struct gpu_opening *opening = (struct gpu_opening *)call;
-    opening->done(opening);
-}
-
-void gpu_memory_open(struct gpu_opening *opening)
-{
-    opening->memory = NULL;
-    opening->call = (struct gpu_call){.run = opening_run, .done = opening_done};
-    gpu_calls_put(opening->gpus, opening->gpu, &opening->call);
 }
 
 /* CUDA opens whole blocks, which several allocations may share. */
@@ -340,7 +315,6 @@ static enum status map_fd(const struct memory *memory, int fd, uint64_t size_byt
 {
     struct gpu_devices *gpus = memory->gpus;
     cuda_allocation allocation = 0;
-    long_call_begin();
     enum status status = cuda_enter(gpus, (uint32_t)memory->gpu, error);
     if (status == STATUS_OK) {
         status = CUDA_CALL(gpus, (uint32_t)memory->gpu, error, allocation_import, &allocation,
@@ -350,7 +324,6 @@ static enum status map_fd(const struct memory *memory, int fd, uint64_t size_byt
         status = map_chunk(memory, allocation, size_bytes, error);
         (void)gpus->driver->allocation_release(allocation); /* the mapping keeps it alive */
     }
-    long_call_end();
     return status;
 }
 
@@ -440,4 +413,58 @@ enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct err
     mapping->call = (struct gpu_call){.run = mapping_run, .done = mapping_done};
     gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, &mapping->call);
     return STATUS_OK;
+}
+
+/* --- Opening by the GPU's thread --- */
+
+/* Gives up the reference and the descriptor, too: the last reference may make calls of the driver. */
+static enum status open_pooled(struct gpu_opening *opening, struct memory **out, struct error *error)
+{
+    enum status status = STATUS_OK;
+    if (opening->pool == NULL) {
+        status = gpu_pool_import(opening->gpus, opening->gpu, opening->pool_fd, &opening->pool, error);
+    }
+    if (status == STATUS_OK) {
+        status = gpu_pool_open(opening->pool, &opening->pointer, opening->size_bytes, out, error);
+    }
+    gpu_pool_unref(opening->pool);
+    opening->pool = NULL;
+    descriptor_close(opening->pool_fd);
+    opening->pool_fd = -1;
+    return status;
+}
+
+static enum status open_any(struct gpu_opening *opening, struct memory **out, struct error *error)
+{
+    switch (opening->kind) {
+    case GPU_OPENING_HANDLE:
+        return gpu_memory_import_ipc(opening->gpus, opening->gpu, &opening->handle, opening->size_bytes,
+                                     &opening->origin, out, error);
+    case GPU_OPENING_POOLED:
+        return open_pooled(opening, out, error);
+    case GPU_OPENING_ROOM:
+        return gpu_memory_reserve(opening->gpus, opening->gpu, opening->size_bytes, out, error);
+    }
+    return error_set(error, STATUS_INTERNAL, "unknown kind of memory");
+}
+
+static void opening_run(struct gpu_call *call)
+{
+    struct gpu_opening *opening = (struct gpu_opening *)call;
+    if (open_any(opening, &opening->memory, &opening->error) != STATUS_OK) {
+        opening->memory = NULL;
+    }
+}
+
+static void opening_done(struct gpu_call *call)
+{
+    struct gpu_opening *opening = (struct gpu_opening *)call;
+    opening->done(opening);
+}
+
+void gpu_memory_open(struct gpu_opening *opening)
+{
+    opening->memory = NULL;
+    opening->call = (struct gpu_call){.run = opening_run, .done = opening_done};
+    gpu_calls_put(opening->gpus, opening->gpu, &opening->call);
 }

@@ -2,6 +2,7 @@
 #define DAEMON_GPU_CUDA_MEMORY_H
 
 #include "daemon/gpu/calls.h"
+#include "daemon/gpu/cuda_pool.h"
 #include "daemon/host/memory.h"
 #include "proto/cuda_driver.h"
 
@@ -17,25 +18,6 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
                                   const struct cuda_ipc_handle *handle, uint64_t size_bytes,
                                   const struct memory_origin *origin, struct memory **out,
                                   struct error *error) COMM_MUST_USE;
-
-/*
- * The same by the GPU's thread (calls.h). The caller fills in the first part, and keeps the struct until
- * `done`, which is called on the loop's thread: perhaps within this call. Then `memory` is the caller's, or
- * null, and `error` says why.
- */
-struct gpu_opening {
-    struct gpu_call call; /* first */
-    struct gpu_devices *gpus;
-    uint32_t gpu;
-    struct cuda_ipc_handle handle;
-    uint64_t size_bytes;
-    struct memory_origin origin;
-    void (*done)(struct gpu_opening *opening);
-    void *context; /* the caller's */
-    struct memory *memory;
-    struct error error;
-};
-void gpu_memory_open(struct gpu_opening *opening);
 
 /*
  * Virtual memory of a client on a GPU. It may consist of several allocations (like PyTorch's expandable
@@ -66,5 +48,30 @@ struct gpu_mapping {
     struct error error;
 };
 enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct error *error) COMM_MUST_USE;
+
+/*
+ * Opening by the GPU's thread (calls.h): an allocation by its IPC handle, one of a memory pool (cuda_pool.h),
+ * or addresses that are filled later. The caller fills in the first part, and keeps the struct until `done`,
+ * which is called on the loop's thread: perhaps within this call. Then `memory` is the caller's, or null, and
+ * `error` says why. It may be called again for the same handle then.
+ */
+enum gpu_opening_kind { GPU_OPENING_HANDLE, GPU_OPENING_POOLED, GPU_OPENING_ROOM };
+struct gpu_opening {
+    struct gpu_call call; /* first */
+    struct gpu_devices *gpus;
+    uint32_t gpu;
+    enum gpu_opening_kind kind;
+    uint64_t size_bytes;
+    struct cuda_ipc_handle handle; /* HANDLE: and where the memory comes from */
+    struct memory_origin origin;
+    struct cuda_pool_pointer pointer; /* POOLED: and its pool */
+    struct gpu_pool *pool;            /* a reference, which this takes over; null: import it */
+    int pool_fd;                      /* to import the pool by; this closes it. -1: none */
+    void (*done)(struct gpu_opening *opening);
+    void *context; /* the caller's */
+    struct memory *memory;
+    struct error error;
+};
+void gpu_memory_open(struct gpu_opening *opening);
 
 #endif

@@ -2,15 +2,13 @@
 
 #include <stdlib.h>
 
-#include "daemon/base/descriptor.h"
-#include "daemon/base/long_call.h"
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/host/memory_internal.h"
 
 struct gpu_pool {
     struct gpu_devices *gpus;
     uint32_t gpu;
-    _Atomic uint32_t references; /* the main thread's, and those of memories that a GPU's thread closes */
+    _Atomic uint32_t references; /* of openings, and of memories */
     cuda_pool pool;
     cuda_stream stream; /* for frees alone: cuMemFree would wait for all work of the GPU */
 };
@@ -35,10 +33,8 @@ static enum status allow_access(const struct gpu_pool *pool, struct error *error
 static enum status import(struct gpu_pool *pool, int fd, struct error *error)
 {
     struct gpu_devices *gpus = pool->gpus;
-    long_call_begin();
     enum status status = CUDA_CALL(gpus, pool->gpu, error, pool_import, &pool->pool, (void *)(intptr_t)fd,
                                    CUDA_HANDLE_POSIX_FD, 0);
-    long_call_end();
     if (status == STATUS_OK) {
         status = allow_access(pool, error);
     }
@@ -48,9 +44,6 @@ static enum status import(struct gpu_pool *pool, int fd, struct error *error)
 enum status gpu_pool_import(struct gpu_devices *gpus, uint32_t gpu, int fd, struct gpu_pool **out,
                             struct error *error)
 {
-    if (!descriptor_may_be_asked(fd)) { /* the driver queries it immediately */
-        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor does not refer to a memory pool");
-    }
     enum status status = cuda_enter(gpus, gpu, error);
     if (status != STATUS_OK) {
         return status;
@@ -146,9 +139,7 @@ static enum status import_pointer(const struct gpu_pool *pool, const struct cuda
 {
     struct gpu_devices *gpus = pool->gpus;
     struct cuda_pool_pointer copy = *data; /* CUDA's parameter is not const */
-    long_call_begin();
     cuda_result result = gpus->driver->pool_import_pointer(pointer, pool->pool, &copy);
-    long_call_end();
     if (result == CUDA_RESULT_ALREADY_MAPPED) {
         return error_set(
             error, STATUS_BUSY,

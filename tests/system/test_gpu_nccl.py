@@ -11,6 +11,7 @@ from program_case import ProgramCase
 WAITS = True
 NCCL = 'gpu_engine = "nccl";'
 HANGS = "=-1"
+MIXED = [0, -1]  # a rank on a GPU, and one on the host: their data pass through pinned memory
 
 
 COUNTS = ("operations_by_nccl", "operations_by_kernels", "operations_by_host", "nccl_refused", "nccl_failed", "nccl_stuck")
@@ -106,18 +107,28 @@ class GpuNccl(FailureCase):
             self.check_new_communicator(cluster, "aa", "host")
             cluster.wait_gpus_idle()
 
+    def stick(self, cluster, name, devices):
+        """Starts ranks whose operation hangs in a kernel of NCCL. It has no deadline: on a busy machine, that could pass before the kernel begins."""
+        stuck = self.ranks(cluster, "aa", name, "once", "op_timeout_ms=600000", devices=devices)
+        self.wait_hangs(cluster)
+        return stuck
+
+    def end_stuck(self, cluster, name, stuck):
+        cluster.commctl("a", "abort", name, "--reason", "long enough")
+        for process in stuck:
+            self.expect(process, "ABORTED", "long enough", within_s=15)
+
     def test_an_abort_that_hangs(self):
         """commd stops using these GPUs, and says why. Everything else goes on, and commd ends in time."""
         with self.cluster("ncclKernel:1,ncclCommAbort:1" + HANGS) as cluster:
-            for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1]):
-                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
-            cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is given up", timeout_s=30)
+            self.end_stuck(cluster, "stuck", self.stick(cluster, "stuck", [0, 1]))
+            cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is given up", timeout_s=60)
             errors = [gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]]
             self.assertRegex(errors[0], "GPU 0 .*NCCL did not release the GPU")
             self.assertRegex(errors[1], "GPU 1 .*NCCL did not release the GPU")
             self.assertEqual(errors[2], "")
             for process in self.ranks(cluster, "a", "on-it", "once", devices=[0]):
-                self.expect(process, "DEVICE", "NCCL did not release the GPU", within_s=10)
+                self.expect(process, "DEVICE", "NCCL did not release the GPU", within_s=15)
             self.check_new_communicator(cluster, "aa", "beside-it", [2, 2])
             self.check_new_communicator(cluster, "aa", "host")
             cluster.daemons["a"].terminate()
@@ -127,14 +138,12 @@ class GpuNccl(FailureCase):
         """NCCL's communicator of GPUs 0 and 1 is aborted, but cannot free its memory on GPU 0 while that of GPUs 0 and 2 hangs there. So commd gives up that
         one, too. Its ranks are told at once, with NCCL's words. Then both end, and no GPU counts as failed. A communicator on other GPUs goes on."""
         with self.cluster("ncclKernel:1,ncclKernel:3", gpus=5) as cluster:
-            first = self.ranks(cluster, "aa", "first", "once", "op_timeout_ms=1000", devices=[0, 1])
-            cluster.wait(lambda: counts(cluster)[0] == 1, "the first one hangs")
+            first = self.stick(cluster, "first", [0, 1])
             second = self.ranks(cluster, "aa", "second", "once", "op_timeout_ms=60000", devices=[0, 2])
             cluster.wait(lambda: counts(cluster)[0] == 2, "the second one hangs")
             beside = self.start(cluster, "aa", "beside", "loop", "steps=200", devices=[3, 4])
-            for process in first:
-                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
-            cluster.wait(lambda: counts(cluster)[4] == 1, "the first one is given up", timeout_s=20)
+            self.end_stuck(cluster, "first", first)
+            cluster.wait(lambda: counts(cluster)[4] == 1, "the first one is given up", timeout_s=40)
             for process in second:
                 self.expect(process, "DEVICE", "GPU 0, NCCL among 2 GPUs", "no progress", "another communicator", "does not end", within_s=8)
             cluster.wait(lambda: cluster.json("a", "gpus")["nccl_communicators"] == 1, "both have ended")
@@ -153,7 +162,7 @@ class GpuNccl(FailureCase):
         """Soon after the driver goes on, pinned memory can be had again. Until then, who needs some is told why not."""
         lines = [""]
         for attempt in range(20):
-            lines = [self.last_line(process, 15) for process in self.ranks(cluster, "aa", f"pins-{attempt}", "once", devices=[0, 0])]
+            lines = [self.last_line(process, 15) for process in self.ranks(cluster, "aa", f"pins-{attempt}", "once", devices=MIXED)]
             if all(line.startswith("OK") for line in lines):
                 return
             self.assertTrue(all("cuMemHostAlloc has not returned" in line for line in lines), lines)
@@ -173,9 +182,9 @@ class GpuNccl(FailureCase):
         with self.cluster("ncclKernel:1", CUDA_DOUBLE_BLOCKING_ALLOCATION="1") as cluster:
             stuck = self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=600000", devices=[0, 1])
             self.wait_hangs(cluster)
-            for process in self.ranks(cluster, "aa", "needs-memory", "once", devices=[0, 0]):
+            for process in self.ranks(cluster, "aa", "needs-memory", "once", devices=MIXED):
                 self.expect(process, "DEVICE", "cuMemHostAlloc does not return", within_s=15)
-            for process in self.ranks(cluster, "aa", "needs-it-too", "once", devices=[0, 0]):
+            for process in self.ranks(cluster, "aa", "needs-it-too", "once", devices=MIXED):
                 self.expect(process, "DEVICE", "an earlier cuMemHostAlloc has not returned", within_s=15)
             self.assertEqual(counts(cluster)[4:], [0, 0])
             cluster.commctl("a", "abort", "stuck", "--reason", "long enough")
@@ -189,7 +198,7 @@ class GpuNccl(FailureCase):
             stuck = self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=10000", devices=[0, 1])
             self.wait_hangs(cluster)
             began = time.monotonic()
-            pins = self.ranks(cluster, "aa", "needs-memory", "once", devices=[0, 0])
+            pins = self.ranks(cluster, "aa", "needs-memory", "once", devices=MIXED)
             for process in stuck:
                 self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=25)
             self.assertLess(time.monotonic() - began, 10 + 2 + 5)
@@ -201,16 +210,14 @@ class GpuNccl(FailureCase):
         """NCCL does not give back GPUs 0 and 1. Whoever uses GPU 0 with another GPU is told at once then, with NCCL's words; that GPU does not count as failed.
         An operation that is under way elsewhere goes on."""
         with self.cluster("ncclKernel:1,ncclCommAbort:1" + HANGS, gpus=5) as cluster:
-            stuck = self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 1])
-            cluster.wait(lambda: counts(cluster)[0] == 1, "the first one hangs")
+            stuck = self.stick(cluster, "stuck", [0, 1])
             shares = self.start(cluster, "aa", "shares", "loop", "pause=0.02", devices=[0, 2])
             beside = self.start(cluster, "aa", "beside", "loop", "pause=0.02", "seconds=25", devices=[3, 4])
-            for process in stuck:
-                self.expect(process, "TIMED_OUT", "NCCL among GPUs 0, 1", within_s=10)
-            cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is leaked", timeout_s=30)
+            self.end_stuck(cluster, "stuck", stuck)
+            cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is leaked", timeout_s=60)
             self.assertEqual([process.poll() for process in beside], [None, None])
             for process in shares:
-                self.expect(process, "DEVICE", "GPU 0", "NCCL did not release the GPU within 10 s, after: ", "does not end", within_s=1)
+                self.expect(process, "DEVICE", "GPU 0", "NCCL did not release the GPU within 10 s, after: ", "does not end", within_s=5)
             cluster.wait(lambda: [bool(gpu["error"]) for gpu in cluster.json("a", "gpus")["gpus"]] == [True, True, False, False, False], "GPUs 0, 1")
             self.check_new_communicator(cluster, "aa", "others", [2, 3])
             for process in beside:

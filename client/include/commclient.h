@@ -571,11 +571,10 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
  *
  * Operations of any kind may be in a group. commd gets them in one packet, or in several if they are many.
  * Those of one communicator run in the order of the calls. Those of different communicators may run at once,
- * also in one stream: then none may write what another one uses. Successive all_reduces of one communicator,
- * dtype and op run as one, with one round of messages for all of them. So do successive all_gathers of one
- * dtype, and successive reduce_scatters, but not their _v and _list forms. All ranks must group these alike
- * (agreed). Other collectives stay operations of their own.
- *
+ * also in one stream: then none may write what another one uses. The same holds for successive all_reduces of
+ * one communicator, dtype and op: they run as one, with one round of messages. So do successive all_gathers
+ * of one dtype, and successive reduce_scatters, but not their _v and _list forms. All ranks must group these
+ * alike (agreed). Other collectives stay operations of their own.
  * Calls that wait are refused in a group. No thread can wait for a collected handle before the group ends.
  */
 COMM_API COMM_CHECK comm_result_t comm_group_begin(void);

@@ -156,6 +156,7 @@ int main(int argc, char **argv)
         handles(count);
         persistent(count);
         groups(count);
+        chains(count);
         messages(turn % 4 == 3 ? 65000 / size / 3 : count > 1000 ? 1000 : count);
         compressed(count, (enum comm_compression)(COMM_COMPRESSION_BF16 + turn % 3));
         if (turn % 4 == 1) {

@@ -56,6 +56,7 @@ void layouts(size_t most);
 void handles(size_t count);
 void persistent(size_t count);
 void groups(size_t count);
+void chains(size_t count);
 
 /* surface_messages.c */
 /* Each rank sends two messages of each tag to every rank, itself included. Ranks receive the second tag

@@ -88,3 +88,33 @@ void groups(size_t count)
         check_at("all_reduces of a group", i, sum_of(0, size, i));
     }
 }
+
+static bool all_on_gpus(void)
+{
+    int64_t on_host = device == COMM_DEVICE_HOST;
+    expect_ok(comm_all_reduce(comm, &on_host, &on_host, 1, COMM_I64, COMM_SUM, NULL), "comm_all_reduce");
+    expect_ok(comm_sync(comm, 0), "comm_sync");
+    return on_host == 0;
+}
+
+/* In a stream, collectives of a group that do not run as one use each other's results. */
+void chains(size_t count)
+{
+    if (!all_on_gpus()) {
+        return;
+    }
+    fill(count);
+    poison((2 + size) * count);
+    expect_ok(comm_group_begin(), "comm_group_begin");
+    expect_ok(comm_all_reduce(comm, at(input), at(output), count, COMM_I64, COMM_SUM, NULL),
+              "comm_all_reduce in a chain");
+    expect_ok(comm_all_reduce(comm, at(output), at(output + count), count, COMM_I64, COMM_MAX, NULL),
+              "comm_all_reduce of a result");
+    expect_ok(comm_all_gather(comm, at(output + count), at(output + 2 * count), count, COMM_I64, NULL),
+              "comm_all_gather of a result");
+    expect_ok(comm_group_end(), "comm_group_end of a chain");
+    done();
+    for (size_t i = 0; i < (2 + size) * count; i++) {
+        check_at("a chain in a group", i, sum_of(0, size, i % count));
+    }
+}

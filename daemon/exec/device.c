@@ -246,8 +246,23 @@ static enum status device_begin_without(struct exec_comm *comm, struct exec_op *
         begin_slices(op);
         return STATUS_OK;
     }
+    device->state = DEVICE_PINS;
+    return device_bounces_begin(comm, &device->bounces, op, error);
+}
+
+/* Waits for the memory of the bounce buffers. GO: the copies are queued. */
+static enum device_step device_pins(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    struct exec_device *device = op->device;
+    bool ready;
+    enum status status = device_bounces_poll(comm, &device->bounces, &ready, error);
+    if (status == STATUS_OK && !ready) {
+        return device_wait(comm);
+    }
+    comm->exec->pacer.advanced = true;
     device->state = DEVICE_COPIES_IN;
-    return device_bounces_in(comm, &device->bounces, op, error);
+    status = status == STATUS_OK ? device_bounces_in(comm, &device->bounces, op, error) : status;
+    return status == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
 }
 
 /* Whether NCCL is to carry out the GPUs' part of the operation's slices. The communicator holds the group. */
@@ -387,6 +402,9 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         return step == DEVICE_STEP_GO ? device_before(comm, op, now_ns, error) : step;
     case DEVICE_LOCAL:
         return device_local(comm, op, now_ns, error);
+    case DEVICE_PINS:
+        step = device_pins(comm, op, error);
+        return step == DEVICE_STEP_GO ? device_before(comm, op, now_ns, error) : step;
     case DEVICE_COPIES_IN:
         step = device_finish(comm, device, now_ns, error);
         device->state = step == DEVICE_STEP_GO ? DEVICE_RUNS : device->state;
@@ -467,6 +485,9 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
             return true;
         }
         (void)snprintf(text, size, "running on GPUs");
+        return true;
+    case DEVICE_PINS:
+        (void)snprintf(text, size, "waiting for pinned memory");
         return true;
     case DEVICE_COPIES_IN:
         (void)snprintf(text, size, "copying from GPUs");

@@ -18,8 +18,14 @@ struct device_bounces {
 bool device_bounces_init(struct device_bounces *bounces, uint32_t rank_count, uint64_t *marks);
 /* Frees all. No copy may be under way. */
 void device_bounces_release(struct exec_comm *comm, struct device_bounces *bounces);
-/* Makes them, queues the copies to them, and lets the ranks' buffers point there. What was made stays until
- * the release, also after a failure. LIMIT, NO_MEMORY, or the driver's failure. */
+/* Begins to pin the memory. What was made stays until the release, also after a failure. LIMIT, NO_MEMORY, or
+ * the driver's failure. */
+enum status device_bounces_begin(struct exec_comm *comm, struct device_bounces *bounces,
+                                 const struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* *ready: whether all memory is there. NO_MEMORY, DEVICE. */
+enum status device_bounces_poll(struct exec_comm *comm, struct device_bounces *bounces, bool *ready,
+                                struct error *error) COMM_MUST_USE;
+/* Then: queues the copies in, and lets the ranks' buffers point there. DEVICE, NO_MEMORY. */
 enum status device_bounces_in(struct exec_comm *comm, struct device_bounces *bounces, struct exec_op *op,
                               struct error *error) COMM_MUST_USE;
 /* Queues the copies back. */

@@ -13,6 +13,7 @@ struct exec_device {
         DEVICE_FORMS,      /* for the group of NCCL that slices will use */
         DEVICE_GROUP,      /* for NCCL, until all of the operation is in the queues */
         DEVICE_LOCAL,      /* runs on GPUs from start to end: until the marks are reached */
+        DEVICE_PINS,       /* until the memory of its bounce buffers is pinned */
         DEVICE_COPIES_IN,  /* until the marks are reached */
         DEVICE_RUNS,       /* runs as if on the host */
         DEVICE_COPIES_OUT, /* until the marks are reached */

@@ -99,8 +99,10 @@ bool lane_device_may_begin(struct exec_lane *lane, const struct exec_op *op);
 /* Call it before anything else for a slice. */
 enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
                               struct error *error) COMM_MUST_USE;
-/* Reserves at least `bytes` of pinned memory for the lane's vectors; earlier contents are lost. */
+/* Reserves at least `bytes` of pinned memory for the lane's vectors; earlier contents are lost. It does not
+ * wait: lane_device_poll_memory says when the memory is there. */
 enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error) COMM_MUST_USE;
+enum status lane_device_poll_memory(struct exec_lane *lane, bool *ready, struct error *error) COMM_MUST_USE;
 unsigned char *lane_device_memory(const struct exec_lane *lane);
 void lane_device_release(struct exec_lane *lane);
 /* Returns the lane's pinned memory. No GPU may use it any more. */

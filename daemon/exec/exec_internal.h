@@ -109,6 +109,7 @@ struct exec_op {
 enum lane_state {
     LANE_IDLE,
     LANE_MEASURE,     /* counts what goes to which rank; may take several turns */
+    LANE_RESERVE,     /* for pinned memory, until a thread has pinned it */
     LANE_LAY_OUT,     /* finds where the vectors lie; may take several turns */
     LANE_STAGE_IN,    /* pieces of the stage plan; may take several turns */
     LANE_DEVICE_IN,   /* a GPU copies the slice in */
@@ -405,8 +406,11 @@ void lane_return_memory(struct exec_lane *lane);
 void exec_free_spares(struct exec *exec);
 
 /* slice_layout.c: where a slice's vectors lie. */
-/* Reserves memory for the vectors and their tables. The slice must be measured. */
-enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* Reserves memory for the vectors. The slice must be measured. */
+enum status lane_prepare(struct exec_lane *lane, const struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* When the memory is there: makes the vectors' tables. */
+enum status lane_begin_lay_out(struct exec_lane *lane, const struct exec_op *op,
+                               struct error *error) COMM_MUST_USE;
 /* Continues from the lane's cursor. Returns whether the layout is complete. */
 bool lane_lay_out(struct exec_lane *lane, const struct exec_op *op) COMM_MUST_USE;
 
@@ -427,8 +431,8 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns);
 /* Whether nothing of the lane's slice was received or sent yet. */
 static inline bool lane_comes_in(const struct exec_lane *lane)
 {
-    return lane->state == LANE_MEASURE || lane->state == LANE_LAY_OUT || lane->state == LANE_STAGE_IN ||
-           lane->state == LANE_DEVICE_IN || lane->state == LANE_COMBINE;
+    return lane->state == LANE_MEASURE || lane->state == LANE_RESERVE || lane->state == LANE_LAY_OUT ||
+           lane->state == LANE_STAGE_IN || lane->state == LANE_DEVICE_IN || lane->state == LANE_COMBINE;
 }
 /* Whether the round has sends that the network did not get yet. */
 static inline bool lane_is_sending(const struct exec_lane *lane)

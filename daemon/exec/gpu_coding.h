@@ -26,7 +26,8 @@ static inline bool gpu_coding_applies(const struct exec_lane *lane)
 /* Whether encoding may be queued at once behind what the slice's way in has queued. */
 bool gpu_coding_follows(const struct exec_lane *lane);
 
-/* Before the slice's first round: reserves pinned memory for all rounds. LIMIT, NO_MEMORY. */
+/* Before the slice begins: reserves pinned memory for all rounds, as lane_device_reserve does. LIMIT,
+ * NO_MEMORY. */
 enum status gpu_coding_begin(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* Queues the encoding of what the round sends, and sets LANE_DEVICE_CODE. Before the last round, it is this
  * node's part of the sum, which becomes what other nodes decode. DEVICE, NO_MEMORY. */

@@ -31,9 +31,9 @@ struct lane_device {
     struct lane_clique *cliques;      /* by number */
     uint32_t turns[EXEC_CLIQUES_MAX]; /* by clique: the GPU that works on this slice */
     uint32_t vector_gpu;              /* with vector_ranks: the GPU that has the slice's vector */
-    unsigned char *memory;            /* pinned, for the slice's plan */
-    uint64_t memory_bytes;
-    enum status status; /* the first failure of queued work */
+    struct gpu_pinned pinned;         /* for the slice's plan */
+    uint64_t pinned_bytes;            /* its size; 0: none */
+    enum status status;               /* the first failure of queued work */
     struct error error;
 };
 
@@ -112,11 +112,10 @@ static enum status lane_device_new(struct exec_lane *lane, struct error *error)
 void lane_device_return_memory(struct exec_lane *lane)
 {
     struct lane_device *device = lane->device;
-    if (device != NULL && device->memory != NULL) {
-        gpu_pinned_free(lane->comm->exec->gpus, device->memory);
-        budget_release(lane->comm->map->account, BUDGET_LANES, device->memory_bytes);
-        device->memory = NULL;
-        device->memory_bytes = 0;
+    if (device != NULL && device->pinned_bytes > 0) {
+        gpu_pinned_drop(lane->comm->exec->gpus, &device->pinned);
+        budget_release(lane->comm->map->account, BUDGET_LANES, device->pinned_bytes);
+        device->pinned_bytes = 0;
     }
 }
 
@@ -196,28 +195,42 @@ enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct e
     const struct exec_comm *comm = lane->comm;
     struct lane_device *device = lane->device;
     struct error why;
-    if (bytes <= device->memory_bytes) {
-        return STATUS_OK;
+    if (bytes <= device->pinned_bytes) {
+        return STATUS_OK; /* or it is being pinned */
     }
     lane_device_return_memory(lane);
     uint64_t size_bytes = gpu_pinned_size(bytes);
     if (budget_charge(comm->map->account, BUDGET_LANES, size_bytes, &why) != STATUS_OK) {
         return error_set(error, why.status, "\"%s\": %s", comm->map->name, why.text);
     }
-    void *memory = NULL;
-    enum status status = gpu_pinned_alloc(comm->exec->gpus, bytes, &memory, error);
+    enum status status = gpu_pinned_begin(comm->exec->gpus, bytes, &device->pinned, error);
     if (status != STATUS_OK) {
         budget_release(comm->map->account, BUDGET_LANES, size_bytes);
         return status;
     }
-    device->memory = memory;
-    device->memory_bytes = size_bytes;
+    device->pinned_bytes = size_bytes;
     return STATUS_OK;
+}
+
+enum status lane_device_poll_memory(struct exec_lane *lane, bool *ready, struct error *error)
+{
+    struct lane_device *device = lane->device;
+    *ready = device->pinned_bytes == 0 || device->pinned.memory != NULL;
+    if (*ready) {
+        return STATUS_OK;
+    }
+    enum status status = gpu_pinned_poll(lane->comm->exec->gpus, &device->pinned, error);
+    if (status != STATUS_OK) {
+        budget_release(lane->comm->map->account, BUDGET_LANES, device->pinned_bytes);
+        device->pinned_bytes = 0;
+    }
+    *ready = device->pinned.memory != NULL;
+    return status;
 }
 
 unsigned char *lane_device_memory(const struct exec_lane *lane)
 {
-    return lane->device->memory;
+    return lane->device->pinned.memory;
 }
 
 /* --- Work --- */

@@ -131,9 +131,6 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
     memset(lane->routes, LANE_ROUTE_NOT, lane->comm->map->ranks.node_count);
     lane->round_count = lane->algorithm->round_count(&lane->call);
     enum status status = lane_make_room(lane, error);
-    if (status == STATUS_OK && gpu_coding_applies(lane)) {
-        status = gpu_coding_begin(lane, error);
-    }
     return status == STATUS_OK && lane->round_count > 0 ? lane_begin_round(lane, error) : status;
 }
 
@@ -227,9 +224,29 @@ static enum status lane_measure(struct exec_lane *lane, bool *moved, struct erro
     if (!*moved) {
         return STATUS_OK;
     }
+    lane_stage(lane, LANE_RESERVE);
+    enum status status = lane_prepare(lane, op, error);
+    if (status == STATUS_OK && gpu_coding_applies(lane)) {
+        lane->round_count = lane->algorithm->round_count(&lane->call);
+        status = lane_make_room(lane, error);
+        status = status == STATUS_OK ? gpu_coding_begin(lane, error) : status;
+    }
+    return status;
+}
+
+/* *moved is false while pinned memory is not there. */
+static enum status lane_await_memory(struct exec_lane *lane, bool *moved, struct error *error)
+{
+    *moved = true;
+    enum status status = lane->staged ? lane_device_poll_memory(lane, moved, error) : STATUS_OK;
+    if (status != STATUS_OK || !*moved) {
+        lane->comm->exec->pacer.waits = true;
+        return status;
+    }
+    lane->comm->exec->pacer.advanced |= lane->staged;
     lane_stage(lane, LANE_LAY_OUT);
     lane->space = COLL_WORK;
-    return lane_prepare(lane, op, error);
+    return lane_begin_lay_out(lane, lane_op(lane), error);
 }
 
 /* Continues the pieces of that step. Returns false if the rest is for another turn. */
@@ -310,6 +327,8 @@ static enum status lane_move(struct exec_lane *lane, uint64_t now_ns, bool *move
         break;
     case LANE_MEASURE:
         return lane_measure(lane, moved, error);
+    case LANE_RESERVE:
+        return lane_await_memory(lane, moved, error);
     case LANE_LAY_OUT:
         *moved = lane_looked(lane, lane->comm->turn_left_bytes > 0 && lane_lay_out(lane, lane_op(lane)));
         if (*moved) {

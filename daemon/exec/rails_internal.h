@@ -20,7 +20,8 @@ enum exec_waiting {
     EXEC_WAITING_DATA,         /* a receive */
     EXEC_WAITING_SENT,         /* acknowledgements from that node */
     EXEC_WAITING_SENT_SEVERAL, /* from several nodes */
-    EXEC_WAITING_WORD          /* the agreement; on rail 0 only */
+    EXEC_WAITING_WORD,         /* the agreement; on rail 0 only */
+    EXEC_WAITING_MEMORY        /* pinned memory */
 };
 struct exec_wait {
     uint32_t waiting : 3, round : 15, node : 14;

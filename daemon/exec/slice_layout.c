@@ -67,26 +67,43 @@ static void lay_out_residual(struct exec_lane *lane, const struct exec_op *op, u
     lane->residual_bytes = elements * sizeof(float);
 }
 
-enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct error *error)
+/* Elements of a slice in the lane's memory, one part behind the other. */
+struct parts {
+    uint64_t memory, scratch, residual;
+};
+
+static struct parts parts_of(const struct exec_lane *lane, const struct exec_op *op)
+{
+    bool has_scratch = op->algorithm != NULL && op->algorithm->scratch_elements != NULL;
+    return (struct parts){.memory = coll_stage_memory_elements(&op->stage, lane->slice),
+                          .scratch = has_scratch ? op->algorithm->scratch_elements(&lane->call) : 0,
+                          .residual = residual_elements(lane, op)};
+}
+
+enum status lane_prepare(struct exec_lane *lane, const struct exec_op *op, struct error *error)
 {
     lane->call = coll_stage_call(&op->stage, lane->slice, lane->offsets);
     lane->call.root_node = op_kind_has_root(op->call.terms.kind) ? op->root_node : 0;
     lane->call.blocks_are_equal = op->blocks_are_equal;
     lane->offset_elements = coll_stage_slice_offset(&op->stage, lane->slice);
-    uint64_t memory = coll_stage_memory_elements(&op->stage, lane->slice);
-    bool has_scratch = op->algorithm != NULL && op->algorithm->scratch_elements != NULL;
-    uint64_t scratch = has_scratch ? op->algorithm->scratch_elements(&lane->call) : 0;
-    uint64_t residual = residual_elements(lane, op);
-    enum status status = lane_reserve(lane, (memory + scratch + residual) * op->stage.element_bytes, error);
+    struct parts parts = parts_of(lane, op);
+    return lane_reserve(lane, (parts.memory + parts.scratch + parts.residual) * op->stage.element_bytes,
+                        error);
+}
+
+enum status lane_begin_lay_out(struct exec_lane *lane, const struct exec_op *op, struct error *error)
+{
+    struct parts parts = parts_of(lane, op);
+    enum status status = STATUS_OK;
     for (enum coll_space space = COLL_WORK; space <= COLL_INPUT && status == STATUS_OK; space++) {
         uint32_t extents = coll_stage_extents_max(&op->stage, space);
         status = lane_table(lane, &lane->vectors[space], op->stage.element_bytes, extents, error);
     }
     if (status == STATUS_OK) {
-        lay_out_residual(lane, op, memory + scratch, residual);
+        lay_out_residual(lane, op, parts.memory + parts.scratch, parts.residual);
         status = lay_out_input(lane, op, error);
     }
-    return status == STATUS_OK ? lay_out_scratch(lane, op, memory, scratch, error) : status;
+    return status == STATUS_OK ? lay_out_scratch(lane, op, parts.memory, parts.scratch, error) : status;
 }
 
 bool lane_lay_out(struct exec_lane *lane, const struct exec_op *op)

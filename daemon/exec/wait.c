@@ -11,6 +11,10 @@ static struct exec_wait comm_wait(const struct exec_comm *comm)
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         const struct exec_lane *lane = &comm->lanes[i];
         const struct coll_transfer *receive = lane_next_receive(lane);
+        if (lane->state == LANE_RESERVE) {
+            wait.waiting = EXEC_WAITING_MEMORY;
+            return wait;
+        }
         if (receive != NULL) {
             wait.waiting = i == EXEC_AGREEMENT_LANE ? EXEC_WAITING_WORD : EXEC_WAITING_DATA;
             wait.node = receive->node & (COLL_NODES_MAX - 1);
@@ -58,6 +62,9 @@ static void wait_text(const struct exec_comm *comm, const struct exec_wait *wait
         break;
     case EXEC_WAITING_SENT_SEVERAL:
         (void)snprintf(text, size, "what was sent to several nodes is not acknowledged yet");
+        break;
+    case EXEC_WAITING_MEMORY:
+        (void)snprintf(text, size, "waiting for pinned memory");
         break;
     case EXEC_WAITING_WORD:
         (void)snprintf(text, size, "waiting for the agreement of node %s, or of nodes behind it", node);

@@ -272,7 +272,8 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
     enum status status = STATUS_OK;
     gpus->groups = gpu_groups_new(gpus);
     gpus->registry = gpu_registry_new();
-    if (gpus->gpus == NULL || gpus->groups == NULL || gpus->registry == NULL) {
+    gpus->mark_words = gpu_mark_words_new(gpus);
+    if (gpus->gpus == NULL || gpus->groups == NULL || gpus->registry == NULL || gpus->mark_words == NULL) {
         gpus->count = 0;
         status = error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
@@ -287,6 +288,7 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
         gpu_devices_close(gpus);
         return status;
     }
+    gpu_mark_words_prepare(gpus->mark_words);
     *out = gpus;
     return STATUS_OK;
 }
@@ -297,7 +299,11 @@ void gpu_devices_close(struct gpu_devices *gpus)
     if (gpus == NULL) {
         return;
     }
-    bool ended = gpu_groups_free(gpus->groups) && cuda_pinned_settle(gpus);
+    bool ended = gpu_groups_free(gpus->groups);
+    if (ended) {
+        gpu_mark_words_free(gpus->mark_words);
+        ended = cuda_pinned_settle(gpus);
+    }
     if (ended) {
         gpu_registry_free(gpus->registry);
         gpus->registry = NULL;

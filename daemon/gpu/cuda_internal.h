@@ -7,6 +7,7 @@
 #include "daemon/gpu/calls.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpu/groups.h"
+#include "daemon/gpu/mark_words.h"
 #include "daemon/gpu/registry.h"
 #include "kernels/kernels.h"
 
@@ -37,6 +38,7 @@ struct gpu_devices {
     struct gpu_groups *groups;
     struct gpu_calls *calls; /* null: they are made in place */
     struct gpu_registry *registry;
+    struct gpu_mark_words *mark_words;
     uint32_t ahead;             /* words.h */
     _Atomic uint64_t ran_ahead; /* operations that were put behind others in advance */
     _Atomic uint64_t messages_by_nccl, messages_by_copies;
@@ -57,7 +59,7 @@ struct gpu_devices {
     struct cuda_pinned_block *unpins; /* to be freed */
     bool unpin_runs;                  /* the thread that frees them */
     uint32_t pin_threads;             /* that pin or free */
-    uint32_t pins_late;               /* of them, those that nobody waits for any more */
+    struct gpu_pinning *pinnings;     /* under way, also those that nobody waits for any more */
     pthread_cond_t pin_changed;       /* a thread has ended. With CLOCK_MONOTONIC */
 };
 
@@ -101,6 +103,9 @@ enum status cuda_release_later(struct memory *memory, struct error *error) COMM_
 enum status cuda_blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
                               struct error *error) COMM_MUST_USE;
 
+/* Waits until the memory is there, or gpu_pinned_poll fails. */
+enum status cuda_pinned_await(struct gpu_devices *gpus, struct gpu_pinned *pinned,
+                              struct error *error) COMM_MUST_USE;
 /* Waits a few seconds for the threads of pinned memory. Returns false if some still use the GPUs. */
 bool cuda_pinned_settle(struct gpu_devices *gpus);
 /* After it. */

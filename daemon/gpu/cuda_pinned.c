@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <time.h>
+#include <utlist.h>
 
-#include "daemon/base/long_call.h"
 #include "daemon/base/table.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/time.h"
@@ -11,13 +11,14 @@
  * Pinned memory in sizes that are powers of two. Freed memory is kept for reuse, up to a limit.
  *
  * To pin or to free memory, the driver may wait for all work of a GPU, also for work that hangs. So threads
- * make these calls. Who needs memory waits for a bounded time. If it is not there then, the thread keeps it
- * for the next one, and until then nobody waits again.
+ * make these calls. Who needs memory asks until it is there, for a bounded time. If it is not there then, the
+ * thread keeps it for the next one. Until then, everybody is refused.
  */
 
 #define PINNED_CLASS_MIN 12       /* 4 KiB */
 #define PIN_LEAST_NS (2 * TIME_S) /* less than the other nodes' patience */
 #define PIN_MIB_NS (2 * TIME_MS)  /* five times what it takes */
+#define PIN_POLL_NS (100 * TIME_MS)
 #define CLOSE_NS (3 * TIME_S)
 
 struct cuda_pinned_block {
@@ -43,12 +44,13 @@ uint64_t gpu_pinned_size(uint64_t size_bytes)
 
 /* --- Threads --- */
 
-struct pinning {
+struct gpu_pinning {
+    struct gpu_pinning *prev, *next; /* under way */
     struct gpu_devices *gpus;
     struct cuda_pinned_block *block;
     enum status status;
     struct error error;
-    bool entered; /* its thread runs */
+    uint64_t entered_ns; /* 0: its thread does not run yet */
     bool done;
     bool abandoned; /* nobody waits for it */
 };
@@ -91,28 +93,41 @@ static enum status pin(struct gpu_devices *gpus, struct cuda_pinned_block *block
     return status;
 }
 
-/* Pins a block, and gives it to who waits. */
+static uint64_t clock_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * TIME_S + (uint64_t)now.tv_nsec;
+}
+
+/* With the lock. Returns the block if nobody wants it. */
+static struct cuda_pinned_block *pinning_end(struct gpu_pinning *pinning)
+{
+    struct gpu_devices *gpus = pinning->gpus;
+    uint64_t bytes = UINT64_C(1) << pinning->block->size_class;
+    bool kept = false;
+    pinning->done = true;
+    DL_DELETE(gpus->pinnings, pinning);
+    if (pinning->status == STATUS_OK) {
+        kept = !pinning->abandoned || keep_block(gpus, pinning->block);
+        gpus->pinned_bytes += kept ? bytes : 0;
+    }
+    return kept || !pinning->abandoned ? NULL : pinning->block;
+}
+
+/* Pins a block, and gives it to who polls. */
 static void *serve_pinning(void *context)
 {
-    struct pinning *pinning = context;
+    struct gpu_pinning *pinning = context;
     struct gpu_devices *gpus = pinning->gpus;
-    struct cuda_pinned_block *unwanted = NULL;
     pthread_mutex_lock(&gpus->lock);
-    pinning->entered = true;
-    pthread_cond_broadcast(&gpus->pin_changed);
+    pinning->entered_ns = clock_ns();
     pthread_mutex_unlock(&gpus->lock);
     pinning->status = pin(gpus, pinning->block, &pinning->error);
     pthread_mutex_lock(&gpus->lock);
-    pinning->done = true;
-    bool abandoned = pinning->abandoned;
-    if (abandoned) {
-        gpus->pins_late--;
-        if (pinning->status == STATUS_OK && keep_block(gpus, pinning->block)) {
-            gpus->pinned_bytes += UINT64_C(1) << pinning->block->size_class;
-        } else {
-            unwanted = pinning->block;
-        }
-    }
+    bool abandoned = pinning->abandoned; /* if not, it is the poller's */
+    struct cuda_pinned_block *unwanted = pinning_end(pinning);
+    pthread_cond_broadcast(&gpus->pin_changed);
     pthread_mutex_unlock(&gpus->lock);
     if (unwanted != NULL) {
         block_free(gpus, unwanted);
@@ -174,27 +189,85 @@ static struct timespec time_in(uint64_t ns)
     return until;
 }
 
-/* With the lock. Frees the request, unless its thread does. */
-static enum status await_pinning(struct gpu_devices *gpus, struct pinning *pinning,
-                                 struct cuda_pinned_block **out, struct error *error)
+/* With the lock. A thread that waits for a processor only is not late. */
+static bool is_late(const struct gpu_pinning *pinning)
 {
     uint64_t mib = (UINT64_C(1) << pinning->block->size_class) >> 20;
-    while (!pinning->entered) { /* without a limit: it waits for a processor only */
-        (void)pthread_cond_wait(&gpus->pin_changed, &gpus->lock);
+    return pinning->entered_ns != 0 && clock_ns() - pinning->entered_ns > PIN_LEAST_NS + mib * PIN_MIB_NS;
+}
+
+/* With the lock. */
+static enum status pinning_begin(struct gpu_devices *gpus, unsigned size_class, struct gpu_pinning **out,
+                                 struct error *error)
+{
+    for (const struct gpu_pinning *each = gpus->pinnings; each != NULL; each = each->next) {
+        if (is_late(each)) {
+            return error_set(error, STATUS_DEVICE,
+                             "no pinned memory: an earlier cuMemHostAlloc has not returned, because a GPU's "
+                             "work does not end");
+        }
     }
-    struct timespec until = time_in(PIN_LEAST_NS + mib * PIN_MIB_NS);
-    while (!pinning->done && await(gpus, &until)) {
+    struct cuda_pinned_block *block = calloc(1, sizeof *block);
+    struct gpu_pinning *pinning = calloc(1, sizeof *pinning);
+    if (block != NULL && pinning != NULL) {
+        block->size_class = size_class;
+        *pinning = (struct gpu_pinning){.gpus = gpus, .block = block};
+        if (start(gpus, serve_pinning, pinning)) {
+            DL_APPEND(gpus->pinnings, pinning);
+            *out = pinning;
+            return STATUS_OK;
+        }
     }
-    if (!pinning->done) {
-        pinning->abandoned = true;
-        gpus->pins_late++;
-        return error_set(
-            error, STATUS_DEVICE,
-            "no pinned memory: cuMemHostAlloc does not return, because a GPU's work does not end");
+    free(block);
+    free(pinning);
+    return error_set(error, STATUS_NO_MEMORY, "no memory or thread for pinned memory");
+}
+
+/* --- Memory --- */
+
+/* With the lock. The block is in use, or kept for the next one. */
+static enum status block_use(struct gpu_devices *gpus, struct cuda_pinned_block *block, void **out,
+                             struct error *error)
+{
+    HASH_ADD_PTR(gpus->blocks, memory, block);
+    if (table_has(block, hh)) {
+        *out = block->memory;
+        return STATUS_OK;
     }
+    block->next = gpus->pinned[block->size_class];
+    gpus->pinned[block->size_class] = block;
+    gpus->pinned_kept_bytes += UINT64_C(1) << block->size_class;
+    return error_set(error, STATUS_NO_MEMORY, "no memory for pinned memory");
+}
+
+enum status gpu_pinned_begin(struct gpu_devices *gpus, uint64_t size_bytes, struct gpu_pinned *out,
+                             struct error *error)
+{
+    unsigned size_class = class_of(size_bytes);
+    enum status status;
+    *out = (struct gpu_pinned){.memory = NULL};
+    if (size_class >= CUDA_PINNED_CLASSES) {
+        return error_set(error, STATUS_LIMIT, "%llu bytes of pinned memory", (unsigned long long)size_bytes);
+    }
+    pthread_mutex_lock(&gpus->lock);
+    struct cuda_pinned_block *block = gpus->pinned[size_class];
+    if (block != NULL) {
+        gpus->pinned[size_class] = block->next;
+        gpus->pinned_kept_bytes -= UINT64_C(1) << size_class;
+        status = block_use(gpus, block, &out->memory, error);
+    } else {
+        status = pinning_begin(gpus, size_class, &out->pinning, error);
+    }
+    pthread_mutex_unlock(&gpus->lock);
+    return status;
+}
+
+/* With the lock, when it is done. */
+static enum status pinning_take(struct gpu_pinning *pinning, void **out, struct error *error)
+{
     enum status status = pinning->status;
     if (status == STATUS_OK) {
-        *out = pinning->block;
+        status = block_use(pinning->gpus, pinning->block, out, error);
     } else {
         (void)error_set(error, status, "%s", pinning->error.text);
         free(pinning->block);
@@ -203,72 +276,68 @@ static enum status await_pinning(struct gpu_devices *gpus, struct pinning *pinni
     return status;
 }
 
-static enum status block_new(struct gpu_devices *gpus, unsigned size_class, struct cuda_pinned_block **out,
-                             struct error *error)
+enum status gpu_pinned_poll(struct gpu_devices *gpus, struct gpu_pinned *pinned, struct error *error)
 {
-    struct cuda_pinned_block *block = calloc(1, sizeof *block);
-    struct pinning *pinning = calloc(1, sizeof *pinning);
-    if (block == NULL || pinning == NULL) {
-        free(block);
-        free(pinning);
-        return error_set(error, STATUS_NO_MEMORY, "no memory for pinned memory");
+    struct gpu_pinning *pinning = pinned->pinning;
+    enum status status = STATUS_OK;
+    if (pinning == NULL) {
+        return status;
     }
-    block->size_class = size_class;
-    *pinning = (struct pinning){.gpus = gpus, .block = block};
-    enum status status;
-    long_call_begin();
     pthread_mutex_lock(&gpus->lock);
-    if (gpus->pins_late > 0) {
+    if (pinning->done) {
+        pinned->pinning = NULL;
+        status = pinning_take(pinning, &pinned->memory, error);
+    } else if (is_late(pinning)) {
+        pinned->pinning = NULL;
+        pinning->abandoned = true;
         status =
             error_set(error, STATUS_DEVICE,
-                      "no pinned memory: an earlier cuMemHostAlloc has not returned, because a GPU's work "
-                      "does not end");
-    } else if (!start(gpus, serve_pinning, pinning)) {
-        status = error_set(error, STATUS_NO_MEMORY, "no thread for pinned memory");
-    } else {
-        status = await_pinning(gpus, pinning, out, error);
-        pinning = NULL;
-        block = NULL;
+                      "no pinned memory: cuMemHostAlloc does not return, because a GPU's work does not end");
     }
     pthread_mutex_unlock(&gpus->lock);
-    long_call_end();
-    free(pinning);
-    free(block);
     return status;
 }
 
-/* --- Memory --- */
+void gpu_pinned_drop(struct gpu_devices *gpus, struct gpu_pinned *pinned)
+{
+    struct gpu_pinning *pinning = pinned->pinning;
+    if (pinning != NULL) {
+        pthread_mutex_lock(&gpus->lock);
+        pinned->pinning = NULL;
+        if (!pinning->done) {
+            pinning->abandoned = true;
+        } else if (pinning_take(pinning, &pinned->memory, NULL) != STATUS_OK) {
+            pinned->memory = NULL;
+        }
+        pthread_mutex_unlock(&gpus->lock);
+    }
+    gpu_pinned_free(gpus, pinned->memory);
+    pinned->memory = NULL;
+}
+
+enum status cuda_pinned_await(struct gpu_devices *gpus, struct gpu_pinned *pinned, struct error *error)
+{
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && pinned->memory == NULL) {
+        struct timespec until = time_in(PIN_POLL_NS);
+        pthread_mutex_lock(&gpus->lock);
+        if (!pinned->pinning->done) {
+            (void)await(gpus, &until);
+        }
+        pthread_mutex_unlock(&gpus->lock);
+        status = gpu_pinned_poll(gpus, pinned, error);
+    }
+    return status;
+}
 
 enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void **out, struct error *error)
 {
-    unsigned size_class = class_of(size_bytes);
-    if (size_class >= CUDA_PINNED_CLASSES) {
-        return error_set(error, STATUS_LIMIT, "%llu bytes of pinned memory", (unsigned long long)size_bytes);
-    }
-    pthread_mutex_lock(&gpus->lock);
-    struct cuda_pinned_block *block = gpus->pinned[size_class];
-    enum status status = STATUS_OK;
-    if (block != NULL) {
-        gpus->pinned[size_class] = block->next;
-        gpus->pinned_kept_bytes -= UINT64_C(1) << size_class;
-    } else {
-        pthread_mutex_unlock(&gpus->lock); /* pinning takes long */
-        status = block_new(gpus, size_class, &block, error);
-        pthread_mutex_lock(&gpus->lock);
-        gpus->pinned_bytes += status == STATUS_OK ? UINT64_C(1) << size_class : 0;
-    }
+    struct gpu_pinned pinned;
+    enum status status = gpu_pinned_begin(gpus, size_bytes, &pinned, error);
+    status = status == STATUS_OK ? cuda_pinned_await(gpus, &pinned, error) : status;
     if (status == STATUS_OK) {
-        HASH_ADD_PTR(gpus->blocks, memory, block);
-        if (table_has(block, hh)) {
-            *out = block->memory;
-        } else { /* kept for the next allocation */
-            block->next = gpus->pinned[size_class];
-            gpus->pinned[size_class] = block;
-            gpus->pinned_kept_bytes += UINT64_C(1) << size_class;
-            status = error_set(error, STATUS_NO_MEMORY, "no memory for pinned memory");
-        }
+        *out = pinned.memory;
     }
-    pthread_mutex_unlock(&gpus->lock);
     return status;
 }
 

@@ -61,11 +61,27 @@ enum status gpu_devices_check(const struct gpu_devices *gpus, uint32_t gpu,
 
 /*
  * Host memory from and to which GPUs copy at full rate, in all contexts. It comes from a pool, because
- * pinning is slow (about 0.4 ms per MB). Freed memory stays pinned for reuse, up to GPU_PINNED_KEEP_BYTES.
- * Any thread. It waits for two seconds at most, and 2 ms for each MiB more: the driver may wait for a GPU
- * that hangs. Errors: NO_MEMORY; LIMIT; DEVICE if the driver did not return in time.
+ * pinning is slow (about 0.4 ms per MB), and the driver may wait for a GPU that hangs. Freed memory stays
+ * pinned for reuse, up to GPU_PINNED_KEEP_BYTES. Any thread.
  */
 #define GPU_PINNED_KEEP_BYTES (UINT64_C(256) << 20) /* size of all users' lanes (BUDGET_LANES) */
+
+/* Memory that a thread pins, if none is kept. All zero at first, and after gpu_pinned_drop. */
+struct gpu_pinned {
+    void *memory;                /* null: not there yet */
+    struct gpu_pinning *pinning; /* under way */
+};
+/* Neither waits. The memory may be there at once; if not, poll until it is. Errors: NO_MEMORY; LIMIT; DEVICE
+ * if the driver does not return within two seconds, and 2 ms for each MiB more. After a failure, there is
+ * nothing to drop. */
+enum status gpu_pinned_begin(struct gpu_devices *gpus, uint64_t size_bytes, struct gpu_pinned *out,
+                             struct error *error) COMM_MUST_USE;
+enum status gpu_pinned_poll(struct gpu_devices *gpus, struct gpu_pinned *pinned,
+                            struct error *error) COMM_MUST_USE;
+/* Frees the memory, also memory that is not there yet. */
+void gpu_pinned_drop(struct gpu_devices *gpus, struct gpu_pinned *pinned);
+
+/* Waits for the memory, within that time. Not for the loop's thread. Errors as above. */
 enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void **out,
                              struct error *error) COMM_MUST_USE;
 /* The bytes that an allocation of size_bytes takes. */

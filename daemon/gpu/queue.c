@@ -15,8 +15,8 @@ struct gpu_queue {
     uint32_t gpu;
     struct budget_account *account; /* holds a reference because of the charge */
     cuda_stream stream;
-    _Atomic uint64_t *done; /* pinned: the last mark that was reached */
-    cuda_pointer done_at;   /* its device address */
+    struct gpu_mark_word done; /* the last mark that was reached */
+    cuda_pointer done_at;      /* its device address */
     uint64_t last_mark;
     bool has_waited;   /* for a word of a client */
     uint64_t asked_ns; /* when the driver was last asked about the GPU */
@@ -40,7 +40,6 @@ static enum status queue_enter(const struct gpu_queue *queue, struct error *erro
 enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct budget_account *account,
                           struct gpu_queue **out, struct error *error)
 {
-    void *word = NULL;
     enum status status = budget_charge(account, BUDGET_COMMUNICATOR_BYTES, GPU_QUEUE_COST_BYTES, error);
     if (status != STATUS_OK) {
         return status;
@@ -53,14 +52,14 @@ enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct budget_
     queue->account = account;
     queue->gpus = gpus;
     queue->gpu = gpu;
-    status = gpu_pinned_alloc(gpus, sizeof *queue->done, &word, error);
+    status = gpu_mark_word_take(gpus->mark_words, &queue->done, error);
     if (status == STATUS_OK) {
-        queue->done = word;
-        atomic_store(queue->done, 0);
         status = queue_enter(queue, error);
     }
     if (status == STATUS_OK) {
-        status = QUEUE_CALL(queue, error, host_device_pointer, &queue->done_at, word, 0);
+        status = QUEUE_CALL(queue, error, host_device_pointer, &queue->done_at, queue->done.block, 0);
+        queue->done_at +=
+            (cuda_pointer)((unsigned char *)(void *)queue->done.at - (unsigned char *)queue->done.block);
     }
     if (status == STATUS_OK) {
         status = QUEUE_CALL(queue, error, stream_create, &queue->stream, CUDA_STREAM_NON_BLOCKING, 0);
@@ -84,7 +83,7 @@ void gpu_queue_free(struct gpu_queue *queue)
             (void)queue->gpus->driver->stream_destroy(queue->stream);
         }
     }
-    gpu_pinned_free(queue->gpus, (void *)(uintptr_t)queue->done);
+    gpu_mark_word_give(queue->gpus->mark_words, &queue->done);
     budget_release(queue->account, BUDGET_COMMUNICATOR_BYTES, GPU_QUEUE_COST_BYTES);
     free(queue);
 }
@@ -284,7 +283,7 @@ enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error
 
 bool gpu_queue_reached(const struct gpu_queue *queue, uint64_t mark)
 {
-    return atomic_load_explicit(queue->done, memory_order_acquire) >= mark;
+    return atomic_load_explicit(queue->done.at, memory_order_acquire) >= mark;
 }
 
 enum status gpu_queue_check(struct gpu_queue *queue, struct error *error)

@@ -18,7 +18,7 @@
 struct gpu_queue;
 struct budget_account;
 
-/* Host memory of a queue: the pinned bytes of its word, and as much again for the driver's stream. */
+/* Host memory of a queue, of which the driver's stream takes most. */
 #define GPU_QUEUE_COST_BYTES 8192u
 /* account: charged for the queue until it is freed (BUDGET_COMMUNICATOR_BYTES); null: no account. Errors:
  * LIMIT, NO_MEMORY, or the driver's. */

@@ -20,8 +20,8 @@ struct message_pipe {
     uint64_t chunk_bytes;
     uint64_t chunk_count;
     uint32_t slot_count;
-    unsigned char *memory;
-    size_t stored_bytes; /* by the caller, of the incomplete chunk */
+    struct gpu_pinned pinned; /* not direct: no slot before it is there */
+    size_t stored_bytes;      /* by the caller, of the incomplete chunk */
     uint64_t fill_begun, filled, drain_begun, drained;
     uint64_t fill_marks[MESSAGE_PIPE_CHUNKS_MAX], drain_marks[MESSAGE_PIPE_CHUNKS_MAX]; /* by slot */
 };
@@ -54,19 +54,36 @@ enum status message_pipe_new(struct gpu_devices *gpus, const struct message_pipe
     pipe->chunk_bytes = direct ? total_bytes : MESSAGE_PIPE_CHUNK_BYTES;
     pipe->chunk_count = (total_bytes - 1) / pipe->chunk_bytes + 1;
     if (!direct) {
-        uint64_t memory_bytes = message_pipe_memory_bytes(total_bytes);
-        void *memory = NULL;
-        enum status status = gpu_pinned_alloc(gpus, memory_bytes, &memory, error);
+        enum status status =
+            gpu_pinned_begin(gpus, message_pipe_memory_bytes(total_bytes), &pipe->pinned, error);
         if (status != STATUS_OK) {
             free(pipe);
             return status;
         }
-        pipe->memory = memory;
-        pipe->slot_count =
-            memory_bytes > pipe->chunk_bytes ? (uint32_t)(memory_bytes / pipe->chunk_bytes) : 1;
     }
     *out = pipe;
     return STATUS_OK;
+}
+
+enum status message_pipe_prepare(struct message_pipe *pipe, bool *ready, struct error *error)
+{
+    enum status status = STATUS_OK;
+    if (!pipe->direct && pipe->slot_count == 0 && !pipe->given_up) {
+        uint64_t memory_bytes = message_pipe_memory_bytes(pipe->total_bytes);
+        status = gpu_pinned_poll(pipe->gpus, &pipe->pinned, error);
+        pipe->given_up = status != STATUS_OK;
+        if (pipe->pinned.memory != NULL) {
+            pipe->slot_count =
+                memory_bytes > pipe->chunk_bytes ? (uint32_t)(memory_bytes / pipe->chunk_bytes) : 1;
+        }
+    }
+    *ready = message_pipe_has_memory(pipe);
+    return status;
+}
+
+bool message_pipe_has_memory(const struct message_pipe *pipe)
+{
+    return pipe->direct || pipe->slot_count > 0;
 }
 
 enum status message_pipe_new_by_nccl(struct message_nccl *nccl, const struct message_pipe_end *source,
@@ -88,7 +105,7 @@ void message_pipe_free(struct message_pipe *pipe)
         message_nccl_free(pipe->nccl);
         free(pipe);
     } else if (pipe != NULL) {
-        gpu_pinned_free(pipe->gpus, pipe->memory);
+        gpu_pinned_drop(pipe->gpus, &pipe->pinned);
         free(pipe);
     }
 }
@@ -101,7 +118,7 @@ static uint64_t bytes_of_chunk(const struct message_pipe *pipe, uint64_t chunk)
 
 static unsigned char *memory_of_chunk(const struct message_pipe *pipe, uint64_t chunk)
 {
-    return pipe->memory + chunk % pipe->slot_count * pipe->chunk_bytes;
+    return (unsigned char *)pipe->pinned.memory + chunk % pipe->slot_count * pipe->chunk_bytes;
 }
 
 static unsigned char *place_at(const struct message_pipe_end *end, const struct message_pipe *pipe,
@@ -212,8 +229,10 @@ enum status message_pipe_step(struct message_pipe *pipe, uint64_t now_ns, bool *
     } else if (pipe->direct) {
         status = step_direct(pipe, now_ns, error);
     } else {
+        bool ready;
+        status = message_pipe_prepare(pipe, &ready, error);
         /* First the sink: drained chunks are room for the source. */
-        if (pipe->sink.queue != NULL) {
+        if (pipe->sink.queue != NULL && status == STATUS_OK) {
             status = step_sink(pipe, now_ns, error);
         }
         if (pipe->source.queue != NULL && status == STATUS_OK) {
@@ -227,7 +246,7 @@ enum status message_pipe_step(struct message_pipe *pipe, uint64_t now_ns, bool *
 
 bool message_pipe_waits(const struct message_pipe *pipe)
 {
-    return (pipe->source.queue != NULL && pipe->filled < pipe->fill_begun) ||
+    return pipe->pinned.pinning != NULL || (pipe->source.queue != NULL && pipe->filled < pipe->fill_begun) ||
            (pipe->sink.queue != NULL && pipe->drained < (pipe->given_up ? pipe->drain_begun : pipe->filled));
 }
 

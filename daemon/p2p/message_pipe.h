@@ -48,6 +48,10 @@ enum status message_pipe_new(struct gpu_devices *gpus, const struct message_pipe
 enum status message_pipe_new_by_nccl(struct message_nccl *nccl, const struct message_pipe_end *source,
                                      const struct message_pipe_end *sink, uint64_t total_bytes,
                                      struct message_pipe **out, struct error *error) COMM_MUST_USE;
+/* Whether its pinned memory is there. Until then, it has no room for bytes. message_pipe_step looks, too.
+ * NO_MEMORY, DEVICE: it will never be there. */
+enum status message_pipe_prepare(struct message_pipe *pipe, bool *ready, struct error *error) COMM_MUST_USE;
+bool message_pipe_has_memory(const struct message_pipe *pipe);
 /* Call it once the pipe is idle, or through. Null is accepted. */
 void message_pipe_free(struct message_pipe *pipe);
 
@@ -57,7 +61,8 @@ void message_pipe_free(struct message_pipe *pipe);
  */
 enum status message_pipe_step(struct message_pipe *pipe, uint64_t now_ns, bool *advanced,
                               struct error *error) COMM_MUST_USE;
-/* Whether GPUs have copies of the pipe under way, so that it must be stepped again. */
+/* Whether GPUs have copies of the pipe under way, or its memory is not there, so that it must be stepped
+ * again. */
 bool message_pipe_waits(const struct message_pipe *pipe);
 /* Whether every byte has reached the sink, and nothing uses the chunks any more. */
 bool message_pipe_is_through(const struct message_pipe *pipe);

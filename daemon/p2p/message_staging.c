@@ -403,15 +403,25 @@ bool staging_needs_pipe(const struct p2p_message *receive)
 {
     const struct p2p_message *send = send_of(receive);
     bool on_gpu = receive->on_gpu || (send != NULL && send->on_gpu);
-    bool has_pipe = receive->transfer != NULL && receive->transfer->pipe != NULL;
-    return on_gpu && !has_pipe && receive->received_elements > 0;
+    return on_gpu && receive->received_elements > 0;
 }
 
 bool staging_receives(struct p2p_message *receive, struct message_pass *pass)
 {
+    struct error error;
+    bool ready;
     (void)pass;
-    return begin_pipe(receive, MESSAGE_WAY_IN, send_of(receive), receive,
-                      message_bytes(receive, receive->received_elements));
+    if ((receive->transfer == NULL || receive->transfer->pipe == NULL) &&
+        !begin_pipe(receive, MESSAGE_WAY_IN, send_of(receive), receive,
+                    message_bytes(receive, receive->received_elements))) {
+        return false;
+    }
+    if (message_pipe_prepare(receive->transfer->pipe, &ready, &error) != STATUS_OK) {
+        fail(receive, &error);
+        return false;
+    }
+    receive->comm->p2p->pacer.waits |= !ready;
+    return ready;
 }
 
 /* Stores bytes from a local send's buffer on the host. Returns whether the turn has no bytes left. */

@@ -224,9 +224,10 @@ static void describe_state(const struct p2p_message *message, char *text, size_t
     switch ((enum message_state)message->state) {
     case MESSAGE_HELD:
     case MESSAGE_MATCHED:
-        what = !message_may_touch(message) ? "waiting for its stream"
-               : pipe != NULL              ? "being copied from its GPU"
-                                           : "waiting for its turn";
+        what = !message_may_touch(message)                      ? "waiting for its stream"
+               : pipe != NULL && !message_pipe_has_memory(pipe) ? "waiting for pinned memory"
+               : pipe != NULL                                   ? "being copied from its GPU"
+                                                                : "waiting for its turn";
         break;
     case MESSAGE_OFFERED:
     case MESSAGE_ARRIVED:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The driver does not return from opening or closing a client's memory, because a GPU's work does not end. commd and everybody else go on. The GPUs are doubles
 (tests/cuda_double)."""
+import itertools
 import time
 import unittest
 
@@ -79,6 +80,38 @@ class GpuSlowMemory(FailureCase):
                 self.expect(waits[1], "RANK_LOST", within_s=10)
                 self.slow.touch()
                 self.end(cluster, others, before)
+
+    def has_memory(self, cluster):
+        return all([self.last_line(process, 15).startswith("OK") for process in self.ranks(cluster, "aa", "again", "once", devices=[0, -1])])
+
+    def test_pinning(self):
+        """An operation needs pinned memory. It waits, and ends with a reason after two seconds. commd itself does not wait: it says what the operation waits
+        for. Nor does anybody who needs none, newcomers included."""
+        cluster, others, _ = self.begin("cuMemHostAlloc", "cuda")
+
+        def is_seen(attempt=itertools.count()):
+            self.slow.touch()
+            waits = self.ranks(cluster, "aa", f"waits-{next(attempt)}", "once", devices=[0, -1])
+            seen = False
+            while not seen and all(process.poll() is None for process in waits):
+                seen = any("waiting for pinned memory" in op["waiting_for"] for op in cluster.json("a", "ops")["ops"])
+            for process in waits:
+                self.expect(process, "DEVICE", "no pinned memory", within_s=15)
+            self.check_others_go_on(cluster, others)
+            if not seen:  # commctl came too late
+                self.slow.unlink()
+                cluster.wait(lambda: self.has_memory(cluster), "pinned memory can be had again", timeout_s=10)
+            return seen
+
+        self.assertTrue(any(is_seen() for _ in range(5)))
+        for process in self.ranks(cluster, "aa", "told", "once", devices=[0, -1]):
+            self.expect(process, "DEVICE", "an earlier cuMemHostAlloc has not returned", within_s=15)
+        self.slow.unlink()
+        cluster.wait(lambda: self.has_memory(cluster), "pinned memory can be had again", timeout_s=10)
+        for process in others:
+            self.assertIsNone(process.poll())
+            process.kill()
+        cluster.wait_gpus_idle()
 
     def test_closing(self):
         for symbol, memory in CLOSES.items():

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Holds the bars for losses and outages: makes each kind of fault a number of times on real daemons in network namespaces, and prints a table.
 
-usage: check_outages.py [--runs N] [--kinds daemon-killed,blackhole] [--seed N] [--nodes N] [--ranks N] [--slow N] [--build FOLDER] [--logs FOLDER]
+usage: check_outages.py [--runs N] [--only 3,7-9] [--kinds daemon-killed,blackhole] [--seed N] [--nodes N] [--ranks N] [--slow N] [--build FOLDER]
+                        [--logs FOLDER]
+
+The runs of a seed are always the same. --only makes only these of them, so it repeats one that was wrong.
 
 Every run has all jobs at work. `worst` is the longest time until a survivor was told, or by which an operation waited longer than the outage. `late`
 counts runs that missed the bar by more than the machine was late. `wrong` counts runs in which something that must hold did not.
@@ -9,6 +12,7 @@ counts runs that missed the bar by more than the machine was late. `wrong` count
 import argparse
 import collections
 import dataclasses
+import itertools
 import os
 import pathlib
 import random
@@ -19,6 +23,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
 
 import schedule
+from check_chaos import numbers
 
 STALL_BAR_S = 1.0
 TEN_PERCENT = 10
@@ -41,17 +46,35 @@ def ten_percent(draw, shape):
     return schedule.Fault("lossy", [(0, "loss", shape.nodes, TEN_PERCENT), (hold, "loss", shape.nodes, 0)], outage_s=hold)
 
 
+def rebound(node, draw):
+    """The others see the node at other ports, and some seconds later at the first ones again."""
+    return schedule.Fault("rebound", [(0, "rebind", node), (round(draw.uniform(3, 6), 2), "rebind", node)])
+
+
+def rebound_dialler(draw, shape):
+    """The first node dials all others."""
+    return rebound(shape.nodes[0], draw)
+
+
+def rebound_dialled(draw, shape):
+    """All others dial the last node. Only this node can dial now."""
+    return rebound(shape.nodes[-1], draw)
+
+
 # By name: how the fault is drawn. The daemon of a silent host stands still, and all processes of a paused one.
 LOSSES = {"rank-killed": schedule.kill_rank, "daemon-killed": schedule.kill_daemon, "host-silent": schedule.long_stop_daemon, "host-paused": schedule.pause_host,
           "host-cut-off": schedule.long_hole, "partition": schedule.long_partition, "one-way-partition": schedule.long_one_way}
 OUTAGES = {"blackhole": schedule.short_hole, "link-down": schedule.short_down, "cut": schedule.short_partition, "one-way-cut": schedule.short_one_way,
            "mtu-9000-1500": schedule.narrow, "new-address": schedule.move, "loss-10": ten_percent}
-KINDS = {**LOSSES, **OUTAGES}
+# Relays are between the nodes.
+REBINDINGS = {"rebound-dialler": rebound_dialler, "rebound-dialled": rebound_dialled}
+KINDS = {**LOSSES, **OUTAGES, **REBINDINGS}
 
 
 def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=10, help="of each kind")
+    parser.add_argument("--only", type=numbers, help="the numbers of the runs that are made, such as 3,7-9; otherwise all, from 0")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
     parser.add_argument("--seed", type=int)
     parser.add_argument("--nodes", type=int, default=3)
@@ -79,6 +102,7 @@ class Outages:
 
     def __init__(self, options, say):
         import chaos  # it looks for the programs in COMMD_BUILD
+        import world
 
         class Judged(chaos.Chaos):
             """Keeps how late the machine was; None: the last fault was not judged."""
@@ -90,8 +114,9 @@ class Outages:
 
         self.violations = (chaos.Violation, AssertionError)
         self.contradiction, self.starved_s = chaos.Contradiction, chaos.STARVED_S
-        self.new = lambda: Judged(options.seed, options.nodes, options.ranks, slow=options.slow, say=say)
         self.shape = chaos.shape_of(options.nodes, options.ranks)
+        relays = {"relays": {pair: (0, 0) for pair in itertools.combinations(self.shape.nodes, 2)}, "rails": world.RAILS}
+        self.new = lambda relayed: Judged(options.seed, options.nodes, options.ranks, slow=options.slow, say=say, **(relays if relayed else {}))
         self.options, self.say = options, say
         self.chaos = None
         self.rows = {kind: Row(self.bar_s(kind), kind in LOSSES) for kind in options.kinds}
@@ -110,7 +135,7 @@ class Outages:
         row.runs += 1
         try:
             if self.chaos is None:
-                self.chaos = self.new()
+                self.chaos = self.new(kind in REBINDINGS)
                 self.chaos.begin()
             self.chaos.late_s = None
             before = self.seen(row.told)
@@ -154,6 +179,8 @@ class Outages:
         except self.violations as found:
             self.say(f"WRONG: at the end: {found}")
             return False
+        finally:
+            self.close()
         return not any(row.wrong for row in self.rows.values())
 
     def close(self):
@@ -180,11 +207,13 @@ def main():
     print(f"seed {options.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and daemons go
     outages = Outages(options, lambda text: print(text, flush=True))
+    fine = True
     try:
-        for number in range(options.runs):
-            for kind in options.kinds:
-                outages.run(kind, number)
-        fine = outages.finish()
+        for group in (LOSSES | OUTAGES, REBINDINGS):
+            for number in options.only or range(options.runs):
+                for kind in (kind for kind in options.kinds if kind in group):
+                    outages.run(kind, number)
+            fine = outages.finish() and fine
     finally:
         outages.close()
         print("\n".join(outages.table()), flush=True)

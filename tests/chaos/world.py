@@ -11,7 +11,8 @@ import process_sockets
 from cluster import Cluster, run
 
 SPARE = "spare"
-SETTINGS = 'listen = "0.0.0.0:7400"; rails = 2;'
+RAILS = 2
+SETTINGS = f'listen = "0.0.0.0:7400"; rails = {RAILS};'
 MTU = 9000
 FILTER_AGAIN_S = 0.1
 

@@ -36,8 +36,10 @@ struct relay_packet {
 
 struct udp_relay {
     struct loop *loop;
-    int fd;
+    int fd; /* at the port of udp_relay_port */
     struct loop_watch *watch;
+    int away_fd; /* at another port; -1: the relay has not moved */
+    struct loop_watch *away_watch;
     struct loop_timer *timer;
     struct sockaddr_in local;
     struct sockaddr_in target;
@@ -92,7 +94,8 @@ static int open_socket(const struct sockaddr_in *address)
 static void send_packet(struct udp_relay *relay, const struct relay_client *client, bool to_target,
                         const uint8_t *bytes, size_t size)
 {
-    int fd = to_target ? client->fd : relay->fd;
+    int answers_fd = relay->away_fd >= 0 ? relay->away_fd : relay->fd;
+    int fd = to_target ? client->fd : answers_fd;
     const struct sockaddr_in *address = to_target ? &relay->target : &client->address;
     if (sendto(fd, bytes, size, MSG_NOSIGNAL, (const struct sockaddr *)address, sizeof *address) >= 0) {
         relay->counters.forwarded++;
@@ -240,19 +243,18 @@ static struct relay_client *find_client(struct udp_relay *relay, const struct so
     return client;
 }
 
-static void clients_ready(void *context, unsigned events, uint64_t now_ns)
+/* Takes what senders have sent to one of the relay's ports. is_dead: it vanishes. */
+static void take_from_clients(struct udp_relay *relay, int fd, bool is_dead, uint64_t now_ns)
 {
-    (void)events;
-    struct udp_relay *relay = context;
     for (int i = 0; i < RELAY_BURST; i++) {
         struct sockaddr_in address;
         socklen_t address_size = sizeof address;
-        ssize_t size = recvfrom(relay->fd, relay->buffer, sizeof relay->buffer, 0,
-                                (struct sockaddr *)&address, &address_size);
+        ssize_t size =
+            recvfrom(fd, relay->buffer, sizeof relay->buffer, 0, (struct sockaddr *)&address, &address_size);
         if (size < 0) {
             break;
         }
-        struct relay_client *client = find_client(relay, &address);
+        struct relay_client *client = is_dead ? NULL : find_client(relay, &address);
         if (client == NULL) {
             relay->counters.lost++;
         } else {
@@ -260,6 +262,20 @@ static void clients_ready(void *context, unsigned events, uint64_t now_ns)
         }
     }
     set_timer(relay);
+}
+
+static void clients_ready(void *context, unsigned events, uint64_t now_ns)
+{
+    (void)events;
+    struct udp_relay *relay = context;
+    take_from_clients(relay, relay->fd, relay->away_fd >= 0, now_ns);
+}
+
+static void clients_ready_away(void *context, unsigned events, uint64_t now_ns)
+{
+    (void)events;
+    struct udp_relay *relay = context;
+    take_from_clients(relay, relay->away_fd, false, now_ns);
 }
 
 /* --- The relay --- */
@@ -273,6 +289,7 @@ enum status udp_relay_new(struct loop *loop, const char *listen, const char *tar
     }
     relay->loop = loop;
     relay->fd = -1;
+    relay->away_fd = -1;
     random_seed(&relay->random, seed);
     enum status status = STATUS_OK;
     if (!parse_address(listen, &relay->local) || !parse_address(target, &relay->target)) {
@@ -314,6 +331,7 @@ void udp_relay_free(struct udp_relay *relay)
         DL_DELETE(relay->packets, packet);
         free(packet);
     }
+    udp_relay_move_back(relay);
     loop_watch_free(relay->watch);
     loop_timer_free(relay->timer);
     if (relay->fd >= 0) {
@@ -345,6 +363,36 @@ enum status udp_relay_rebind(struct udp_relay *relay, struct error *error)
         status = client_bind(&relay->clients[i], error);
     }
     return status;
+}
+
+enum status udp_relay_move(struct udp_relay *relay, struct error *error)
+{
+    struct sockaddr_in any = relay->local;
+    any.sin_port = 0;
+    int fd = open_socket(&any);
+    if (fd < 0) {
+        return error_set_errno(error, errno, "relay: another port towards the senders");
+    }
+    struct loop_watch *watch = NULL;
+    enum status status = loop_watch_new(relay->loop, fd, LOOP_READ, clients_ready_away, relay, &watch, error);
+    if (status != STATUS_OK) {
+        close(fd);
+        return status;
+    }
+    udp_relay_move_back(relay);
+    relay->away_fd = fd;
+    relay->away_watch = watch;
+    return STATUS_OK;
+}
+
+void udp_relay_move_back(struct udp_relay *relay)
+{
+    loop_watch_free(relay->away_watch);
+    relay->away_watch = NULL;
+    if (relay->away_fd >= 0) {
+        close(relay->away_fd);
+        relay->away_fd = -1;
+    }
 }
 
 void udp_relay_counters(const struct udp_relay *relay, struct udp_relay_counters *out)

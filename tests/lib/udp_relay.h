@@ -48,6 +48,12 @@ void udp_relay_set(struct udp_relay *relay, const struct udp_relay_conditions *t
 /* From now on, the target sees every sender at another port. Returns SYSTEM if it fails. */
 enum status udp_relay_rebind(struct udp_relay *relay, struct error *error) COMM_MUST_USE;
 
+/* From now on, senders see the target at another port. What reaches an earlier port vanishes, as with a NAT
+ * that has lost its table. udp_relay_move_back ends that: the target is at the port of udp_relay_port again.
+ * Returns SYSTEM if it fails. */
+enum status udp_relay_move(struct udp_relay *relay, struct error *error) COMM_MUST_USE;
+void udp_relay_move_back(struct udp_relay *relay);
+
 void udp_relay_counters(const struct udp_relay *relay, struct udp_relay_counters *out);
 
 #endif

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
 READY_TIMEOUT_S = 20
 GPU_FOLDER_BYTES = 512 << 20
+RELAY_ADDRESS = "10.97.0.250"  # of the bridge between the namespaces, if there are relays
 
 
 def run(*command, check=True, **options):
@@ -69,8 +70,8 @@ class Cluster:
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
                  daemon_environment=None, build=BUILD, cards=1, processors=None):
-        """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay, on loopback. There
-        is one relay for each of `rails`.
+        """relays: {(a, b): (loss, delay_ms)}. The traffic between these two nodes passes a relay with this loss and delay. There is one relay for
+        each of `rails`. The nodes are on loopback, unless `namespaces` is True.
 
         gpus: how many doubles of GPUs (tests/cuda_double) each node has.
 
@@ -92,7 +93,7 @@ class Cluster:
         self.relays = relays or {}
         self.rails = rails
         self.relay_processes = {}
-        namespaces = False if self.relays else namespaces
+        namespaces = False if self.relays and namespaces is None else namespaces
         self.names = list(names)
         self.settings = settings
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-"))
@@ -155,6 +156,9 @@ class Cluster:
             run("ip", "-n", namespace, "link", "set", "veth0", "up")
             run("ip", "-n", namespace, "addr", "add", f"10.97.0.{index + 1}/24", "dev", "veth0")
             self.addresses[name] = f"10.97.0.{index + 1}:7400"
+        if self.relays:
+            run("ip", "-n", hub, "link", "set", "lo", "up")
+            run("ip", "-n", hub, "addr", "add", f"{RELAY_ADDRESS}/24", "dev", "bridge0")
         for card in range(1, self.cards):
             self._make_card(hub, card)
 
@@ -192,12 +196,13 @@ class Cluster:
         port = Cluster.next_port
         Cluster.next_port += self.rails
         host, first = self.addresses[other].rsplit(":", 1)
+        ours = RELAY_ADDRESS if self.use_namespaces else "127.0.0.1"
         for rail in range(self.rails):
-            relay = subprocess.Popen([str(BUILD / "tests/system/relay"), f"127.0.0.1:{port + rail}", f"{host}:{int(first) + rail}", str(loss),
-                                      str(delay_ms), str(seed)], stdin=subprocess.DEVNULL)
+            relay = subprocess.Popen(self.in_node("*hub", BUILD / "tests/system/relay", f"{ours}:{port + rail}", f"{host}:{int(first) + rail}", loss, delay_ms, seed),
+                                     stdin=subprocess.DEVNULL)
             self.processes.append(relay)
             self.relay_processes[(dialler, other, rail)] = relay
-        self.seen[(dialler, other)] = f"127.0.0.1:{port}"
+        self.seen[(dialler, other)] = f"{ours}:{port}"
         self.write_config(dialler)
 
     def cut_rail(self, a, b, rail, cut=True):
@@ -205,6 +210,12 @@ class Cluster:
         traffic again."""
         for dialler, other in ((a, b), (b, a)):
             self.relay_processes[(dialler, other, rail)].send_signal(signal.SIGSTOP if cut else signal.SIGCONT)
+
+    def rebind(self, name):
+        """All others see this node at other ports, as if a NAT had lost its table. They cannot dial it there. Rebinding it once more ends that."""
+        for (dialler, other, _), relay in self.relay_processes.items():
+            if name in (dialler, other):
+                relay.send_signal(signal.SIGUSR1 if name == dialler else signal.SIGUSR2)
 
     def config_path(self, name):
         return self.folder / f"{name}.conf"

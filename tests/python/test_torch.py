@@ -135,6 +135,61 @@ def test_a_rank_that_dies_is_noticed(daemons):
         assert finish(processes[rank])[1].splitlines()[-1] == "RANK_LOST (1,) True"
 
 
+SHRINKS = """
+shrink = getattr(dist, 'shrink_group', commd.torch.shrink_group)
+def total(group=None):
+    tensor = torch.full((5,), float(rank + 1))
+    dist.all_reduce(tensor, group=group)
+    return int(tensor[0])
+def refused(kind, *arguments):
+    try: shrink(*arguments)
+    except kind as error: return str(error)
+    raise AssertionError(f'{arguments} was not refused')
+dist.new_group([0, 2])
+for wrong in [4], [], [1, 1], [0, 1, 2, 3]: refused(ValueError, wrong)
+refused(TypeError, ['1'])
+refused(RuntimeError, [rank])
+assert total() == 10
+print('ready', flush=True)
+if rank == 1: time.sleep(60)
+try: total()
+except dist.DistBackendError as error: lost = list(error.ranks)
+assert 'lost' in refused(ValueError, [0 if rank else 2]), lost
+group = shrink(lost)
+assert group is dist.group.WORLD and (dist.get_rank(), dist.get_world_size()) == ([0, 2, 3].index(rank), 3) and total() == 8
+tensor = torch.tensor([rank])
+dist.broadcast(tensor, 2)
+assert tensor.item() == 3
+part = dist.new_group([2, 0, 1])
+if dist.get_rank() != 1:
+    assert total(shrink([1], part, 1)) == 5 and dist.get_process_group_ranks(list(dist.distributed_c10d._world.pg_map)[-1]) == [0, 2]
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 30))
+ddp(torch.ones(2, 30)).sum().backward()
+dist.barrier()
+if rank == 3:
+    print('left', flush=True)
+    sys.exit()
+shrink([2])
+assert total() == 4 and dist.get_world_size() == 2
+if rank == 0: dist.group.WORLD.abort('enough')
+for _ in range(2):
+    try: dist.barrier()
+    except dist.DistBackendError: pass
+commd.torch.shrink_group()
+assert total() == 4 and dist.get_rank() == rank // 2
+print('went on', flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_groups_shrink(two_nodes):
+    """A rank dies, another one leaves, and a group is aborted: the ranks that are left go on with smaller groups."""
+    processes = run_text(two_nodes, 4, SHRINKS)
+    assert processes[1].stdout.readline() == "ready\n"
+    processes[1].send_signal(signal.SIGKILL)
+    assert [finish(processes[rank])[1].splitlines()[-1] for rank in (0, 2, 3)] == ["went on", "went on", "left"]
+
+
 def test_ddp_fails_well_if_a_rank_dies(daemons):
     text = ("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))\n"
             "for step in range(10 ** 6):\n"

@@ -14,7 +14,7 @@ import torch.distributed as distributed
 from torch._C._distributed_c10d import PrefixStore
 
 from .. import _library, client
-from . import _barrier, _ddp, _failures, _memory, _records, _split
+from . import _barrier, _ddp, _failures, _memory, _records, _shrink, _split
 from ._collectives import Collectives
 from ._completion import Completions
 from ._messages import Messages
@@ -49,6 +49,7 @@ def create(options, backend_options=None):
     _barrier.install()
     _ddp.install()
     _split.install()
+    _shrink.install()
     device = getattr(backend_options, "device_id", None)
     return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, device)
 
@@ -57,9 +58,10 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
     """A process group whose operations run through commd.
 
     It is a subclass of torch's ProcessGroup, because torch calls the methods of such a group without its dispatcher.
+    name: the communicator's, if all ranks know it; otherwise rank 0 invents it. handle: the communicator, if it is there.
     """
 
-    def __init__(self, store, rank: int, size: int, timeout, device=None) -> None:
+    def __init__(self, store, rank: int, size: int, timeout, device=None, name=None, handle=None) -> None:
         distributed.ProcessGroup.__init__(self, rank, size)
         self._rank, self._size = rank, size
         self._store = store
@@ -80,28 +82,34 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
         self.futures_lock = threading.Lock()
         self._client = _failures.translated(client.shared_client)
         self.calls = self._client.calls
-        self.handle: int | None = None
-        self._join()
+        self.formed_as = name
+        self.handle: int | None = handle
+        if handle is None:
+            self._join()
         client.track(self)
         _records.groups.add(self)
         self._backend = _memory.register_backend(self, rank, size)
 
     def _join(self) -> None:
         """Forms the communicator. Rank 0 invents its name, and tells the others through the store."""
-        if self._rank == 0:
-            name = f"torch-{uuid.uuid4().hex}"
+        if self.formed_as is None and self._rank == 0:
+            self.formed_as = f"torch-{uuid.uuid4().hex}"
             if self._size > 1:
-                self._store.set("commd", name)
-        else:
-            name = bytes(self._store.get("commd")).decode()
+                self._store.set("commd", self.formed_as)
+        elif self.formed_as is None:
+            self.formed_as = bytes(self._store.get("commd")).decode()
         limit_ms = milliseconds(self._timeout)
         options = _library.InitOptions(ctypes.sizeof(_library.InitOptions), limit_ms, limit_ms, 0, None)
         handle = ctypes.c_void_p()
-        _failures.translated(
-            client.interruptible, self._client.error_of, self.calls.comm_init, self._client.use(), name.encode(),
-            self._rank, self._size, _device_of(self._device), ctypes.byref(options), ctypes.byref(handle),
-            operation="init", undo=lambda: self.calls.comm_destroy(handle), context=self.context())
+        self.interruptible(self.calls.comm_init, self._client.use(), self.formed_as.encode(), self._rank, self._size,
+                           _device_of(self._device), ctypes.byref(options), handle, operation="init")
         self.handle = handle.value
+
+    def interruptible(self, function, *arguments, operation: str) -> None:
+        """Calls a function that makes a communicator: its last argument is the c_void_p for the handle."""
+        handle = arguments[-1]
+        _failures.translated(client.interruptible, self._client.error_of, function, *arguments[:-1], ctypes.byref(handle),
+                             operation=operation, undo=lambda: self.calls.comm_destroy(handle), context=self.context())
 
     @property
     def timeout_ms(self) -> int:
@@ -272,6 +280,10 @@ class ProcessGroup(Collectives, Messages, distributed.ProcessGroup):
 
     @property
     def supports_splitting(self) -> bool:
+        return True
+
+    @property
+    def supports_shrinking(self) -> bool:
         return True
 
     @property

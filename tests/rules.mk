@@ -212,6 +212,9 @@ check-outages: CHAOS_SEED := $(if $(filter command line environment,$(origin SEE
 check-outages: all $(CHAOS_RANK) ## make each loss and outage RUNS times on real daemons: who is told when, and what it delays (15 minutes; SEED=random NODES=3 RANKS=2 KINDS=...; as root)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/chaos/check_outages.py --runs $(RUNS) --nodes $(NODES) --ranks $(RANKS) \
 	    $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(if $(KINDS),--kinds $(KINDS)) $(if $(filter-out release,$(VARIANT)),--slow 10) || [ $$? = 77 ]
+check-recovery: CHAOS_SEED := $(if $(filter command line environment,$(origin SEED)),$(SEED))
+check-recovery: all ## kill a rank inside operations of 8 bytes to 256 MiB RUNS times: when the others are told, and when they go on (2 minutes; as root)
+	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/chaos/check_recovery.py --runs $(RUNS) --ranks $(RANKS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 SERVICE_OPTIONS ?=
 check-service: ## build the packages, and use them as services in booted containers of Debian 12 and 13 (10 minutes, the first time 20; as root)
 	@python3 -B tests/service/check_service.py $(SERVICE_OPTIONS)
@@ -388,5 +391,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-sizes check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, sizes, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-outages check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-peers bench-messages bench-ab \
+.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-outages check-recovery check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-peers bench-messages bench-ab \
     check-layers check-sizes check-format format check-shell check-man check-units check-library check-tidy lint

@@ -186,8 +186,9 @@ class Chaos:
         self.settle()
         late_s = self.lateness.take()
         self.check_extra(fault)
-        if late_s > STARVED_S:
-            self.log(f"  the machine was {late_s:.2f} s late: who was lost, and when, is not judged")
+        disturbed = self.world.take_disturbed()
+        if disturbed or late_s > STARVED_S:
+            self.log(f"  {'a stopped daemon was woken by others' if disturbed else f'the machine was {late_s:.2f} s late'}: who was lost, and when, is not judged")
             self.another.clear()
         else:
             self.check_failures(fault, harmed, began)

@@ -56,6 +56,7 @@ class World(Cluster):
         self.percent = {name: 0 for name in self.order}
         self.draining = set()
         self.stopped = set()
+        self.disturbed = False  # somebody else has let a stopped daemon go on
         self.exits = []  # of daemons that ended by themselves
         self.expected_ends = set()
         try:
@@ -125,8 +126,14 @@ class World(Cluster):
 
     def continue_daemon(self, name):
         if name in self.stopped:
+            state = pathlib.Path(f"/proc/{self.pid(name)}/stat").read_text().rpartition(")")[2].split()[0]
+            self.disturbed = self.disturbed or state != "T"
             self.daemons[name].send_signal(signal.SIGCONT)
             self.stopped.discard(name)
+
+    def take_disturbed(self):
+        disturbed, self.disturbed = self.disturbed, False
+        return disturbed
 
     def hole(self, name):
         self._port_state(name, 0)

@@ -113,6 +113,7 @@ def main():
     print(f"seed {options.seed}; {len(NODES)} nodes with {options.ranks} ranks each{'' if namespaces_work() else ', without namespaces'}", flush=True)
     print(f"{'bytes':>6} {'runs':>5} {'told, ms: bar':>14} {'median':>7} {'worst':>7} {'next, ms: bar':>14} {'median':>7} {'worst':>7} {'late, ms':>9}")
     lateness, wrong = Lateness(), 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and daemons go
     with Cluster(NODES, 'listen = "0.0.0.0:7400"; rails = 2;' if namespaces_work() else "rails = 2;") as cluster:
         for size in options.sizes.split(","):
             times = []

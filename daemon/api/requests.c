@@ -144,6 +144,30 @@ static void comm_completed(void *context, struct comms_member *member,
     api_comm_send_complete(session, comm->handle, completion);
 }
 
+/* A graph's replays must not wait for the client: their messages are not answered, unless they fail. */
+static bool comm_takes_messages(void *context)
+{
+    struct api_comm *comm = context;
+    if (comm->graph != NULL || api_session_takes_messages(comm->session)) {
+        return true;
+    }
+    comm->messages_wait = true;
+    comm->session->messages_wait = true;
+    return false;
+}
+
+void api_session_tell_messages(struct api_session *session)
+{
+    struct api_comm *comm, *next;
+    session->messages_wait = false;
+    HASH_ITER (hh, session->comms, comm, next) {
+        if (comm->messages_wait) {
+            comm->messages_wait = false;
+            comms_member_tell_messages(comm->member);
+        }
+    }
+}
+
 static void comm_aborted(void *context, struct comms_member *member, const struct error *cause,
                          uint64_t now_ns)
 {
@@ -205,8 +229,11 @@ static enum status comm_add(struct api_session *session, uint64_t request_id, ui
 
 static struct comms_member_handler comm_handler(struct api_comm *comm)
 {
-    return (struct comms_member_handler){
-        .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
+    return (struct comms_member_handler){.context = comm,
+                                         .formed = comm_formed,
+                                         .completed = comm_completed,
+                                         .takes_messages = comm_takes_messages,
+                                         .aborted = comm_aborted};
 }
 
 static enum status comm_join(struct api_session *session, uint64_t request_id,

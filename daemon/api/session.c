@@ -165,6 +165,9 @@ void api_session_flush(struct api_session *session)
         packet_free(session, packet);
     }
     session_flushed(session);
+    if (session->messages_wait && api_session_takes_messages(session)) {
+        api_session_tell_messages(session);
+    }
     if (session->closing && session->out_first == NULL) {
         api_session_break(session);
     }

@@ -39,6 +39,7 @@ struct api_comm {
     char name[COMM_NAME_MAX_BYTES + 1];
     int gpu; /* GPU of the rank, or MEMORY_OF_HOST */
     bool formed;
+    bool messages_wait; /* until the session takes completions of messages again */
     uint64_t op_timeout_ms;
     struct api_graph *graph; /* its captured operations; null: none */
     UT_hash_handle hh;
@@ -144,6 +145,7 @@ struct api_session {
         uint8_t *bytes; /* null: there is no list */
         size_t size, at;
     } list;                    /* submissions that wait for their turn; nothing else is read before */
+    bool messages_wait;        /* some communicator has messages_wait */
     bool unread_waits;         /* the socket has data, but the session is not being read now */
     uint64_t ping_request_id;  /* 0: no ping under way */
     struct api_reload *reload; /* its reload that has no answer yet; null: none */
@@ -288,6 +290,17 @@ static inline bool api_session_reads(const struct api_session *session)
     return !session->closing && !session->broken && session->out_count < API_SESSION_PAUSE_PACKETS &&
            session->out_bytes < API_SESSION_PAUSE_BYTES;
 }
+/*
+ * Whether completions of messages are put into the queue. A client may have any number of messages under way,
+ * and they may all end while it reads nothing. So those that end wait in their communicator.
+ */
+static inline bool api_session_takes_messages(const struct api_session *session)
+{
+    return session->broken || (session->out_count < API_SESSION_PAUSE_PACKETS / 2 &&
+                               session->out_bytes < API_SESSION_PAUSE_BYTES / 2);
+}
+/* requests.c: the session takes completions of messages again. */
+void api_session_tell_messages(struct api_session *session);
 /* Sends queued packets until the socket or the ring is full. */
 void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_t now_ns,

@@ -134,6 +134,12 @@ struct comms_member_handler {
      */
     void (*completed)(void *context, struct comms_member *member, const struct comms_completion *completion,
                       uint64_t now_ns);
+    /*
+     * Null, or whether the owner takes completions of messages now. If it does not, those that have ended
+     * wait, and stay charged as messages. Once the owner takes them again, it calls
+     * comms_member_tell_messages.
+     */
+    bool (*takes_messages)(void *context);
     /* The communicator failed, even if nothing was pending. Called at most once, after the completions. */
     void (*aborted)(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns);
 };
@@ -187,6 +193,8 @@ enum comms_leave {
  * them (ABORTED) for the other ranks as well. Pending messages end with RANK_LOST for their other side only.
  */
 void comms_member_leave(struct comms_member *member, enum comms_leave how, uint64_t now_ns);
+/* See comms_member_handler. The completions come in a later tick. */
+void comms_member_tell_messages(struct comms_member *member);
 /* As COMMS_LEAVE_LOST, for a process that is still there. why: "was disconnected by uid 0". */
 void comms_member_expel(struct comms_member *member, const char *why, uint64_t now_ns);
 

@@ -337,7 +337,9 @@ bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
 {
     struct comms_p2ps *points = member->points;
     struct comms_p2p *point = points == NULL ? NULL : points->ended != NULL ? points->ended : points->late;
-    if (point == NULL || (point->with_comm && member->comm->state != COMMS_COMM_FAILED)) {
+    const struct comms_member_handler handler = member->handler;
+    if (point == NULL || (point->with_comm && member->comm->state != COMMS_COMM_FAILED) ||
+        (handler.takes_messages != NULL && !handler.takes_messages(handler.context))) {
         return false;
     }
     struct error late = {.status = STATUS_TIMED_OUT,
@@ -359,7 +361,6 @@ bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
                                           .detail = result.status != STATUS_OK ? &detail : NULL,
                                           .source_rank = p2p_message_source(&point->message),
                                           .count_elements = p2p_message_count(&point->message)};
-    const struct comms_member_handler handler = member->handler;
     if (point->overdue) { /* gone when it ends */
         DL_DELETE(points->late, point);
         point->told = true;
@@ -372,6 +373,11 @@ bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
     trace_message_told(member->comm->comm_id, completion.ticket, 0, member->rank, 0, result.status);
     handler.completed(handler.context, member, &completion, now_ns);
     return true;
+}
+
+void comms_member_tell_messages(struct comms_member *member)
+{
+    communicator_queue(member->comm);
 }
 
 static void set_overdue(struct comms_p2p *point)

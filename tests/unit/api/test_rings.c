@@ -145,6 +145,60 @@ static void test_answers_that_wait(void **state)
     node_free(node);
 }
 
+/* A client may have any number of messages under way, and they may all end while it reads nothing. Those that
+ * do not fit into its ring wait, and are not queued. Each is answered once, in the order in which they ended.
+ */
+static void test_messages_that_end_unread(void **state)
+{
+    (void)state;
+    enum { MESSAGES = 3000 };
+    struct node *node = node_new();
+    struct client other = client_new(node);
+    struct ring_client client = ring_client_new(node);
+    const struct api_session *session = NULL;
+    for (const struct api_session *each = node->api->sessions; each != NULL; each = each->hh.next) {
+        session = each->rings != NULL ? each : session;
+    }
+    assert_non_null(session);
+    uint64_t other_id = client_send_init(&other, 1, "pair", 1, 2);
+    uint64_t id = client_send_init(&client.client, 1, "pair", 0, 2);
+    event_free(client_expect_reply(&other, other_id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
+    expect_reply(&client, id);
+    for (uint64_t ticket = 1; ticket <= MESSAGES; ticket++) {
+        struct submit_record receive = submit_of(1, ticket, OP_KIND_RECEIVE);
+        receive.peer_rank = 1;
+        client_submit(&client.client, &receive);
+    }
+    turns(node, 10);
+    for (uint64_t ticket = 1; ticket <= MESSAGES; ticket++) {
+        struct submit_record send = submit_of(1, ticket, OP_KIND_SEND);
+        send.peer_rank = 0;
+        client_submit(&other, &send);
+        client_expect_complete(&other, 1, ticket, STATUS_OK, NULL);
+        assert_true(session->out_count <= API_SESSION_PAUSE_PACKETS / 2);
+    }
+    for (uint64_t ticket = 1; ticket <= MESSAGES; ticket++) {
+        struct completion_record completion;
+        uint8_t bytes[sizeof completion];
+        const char *what;
+        size_t size = 0;
+        for (unsigned i = 0; ring_take(&client.in, bytes, sizeof bytes, &size) == RING_NOTHING; i++) {
+            assert_true(i < 100);
+            turn(node);
+        }
+        if (ring_wake_producer(&client.in)) {
+            ring_daemon(&client);
+        }
+        assert_true(completion_record_read(bytes, size, &completion, &what));
+        assert_int_equal(completion.ticket, ticket);
+        assert_int_equal(completion.status, STATUS_OK);
+    }
+    ring_client_check(&client);
+    ring_client_free(&client);
+    client_free(&other);
+    node_free(node);
+}
+
 /* --- What a hostile client can write --- */
 
 static void expect_ended(struct ring_client *client, const char *error)
@@ -296,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_bells_ring_for_who_sleeps),
         cmocka_unit_test(test_packets_wrap),
         cmocka_unit_test(test_answers_that_wait),
+        cmocka_unit_test(test_messages_that_end_unread),
         cmocka_unit_test(test_hostile_heads_and_packets),
         cmocka_unit_test(test_hostile_clients),
         cmocka_unit_test(test_scribbling),

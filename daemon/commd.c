@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,6 +27,10 @@
 /* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad configuration. systemd does not restart
  * commd after 78. */
 enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 };
+
+#define STACK_BYTES (8u << 20)       /* the usual limit */
+#define STACK_MIN_BYTES (512u << 10) /* below that, commd does not start */
+#define THREAD_STACK_BYTES (2u << 20)
 
 #define LOG_FLUSH_MS 1000 /* how long commd waits at its end for a reader of its log */
 
@@ -150,6 +155,33 @@ static void raise_descriptor_limit(void)
     }
 }
 
+/*
+ * The first thread's stack grows up to the soft limit, which is raised if it is small. By default, threads
+ * get a stack of that limit, too, so theirs is set. Libraries that commd loads start threads as well.
+ */
+static enum status take_stack(struct error *error)
+{
+    struct rlimit limit;
+    pthread_attr_t attributes;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK_BYTES) {
+        limit.rlim_cur = limit.rlim_max < STACK_BYTES ? limit.rlim_max : STACK_BYTES;
+        (void)setrlimit(RLIMIT_STACK, &limit);
+        if (limit.rlim_cur < STACK_MIN_BYTES) {
+            return error_set(error, STATUS_LIMIT,
+                             "the stack has at most %llu KiB (ulimit -s); commd needs %u KiB",
+                             (unsigned long long)limit.rlim_cur >> 10, STACK_MIN_BYTES >> 10);
+        }
+        pthread_attr_init(&attributes);
+        int failed = pthread_attr_setstacksize(&attributes, THREAD_STACK_BYTES);
+        failed = failed != 0 ? failed : pthread_setattr_default_np(&attributes);
+        pthread_attr_destroy(&attributes);
+        if (failed != 0) {
+            return error_set_errno(error, failed, "stacks of %u KiB for threads", THREAD_STACK_BYTES >> 10);
+        }
+    }
+    return STATUS_OK;
+}
+
 /* Starts a trace if the environment asks for it. It is not a setting: people who look for a fault use it, and
  * it starts before any configuration is read. */
 static enum status begin_trace(struct error *error)
@@ -224,6 +256,9 @@ int main(int argc, char **argv)
     (void)signal(SIGPIPE, SIG_IGN); /* a closed log or socket must not end the process */
     (void)signal(SIGXFSZ, SIG_IGN); /* nor must a limit of files (ulimit -f), which counts in memory, too */
     enum status status = log_writer_start(&error);
+    if (status == STATUS_OK) {
+        status = take_stack(&error);
+    }
     if (status == STATUS_OK) {
         status = begin_trace(&error);
     }

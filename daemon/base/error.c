@@ -1,9 +1,11 @@
 #include "daemon/base/error.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 /* Ends text of `length` bytes before a UTF-8 sequence that the cut left incomplete. */
 static void error_trim_utf8(char *text, size_t length)
@@ -79,6 +81,10 @@ enum status error_set_errno(struct error *error, int errnum, const char *format,
         error_add(error, ": %s", cause);
     } else if (error != NULL) {
         error_add(error, ": error number %d", errnum);
+    }
+    struct rlimit limit;
+    if (error != NULL && errnum == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        error_add(error, " (ulimit -n is %llu)", (unsigned long long)limit.rlim_cur);
     }
     return STATUS_SYSTEM;
 }

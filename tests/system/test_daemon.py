@@ -124,6 +124,17 @@ class Standalone(unittest.TestCase):
         daemon.terminate()
         self.assertEqual(daemon.wait(timeout=10), 0)
 
+    def test_small_limits(self):
+        """A limit that is too small is named. A small stack that commd may raise is no problem."""
+        for limits, text in (("ulimit -s 64", "64 KiB (ulimit -s)"), ("ulimit -n 8", "ulimit -n is 8"), ("ulimit -n 24", "ulimit -n is 24")):
+            ended = subprocess.run(["bash", "-c", f'{limits}; exec "$@"', "bash", COMMD, "--standalone", "--socket", self.socket],
+                                   stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+            self.assertEqual(ended.returncode, 1, (limits, ended.stderr))
+            self.assertIn(text, ended.stderr)
+        daemon = self.start_by_shell('ulimit -S -s 64; exec "$@"')
+        soft = next(line.split()[3] for line in pathlib.Path(f"/proc/{daemon.pid}/limits").read_text().splitlines() if line.startswith("Max stack"))
+        self.assertEqual(int(soft), 8 << 20)
+
     def test_signals_end_it_in_order(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             daemon = self.start()

@@ -36,9 +36,12 @@ struct api;
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; more: LIMIT */
 #define API_SESSION_LATE_MAX 256     /* requests of one client that a GPU's thread carries out; more: LIMIT */
 #define API_SESSION_RESERVED_SHARE 2 /* memories of one client, times a GPU's memory; more: LIMIT */
-#define API_SESSION_PACKETS_MAX                                                                              \
-    65536                /* unread packets of one client; more: it is dropped. Messages wait before */
-#define API_SENDS_MAX 64 /* packets in a row to clients' sockets */
+/*
+ * Unread packets of one client; more, or more bytes than its budget (queued_bytes), and it is dropped. So all
+ * collectives that a client may have under way can end unread. Messages wait in their communicator.
+ */
+#define API_SESSION_PACKETS_MAX (API_SESSION_COMMS_MAX * COMMS_PENDING_OPS_MAX)
+#define API_SENDS_MAX 64               /* packets in a row to clients' sockets */
 #define API_SESSION_PAUSE_PACKETS 256  /* with so many waiting answers, no requests of the client are read */
 #define API_SESSION_PAUSE_BYTES 131072 /* likewise, in bytes */
 #define API_SESSION_FDS 2              /* of one session: its socket, a pidfd; rings need more */

@@ -1,7 +1,9 @@
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/log.h"
 
 /* Packets from clients' sockets, and their descriptors. */
 
@@ -76,4 +78,32 @@ void api_packets_discard(struct api *api, uint32_t uid, int fd)
             return;
         }
     }
+}
+
+void api_packet_send_error(int fd, const struct error *error)
+{
+    Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
+    message.status = error->status;
+    message.text = (char *)error->text;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_ERROR;
+    reply.error = &message;
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_REPLY;
+    event.reply = &reply;
+    uint8_t bytes[2 * ERROR_TEXT_MAX_BYTES];
+    size_t size_bytes = commd__client__event__pack(&event, bytes);
+    if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+        log_debug("commd cannot tell a client why its session ends: %s", strerror(errno));
+    }
+}
+
+void api_session_refuse(struct api *api, enum api_role role, int fd, const struct error *error)
+{
+    struct ucred credentials = {.uid = (uid_t)-1};
+    socklen_t credentials_size = sizeof credentials;
+    (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &credentials_size);
+    api_packets_discard(api, credentials.uid, fd);
+    api_packet_send_error(fd, error);
+    api_session_close_socket(api, role, credentials.uid, fd);
 }

@@ -128,12 +128,16 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
     return false;
 }
 
-/* Drops a client that does not read. */
-static void session_drop_slow(struct api_session *session)
+/* Drops a client that does not read, or whose user's other processes do not. It is told so on its socket, if
+ * there is room. */
+static void session_drop_slow(struct api_session *session, const char *why)
 {
     if (!session->broken) {
-        api_session_log(session, LOG_LEVEL_WARNING, "dropped, it reads none of its %u answers (%llu bytes)",
-                        session->out_count, (unsigned long long)session->out_bytes);
+        struct error error;
+        error_set(&error, STATUS_LIMIT, "dropped, it reads none of its %u answers (%llu bytes): %s",
+                  session->out_count, (unsigned long long)session->out_bytes, why);
+        api_session_log(session, LOG_LEVEL_WARNING, "%s", error.text);
+        api_packet_send_error(session->fd, &error);
     }
     api_session_break(session);
 }
@@ -141,8 +145,9 @@ static void session_drop_slow(struct api_session *session)
 /* Charges the packets that wait, and watches for room. */
 static void session_flushed(struct api_session *session)
 {
-    if (!api_session_charge_queued(session)) {
-        session_drop_slow(session);
+    struct error error;
+    if (!api_session_charge_queued(session, &error)) {
+        session_drop_slow(session, error.text);
     }
     api_session_watch(session);
 }
@@ -181,7 +186,7 @@ static struct api_packet *packet_new(struct api_session *session, size_t size_by
         return NULL;
     }
     if (session->out_count >= API_SESSION_PACKETS_MAX) {
-        session_drop_slow(session);
+        session_drop_slow(session, "no more can wait");
         return NULL;
     }
     if (size_bytes > CLIENT_PACKET_MAX_BYTES || (packet = malloc(sizeof *packet + size_bytes)) == NULL) {
@@ -341,29 +346,6 @@ void api_session_close_socket(struct api *api, enum api_role role, uid_t uid, in
     if (in_place) {
         api_listener_keep_spare(listener);
     }
-}
-
-void api_session_refuse(struct api *api, enum api_role role, int fd, const struct error *error)
-{
-    struct ucred credentials = {.uid = (uid_t)-1};
-    socklen_t credentials_size = sizeof credentials;
-    (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &credentials_size);
-    Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
-    message.status = error->status;
-    message.text = (char *)error->text;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_ERROR;
-    reply.error = &message;
-    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
-    event.body_case = COMMD__CLIENT__EVENT__BODY_REPLY;
-    event.reply = &reply;
-    uint8_t bytes[2 * ERROR_TEXT_MAX_BYTES];
-    size_t size_bytes = commd__client__event__pack(&event, bytes);
-    api_packets_discard(api, credentials.uid, fd);
-    if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-        log_debug("commd cannot tell a client why it is refused: %s", strerror(errno));
-    }
-    api_session_close_socket(api, role, credentials.uid, fd);
 }
 
 void api_session_has_too_much(struct api_session *session, uint64_t request_id)

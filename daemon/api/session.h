@@ -280,6 +280,8 @@ bool api_packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd)
 /* Reads and drops packets that a client sent. A socket that is closed with unread data would lose what commd
  * has sent to the client. */
 void api_packets_discard(struct api *api, uint32_t uid, int fd);
+/* Sends a failure that answers no request, if the socket has room. The session must end. */
+void api_packet_send_error(int fd, const struct error *error);
 /* Sets whether clients may pass descriptors there, if the kernel can refuse them (Linux 6.16). */
 void api_pass_fds(int fd, bool may);
 
@@ -358,8 +360,8 @@ void api_session_end(struct api_session *session, const char *why);
 /* Opens the account, and charges the session's place to it. Errors: LIMIT, NO_MEMORY. */
 enum status api_session_charge(struct api_session *session, struct error *error) COMM_MUST_USE;
 void api_session_discharge(struct api_session *session);
-/* Charges the packets that wait. Returns false if they are too much. */
-bool api_session_charge_queued(struct api_session *session);
+/* Charges the packets that wait. Returns false, with the budget's text, if they are too much. */
+bool api_session_charge_queued(struct api_session *session, struct error *error);
 void api_session_await_hello(struct api_session *session);
 void api_session_heard(struct api_session *session);
 /* Ends the sessions whose Hello is late: a loop_timer_function of the api. */

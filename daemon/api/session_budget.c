@@ -51,13 +51,12 @@ void api_session_discharge(struct api_session *session)
     budget_close(session->account);
 }
 
-bool api_session_charge_queued(struct api_session *session)
+bool api_session_charge_queued(struct api_session *session, struct error *error)
 {
-    struct error error;
     uint64_t wanted = (session->out_bytes + QUEUED_STEP_BYTES - 1) / QUEUED_STEP_BYTES * QUEUED_STEP_BYTES;
     uint64_t has = session->out_charged_bytes;
     if (wanted > has) {
-        if (budget_charge(session->account, BUDGET_QUEUED, wanted - has, &error) != STATUS_OK) {
+        if (budget_charge(session->account, BUDGET_QUEUED, wanted - has, error) != STATUS_OK) {
             return false;
         }
     } else if (wanted < has) {

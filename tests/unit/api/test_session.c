@@ -459,13 +459,14 @@ static void test_slow_reader_pauses(void **state)
     node_free(node);
 }
 
-/* Events that come without a request are queued up to a limit. Then commd drops the client, and its ranks
- * with it. */
+/* Events that come without a request are queued up to the user's budget. Then commd drops the client, and its
+ * ranks with it. */
 static void test_slow_reader_is_dropped(void **state)
 {
     (void)state;
-    enum { COMMS = API_SESSION_PACKETS_MAX / COMMS_PENDING_OPS_MAX + 2 };
+    enum { COMMS = 30, QUEUED_BYTES = 1 << 20 };
     struct node *node = node_new();
+    budget_set_ceiling(node->api->budget, BUDGET_QUEUED, QUEUED_BYTES);
     struct client slow = client_new(node);
     struct client other = client_new(node);
     struct client watcher = client_new(node);

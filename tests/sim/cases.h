@@ -7,8 +7,9 @@
 
 /*
  * Runs random cases. Each case is a list of numbers. If a case is wrong, the smallest case like it is
- * printed. COMMD_CASES says how many cases to draw, COMMD_SEED where to begin. COMMD_CASE="..." runs a case
- * that was printed. Cases run in processes of their own, so a crash or an endless loop is a result, too.
+ * printed. COMMD_CASES says how many cases to draw, COMMD_SEED where to begin. COMMD_CASES_FIRST=N leaves out
+ * the first N cases, which another run has seen. COMMD_CASE="..." runs a case that was printed. Cases run in
+ * processes of their own, so a crash or an endless loop is a result, too.
  */
 #define CASES_FIELDS_MAX 32
 

@@ -251,21 +251,20 @@ static enum status coll_run_fold(struct coll_run *run, uint32_t node,
 {
     const struct coll_plan *plan = run->plan;
     char text[COLL_PART_TEXT_BYTES];
-    coll_plan_part_text(plan, node, part, text);
     if (cell->value == COLL_VALUE_NONE) {
         return coll_plan_fault(plan, node, receive->round, error, "reduces into %s without having them",
-                               text);
+                               coll_plan_part_text(plan, node, part, text));
     }
     if (cell->origin != received->origin) {
         return coll_plan_fault(plan, node, receive->round, error,
-                               "reduces into %s those of other places, from element %" PRIu64 " on", text,
-                               received->origin);
+                               "reduces into %s those of other places, from element %" PRIu64 " on",
+                               coll_plan_part_text(plan, node, part, text), received->origin);
     }
     uint32_t twice = coll_values_shared(&run->values, cell->value, received->value);
     if (twice < plan->call.node_count) {
         return coll_plan_fault(plan, node, receive->round, error,
                                "reduces the contribution of node %" PRIu32 " a second time into %s", twice,
-                               text);
+                               coll_plan_part_text(plan, node, part, text));
     }
     uint32_t left = before ? received->value : cell->value;
     uint32_t right = before ? cell->value : received->value;

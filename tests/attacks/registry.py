@@ -4,6 +4,7 @@ import re
 QUICK_S = 0.8  # how long an attack lasts in `make test`
 FULL_S = 5
 PATIENCE_S = 10  # a job with an honest node may wait so long for its first communicator
+SILENCE = "nobody says"  # how the fault of an attack that nobody has noticed begins
 AT_ONCE = ("control", "hello", "second_control", "ack_unsent", "stream_holes")  # lies for which commd ends the connection before a job can form
 
 
@@ -83,7 +84,7 @@ class Node:
             found.append(f"a job of others formed {outcome.counts.get('formed', 0)} times and was told {outcome.texts}")
         said = "" if outcome.lost else "\n".join([arena.known_of_hostile(), *outcome.counts, *outcome.texts.values()])
         if not outcome.lost and not re.search(self.says, said):
-            found.append(f"nobody says \"{self.says}\": {said[-1000:]}")
+            found.append(f"{SILENCE} \"{self.says}\": {said[-1000:]}")
         return found
 
 

@@ -11,7 +11,6 @@ import registry
 from arena import Arena
 from cluster import namespaces_work
 
-ALONE = True  # it compares rates
 WHY_NOT = None if os.geteuid() == 0 and namespaces_work() else "needs root, for users and network namespaces"
 
 
@@ -24,8 +23,11 @@ class Attacks(unittest.TestCase):
         cls.addClassCleanup(cls.arena.__exit__)
 
     def check(self, attack):
-        outcome = attack.run(self.arena, registry.QUICK_S)
-        self.assertEqual(attack.faults(self.arena, outcome), [])
+        """Runs the attack. If commd has said nothing of it yet, runs it again for longer: on a busy machine, a lie may need more time to arrive."""
+        faults = attack.faults(self.arena, attack.run(self.arena, registry.QUICK_S))
+        if faults and all(fault.startswith(registry.SILENCE) for fault in faults):
+            faults = attack.faults(self.arena, attack.run(self.arena, registry.FULL_S))
+        self.assertEqual(faults, [])
 
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)

@@ -259,7 +259,8 @@ static struct comms_member *join(struct target *target, const char *name, uint32
     struct comms_client client = {.pid = 7, .uid = CLIENT_UID};
     struct comms_terms terms = {
         .name = name, .rank = rank, .size = size, .form_timeout_ms = 2000, .op_timeout_ms = 1000};
-    struct comms_member_handler handler = {target, on_formed, on_completed, on_formed};
+    struct comms_member_handler handler = {
+        .context = target, .formed = on_formed, .completed = on_completed, .aborted = on_formed};
     struct comms_member *member = NULL;
     require(comms_member_join(target->comms, &client, &terms, &handler, target->now_ns, &member, NULL) ==
             STATUS_OK);

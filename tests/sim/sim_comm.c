@@ -105,7 +105,8 @@ void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const st
         terms.algorithms = options->algorithms;
         who->client.uid = options->uid == 0 ? who->client.uid : options->uid;
     }
-    struct comms_member_handler handler = {who, on_formed, on_completed, on_aborted};
+    struct comms_member_handler handler = {
+        .context = who, .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
     who->formed = false; /* it may have failed to form before */
     who->calling = true;
     enum status status = comms_member_join(who->node->comms, &who->client, &terms, &handler,

@@ -109,7 +109,10 @@ static void start(uint32_t seed, uint32_t nodes, uint32_t size, double loss, uin
     for (uint32_t i = 0; i < size; i++) {
         struct comms_client client = {.pid = (pid_t)(1000 + i), .uid = 1000};
         struct comms_terms terms = {.name = "post", .rank = i, .size = size, .op_timeout_ms = op_timeout_ms};
-        struct comms_member_handler handler = {&world.formed[i], on_formed, on_completed, on_aborted};
+        struct comms_member_handler handler = {.context = &world.formed[i],
+                                               .formed = on_formed,
+                                               .completed = on_completed,
+                                               .aborted = on_aborted};
         struct error error;
         assert_int_equal(comms_member_join(world.cluster->nodes[i % nodes].comms, &client, &terms, &handler,
                                            world.cluster->now_ns, &world.members[i], &error),

@@ -245,7 +245,8 @@ static inline struct member *join_as(struct world *world, unsigned node, const s
     member->node = &world->nodes[node];
     member->client = (struct comms_client){
         .pid = (pid_t)(99 + world->member_count), .uid = uid, .account = world->account};
-    struct comms_member_handler handler = {member, on_formed, on_completed, on_aborted};
+    struct comms_member_handler handler = {
+        .context = member, .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
     member->calling = true;
     enum status status = comms_member_join(member->node->comms, &member->client, terms, &handler,
                                            world->now_ns, &member->handle, &member->join_result);

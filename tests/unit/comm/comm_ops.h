@@ -91,7 +91,8 @@ static inline struct member *shrink_within(struct member *failed, uint64_t timeo
     memset(member, 0, sizeof *member);
     member->node = failed->node;
     member->client = failed->client;
-    struct comms_member_handler handler = {member, on_formed, on_completed, on_aborted};
+    struct comms_member_handler handler = {
+        .context = member, .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
     member->calling = true;
     enum status status = comms_member_shrink(failed->handle, &options, &handler, world.now_ns,
                                              &member->handle, &member->join_result);

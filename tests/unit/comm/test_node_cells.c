@@ -65,7 +65,10 @@ static void join_job(struct rank *rank, const char *name)
 {
     struct comms_terms terms = {
         .name = name, .rank = rank->number, .size = RANKS, .takes_cells = true, .takes_node_cells = true};
-    struct comms_member_handler handler = {rank, on_cell_formed, on_cell_completed, on_cell_aborted};
+    struct comms_member_handler handler = {.context = rank,
+                                           .formed = on_cell_formed,
+                                           .completed = on_cell_completed,
+                                           .aborted = on_cell_aborted};
     struct error error;
     rank->client = (struct comms_client){.pid = (pid_t)(100 + rank->number), .uid = 1000};
     rank->formed = STATUS_TIMED_OUT;

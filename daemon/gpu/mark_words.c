@@ -30,8 +30,8 @@ static enum status block_begin(struct gpu_mark_words *words, struct error *error
     if (block == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for a queue of a GPU");
     }
-    enum status status =
-        gpu_pinned_begin(words->gpus, GPU_MARK_BLOCK_WORDS * GPU_MARK_WORD_BYTES, &block->pinned, error);
+    enum status status = gpu_pinned_begin(words->gpus, (uint64_t)GPU_MARK_BLOCK_WORDS * GPU_MARK_WORD_BYTES,
+                                          &block->pinned, error);
     if (status != STATUS_OK) {
         free(block);
         return status;

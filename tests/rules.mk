@@ -48,6 +48,12 @@ $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
 # These tests compute the kernels' results bit by bit. So the compiler must not contract into fused multiply-add, which is the default on arm64.
 $(BUILD)/tests/unit/host/%.o: EXTRA_CFLAGS += -ffp-contract=off
 
+# The compiler takes longer to optimise most of these tests than they take to run, so it does not. Tests of rooms that compute much are left out.
+TESTS_THAT_COMPUTE := $(addprefix $(BUILD)/tests/unit/,coll/% host/% kernels/% p2p/% proto/%)
+ifeq ($(VARIANT),release)
+$(addsuffix .o,$(filter-out $(TESTS_THAT_COMPUTE),$(UNIT_TESTS)) $(FUZZ_TARGETS)): EXTRA_CFLAGS += -O0 -U_FORTIFY_SOURCE
+endif
+
 # These are archives, so that the linker puts only the used objects into each program.
 $(BUILD)/tests/support.a: $(TEST_SUPPORT)
 	$(archive)
@@ -75,6 +81,14 @@ $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
+# LLVM's linker takes half of the time, and there are hundreds of these programs. It refuses the fuzz targets: two files of their archive
+# have a clock_gettime().
+ifneq ($(builds),)
+HAVE_LLD := $(shell echo 'int main(void) { return 0; }' | $(CC) -fuse-ld=lld -x c - -o /dev/null 2>/dev/null && echo yes)
+endif
+ifneq ($(HAVE_LLD),)
+$(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): private LDFLAGS_ALL += -fuse-ld=lld
+endif
 # hostile_commd contains all of commd. Its own versions of these calls stand between commd and the network.
 HOSTILE_CALLS := net_stream_send net_stream_reset frame_decoder_next sendmsg ngtcp2_conn_writev_stream_versioned \
     ngtcp2_conn_extend_max_offset ngtcp2_conn_extend_max_stream_offset ngtcp2_pkt_encode_frame

@@ -129,12 +129,6 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     return STATUS_OK;
 }
 
-uint16_t net_quic_port(const struct net *net)
-{
-    const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
-    return quic_address_port(&endpoint->socket.local);
-}
-
 const char *net_quic_node_name(const struct net *net)
 {
     return ((const struct quic_endpoint *)net)->node_name;

@@ -17,7 +17,7 @@
 
 struct quic_options {
     const char *node_name;         /* ours: must be in our certificate, checked at start */
-    const char *bind_address;      /* "host:port", "[v6]:port"; port 0 picks one, see net_quic_port */
+    const char *bind_address;      /* "host:port", "[v6]:port"; port 0 picks one: net_quic_local */
     const char *certificate_path;  /* PEM, chain */
     const char *key_path;          /* PEM; refused when others than its owner may read it */
     bool key_is_credential;        /* systemd passed it; its access list shows up as group access */
@@ -45,9 +45,6 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
  * read. A null net is accepted.
  */
 bool net_quic_poll(struct net *net, bool reads, uint64_t now_ns);
-
-/* The UDP port that was bound. */
-uint16_t net_quic_port(const struct net *net);
 
 /* For bulk links (tls.h). Our name and a peer's; both belong to the net. */
 const char *net_quic_node_name(const struct net *net);

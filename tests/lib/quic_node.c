@@ -6,6 +6,7 @@
 
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
+#include "daemon/net/quic_address.h"
 
 static void require(bool condition, const char *what, const struct error *error)
 {
@@ -231,7 +232,9 @@ struct quic_node *quic_node_new(struct loop *loop, struct test_pki *pki, const c
     }
     require(net_quic_new(loop, options, &node->net, &error) == STATUS_OK, "net_quic_new", &error);
     node->loop = loop;
-    node->port = net_quic_port(node->net);
+    struct quic_address bound;
+    net_quic_local(node->net, &bound);
+    node->port = quic_address_port(&bound);
     node->random = node->port;
     snprintf(node->name, sizeof node->name, "%s", name);
     net_set_peer_handler(node->net, &(struct net_peer_handler){node, peer_up, peer_down, connect_failed,

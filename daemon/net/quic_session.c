@@ -325,8 +325,10 @@ void quic_session_suspend(struct quic_connection *connection, uint64_t now_ns)
     struct quic_numbers seen = session->seen;
     struct quic_receiver *receiver;
     if (log_limit_pass(&connection->endpoint->loss_limit, now_ns, NULL)) {
-        log_info("network: %s; its streams wait for another connection",
-                 connection->failed ? connection->cause.text : connection->peer->name);
+        log_info("network: %s%s%s; its streams wait for another connection",
+                 connection->failed ? "" : "node ",
+                 connection->failed ? connection->cause.text : connection->peer->name,
+                 connection->failed ? "" : " connects anew");
     }
     bool has_moved = quic_watch_has_moved(connection);
     const ngtcp2_path *path = ngtcp2_conn_get_path2(connection->transport);

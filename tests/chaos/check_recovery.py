@@ -3,7 +3,7 @@
 
 usage: check_recovery.py [--runs N] [--sizes 8,1M,256M] [--seed N] [--ranks N] [--build FOLDER]
 
-There are three nodes with `ranks` ranks each. `told` is from the kill until the last survivor has its error. `next` is from the first survivor's
+Each run is a line on stderr. There are three nodes with `ranks` ranks each. `told` is from the kill until the last survivor has its error. `next` is from the first survivor's
 error until all have the right result of an all-reduce of 8 bytes on the communicator that comm_shrink made. The command fails if a survivor is told
 something else than the others, or if a result is wrong. It does not fail for times: they depend on what else the machine does.
 """
@@ -122,6 +122,7 @@ def main():
                 draw = random.Random(f"{options.seed}/{size}/{run}")
                 try:
                     times.append(run_one(cluster, draw, f"{size}-{run}", [node for node in NODES for _ in range(options.ranks)], max(1, bytes_of(size) // 8)))
+                    print(f"  {size}, run {run}: told after {times[-1][0]:.1f} ms, next after {times[-1][1]:.1f} ms", file=sys.stderr, flush=True)
                 except AssertionError as found:
                     wrong += 1
                     print(f"WRONG: {size}, run {run}: {found}", flush=True)

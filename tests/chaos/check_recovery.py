@@ -60,15 +60,19 @@ def run_rank(name, rank, size, count):
     library.comm_client_close(client)
 
 
-def lines_of(process, word):
+def next_line(process, word):
+    """Returns what follows the word in the rank's next line that begins with it."""
+    others = []
     for line in process.stdout:
         if line.startswith(word):
-            yield line[len(word):].strip()
+            return line[len(word):].strip()
+        others.append(line)
+    raise AssertionError(f"a rank has ended without {word}: {''.join(others[-1:])}")
 
 
 def kill_inside(draw, process):
     """Kills the rank in the middle of an operation. Returns when."""
-    steps = [float(next(lines_of(process, "STEP"))) for _ in range(3)]
+    steps = [float(next_line(process, "STEP")) for _ in range(3)]
     took_s = steps[2] - steps[1]
     time.sleep(draw.uniform(0.1, 0.9) * took_s)
     killed = time.monotonic()
@@ -83,10 +87,10 @@ def run_one(cluster, draw, name, layout, count):
     cluster.processes += ranks
     victim = draw.randrange(len(ranks))
     for process in ranks:
-        next(lines_of(process, "STEP"))
+        next_line(process, "STEP")
     killed = kill_inside(draw, ranks[victim])
     survivors = [process for process in ranks if process is not ranks[victim]]
-    seen = [json.loads(next(lines_of(process, "SEEN"), '{"text": "it ended"}')) for process in survivors]
+    seen = [json.loads(next_line(process, "SEEN")) for process in survivors]
     ranks[victim].communicate()
     for process in survivors:
         process.communicate(timeout=ENDS_WITHIN_S)

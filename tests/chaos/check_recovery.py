@@ -3,9 +3,10 @@
 
 usage: check_recovery.py [--runs N] [--sizes 8,1M,256M] [--seed N] [--ranks N] [--build FOLDER]
 
-Each run is a line on stderr. There are three nodes with `ranks` ranks each. `told` is from the kill until the last survivor has its error. `next` is from the first survivor's
-error until all have the right result of an all-reduce of 8 bytes on the communicator that comm_shrink made. The command fails if a survivor is told
-something else than the others, or if a result is wrong. It does not fail for times: they depend on what else the machine does.
+Each run is a line on stderr. There are three nodes with `ranks` ranks each. `told` is from the kill until the last survivor has its error. `ended` is
+from the kill until the kernel has ended the process, in the median: it unmaps the memory first, and nobody can know sooner. `next` is from the first
+survivor's error until all have the right result of an all-reduce of 8 bytes on the communicator that comm_shrink made. The command fails if a
+survivor is told something else than the others, or if a result is wrong. It does not fail for times: they depend on what else the machine does.
 """
 import argparse
 import ctypes
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import random
+import select
 import signal
 import statistics
 import subprocess
@@ -71,24 +73,28 @@ def next_line(process, word):
 
 
 def kill_inside(draw, process):
-    """Kills the rank in the middle of an operation. Returns when."""
+    """Kills the rank in the middle of an operation. Returns when, and when the kernel had ended the process: it unmaps its memory first."""
     steps = [float(next_line(process, "STEP")) for _ in range(3)]
     took_s = steps[2] - steps[1]
     time.sleep(draw.uniform(0.1, 0.9) * took_s)
+    died = os.pidfd_open(process.pid)
     killed = time.monotonic()
     process.send_signal(signal.SIGKILL)
-    return killed
+    select.select([died], [], [])
+    ended = time.monotonic()
+    os.close(died)
+    return killed, ended
 
 
 def run_one(cluster, draw, name, layout, count):
-    """Returns (told, next) in milliseconds. Raises AssertionError if the survivors disagree."""
+    """Returns (told, ended, next) in milliseconds. Raises AssertionError if the survivors disagree."""
     ranks = [subprocess.Popen([sys.executable, "-S", __file__, "--rank", name, str(rank), str(len(layout)), str(count)], stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, text=True, env=cluster.environment(node)) for rank, node in enumerate(layout)]
     cluster.processes += ranks
     victim = draw.randrange(len(ranks))
     for process in ranks:
         next_line(process, "STEP")
-    killed = kill_inside(draw, ranks[victim])
+    killed, ended = kill_inside(draw, ranks[victim])
     survivors = [process for process in ranks if process is not ranks[victim]]
     seen = [json.loads(next_line(process, "SEEN")) for process in survivors]
     ranks[victim].communicate()
@@ -96,7 +102,8 @@ def run_one(cluster, draw, name, layout, count):
         process.communicate(timeout=ENDS_WITHIN_S)
     assert len({(each["result"], each["text"]) for each in seen}) == 1 and seen[0]["result"] == "RANK_LOST", seen
     assert {each["mask"] for each in seen} == {(1 << len(layout)) - 1 - (1 << victim)}, seen
-    return 1000 * (max(each["failed"] for each in seen) - killed), 1000 * (max(each["next"] for each in seen) - min(each["failed"] for each in seen))
+    told, first = max(each["failed"] for each in seen), min(each["failed"] for each in seen)
+    return 1000 * (told - killed), 1000 * (ended - killed), 1000 * (max(each["next"] for each in seen) - first)
 
 
 def arguments():
@@ -115,7 +122,7 @@ def main():
     from cluster import Cluster, namespaces_work
     from world import Lateness
     print(f"seed {options.seed}; {len(NODES)} nodes with {options.ranks} ranks each{'' if namespaces_work() else ', without namespaces'}", flush=True)
-    print(f"{'bytes':>6} {'runs':>5} {'told, ms: bar':>14} {'median':>7} {'worst':>7} {'next, ms: bar':>14} {'median':>7} {'worst':>7} {'late, ms':>9}")
+    print(f"{'bytes':>6} {'runs':>5} {'told, ms: bar':>14} {'median':>7} {'worst':>7} {'ended':>7} {'next, ms: bar':>14} {'median':>7} {'worst':>7} {'late, ms':>9}")
     lateness, wrong = Lateness(), 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and daemons go
     with Cluster(NODES, 'listen = "0.0.0.0:7400"; rails = 2;' if namespaces_work() else "rails = 2;") as cluster:
@@ -126,12 +133,12 @@ def main():
                 draw = random.Random(f"{options.seed}/{size}/{run}")
                 try:
                     times.append(run_one(cluster, draw, f"{size}-{run}", [node for node in NODES for _ in range(options.ranks)], max(1, bytes_of(size) // 8)))
-                    print(f"  {size}, run {run}: told after {times[-1][0]:.1f} ms, next after {times[-1][1]:.1f} ms", file=sys.stderr, flush=True)
+                    print(f"  {size}, run {run}: told after {times[-1][0]:.1f} ms (ended after {times[-1][1]:.1f} ms), next after {times[-1][2]:.1f} ms", file=sys.stderr, flush=True)
                 except AssertionError as found:
                     wrong += 1
                     print(f"WRONG: {size}, run {run}: {found}", flush=True)
-            told, following = zip(*times) if times else ([0], [0])
-            print(f"{size:>6} {len(times):5} {TOLD_BAR_MS:14} {statistics.median(told):7.1f} {max(told):7.1f} {NEXT_BAR_MS:14} {statistics.median(following):7.1f} "
+            told, ended, following = zip(*times) if times else ([0], [0], [0])
+            print(f"{size:>6} {len(times):5} {TOLD_BAR_MS:14} {statistics.median(told):7.1f} {max(told):7.1f} {statistics.median(ended):7.1f} {NEXT_BAR_MS:14} {statistics.median(following):7.1f} "
                   f"{max(following):7.1f} {1000 * lateness.take():9.0f}", flush=True)
     lateness.close()
     return 1 if wrong else 0

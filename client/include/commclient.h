@@ -392,10 +392,10 @@ enum comm_compression {
  *     not enough: from pageable memory it returns before the GPU has all bytes, and between buffers on GPUs
  *     it does not wait at all.
  *   - Operations in one stream run one after the other. If operations need each other to end, put them into
- *     one group. An example is two ranks that each send to and receive from the other. The stream marks its
- *     position at each call of the group, and waits for all operations at comm_group_end. If a process has
- *     several ranks of a communicator, and a stream waits for a collective of one of them, the same
- * collective of another one fails in that stream with COMM_INVALID_ARGUMENT: neither could end.
+ *     one group, as two ranks that each send to and receive from the other. The stream marks its position at
+ *     each call of the group, and waits for all operations at comm_group_end. If a process has several ranks
+ *     of a communicator, and a stream waits for a collective of one of them, the same collective of another
+ *     one fails in that stream with COMM_INVALID_ARGUMENT: neither could end.
  *   - Streams share connections to their GPU: 8, or the number in CUDA_DEVICE_MAX_CONNECTIONS (programs that
  *     shard models set 1). While one stream waits for an operation, later work of other streams on the same
  *     connection waits, too. This matters for ranks that use several communicators, or that send and receive
@@ -566,15 +566,14 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
 
 /*
  * Between comm_group_begin and comm_group_end, the operations of the calling thread are collected, on any
- * communicators of any clients. comm_group_end submits them together, and returns the first failure to
- * submit. Groups nest; the outermost comm_group_end submits. comm_start is collected like any other call.
+ * communicators of any clients. comm_group_end submits them together, and returns the first failure. Groups
+ * nest; the outermost comm_group_end submits. comm_start is collected like any other call.
  *
- * Operations of any kind may be in a group. commd gets them in one packet, or in several if they are many.
- * Those of one communicator run in the order of the calls. Those of different communicators may run at once,
- * also in one stream: then none may write what another one uses. The same holds for successive all_reduces of
- * one communicator, dtype and op: they run as one, with one round of messages. So do successive all_gathers
- * of one dtype, and successive reduce_scatters, but not their _v and _list forms. All ranks must group these
- * alike (agreed). Other collectives stay operations of their own.
+ * Operations of any kind may be in a group. Those of one communicator run in the order of the calls. Those of
+ * different communicators may run at once, also in one stream: then none may write what another one uses. The
+ * same holds for successive all_reduces of one communicator, dtype and op: they run as one, with one round of
+ * messages. So do successive all_gathers of one dtype, and successive reduce_scatters, but not their _v and
+ * _list forms. All ranks must group these alike (agreed). Other collectives stay operations of their own.
  *
  * Calls that wait are refused in a group. No thread can wait for a collected handle before the group ends.
  */

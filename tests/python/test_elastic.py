@@ -236,6 +236,36 @@ def test_a_descriptor_says_that_somebody_waits(daemons):
     finish(late)
 
 
+LOSES = """
+import ctypes, select
+comm = commd.init(sys.argv[1], int(sys.argv[2]), 3)
+comm.barrier()
+print("ready", flush=True)
+if comm.rank == 2:
+    time.sleep(60)
+library, queue, count = comm._library, ctypes.c_void_p(), ctypes.c_size_t()
+assert library.comm_queue_create(comm._client.use(), ctypes.byref(queue)) == 0
+room, ready = ctypes.create_string_buffer(4096), select.poll()
+ready.register(library.comm_queue_fd(queue), select.POLLIN)
+while comm.lost == ():
+    library.comm_queue_next(queue, room, 1, ctypes.byref(count), 0)
+    if comm.lost == ():
+        assert ready.poll(20000), "nothing came"
+print("lost", comm.lost, comm.shrink().size, flush=True)
+"""
+
+
+def test_a_descriptor_says_that_a_rank_is_lost(daemons):
+    """Also if nothing is under way: a program need not start an operation to find out."""
+    job = new_job()
+    processes = [start(daemons, node, LOSES, job, rank) for rank, node in enumerate("aab")]
+    for process in processes:
+        await_line(process, "ready")
+    processes[2].kill()
+    for process in processes[:2]:
+        assert finish(process)[1] == "lost (2,) 2\n"
+
+
 DRAINS = """
 import ctypes, select
 comm = commd.init(sys.argv[1], 0, 1)

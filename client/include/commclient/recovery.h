@@ -76,9 +76,10 @@ typedef struct comm_lost {
 /*
  * Which ranks a failed communicator has lost, as its nodes have agreed. At most `max` of them, ascending, are
  * written to `ranks`; lost->count may be greater. Waits up to a few seconds for the agreement, if an
- * operation has failed. Of a communicator that has not failed, none is lost. Refused in a group. Any thread
- * may call it. Errors: COMM_TIMED_OUT, COMM_UNSUPPORTED or COMM_ABORTED (there is no agreement),
- * COMM_DAEMON_LOST.
+ * operation has failed. Of a communicator that has not failed, none is lost. The descriptor of any completion
+ * queue of the client (comm_queue_fd) becomes readable when a communicator fails, also if nothing is under
+ * way in it. Refused in a group. Any thread may call it. Errors: COMM_TIMED_OUT, COMM_UNSUPPORTED or
+ * COMM_ABORTED (there is no agreement), COMM_DAEMON_LOST.
  */
 COMM_API COMM_CHECK comm_result_t comm_lost(comm_t *comm, uint32_t *ranks, uint32_t max, comm_lost_t *lost);
 

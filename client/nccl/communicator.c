@@ -77,18 +77,50 @@ void communicator_split_alone(struct ncclComm *comm)
     (void)pthread_mutex_unlock(&comm->lock);
 }
 
+/* With the lock. Returns what the caller is to destroy: nobody uses it any more, and the program has left it.
+ */
+static comm_t *take_unused(struct ncclComm *comm)
+{
+    comm_t *unused = comm->abandoned && comm->splits == 0 && comm->calls == 0 ? comm->comm : NULL;
+    comm->comm = unused != NULL ? NULL : comm->comm;
+    return unused;
+}
+
 void communicator_split_ended(struct ncclComm *comm, bool alone)
 {
-    comm_t *left = NULL;
     (void)pthread_mutex_lock(&comm->lock);
     comm->alone -= alone ? 1 : 0;
-    if (--comm->splits == 0 && comm->abandoned) {
-        left = comm->comm;
-        comm->comm = NULL;
-    }
+    comm->splits--;
+    comm_t *unused = take_unused(comm);
     (void)pthread_mutex_unlock(&comm->lock);
-    comm_destroy(left);
+    comm_destroy(unused);
     communicator_drop(comm);
+}
+
+void communicator_call_begins(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->references++;
+    comm->calls++;
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+void communicator_call_ended(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->calls--;
+    comm_t *unused = take_unused(comm);
+    (void)pthread_mutex_unlock(&comm->lock);
+    comm_destroy(unused);
+    communicator_drop(comm);
+}
+
+bool communicator_is_left(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    bool left = comm->abandoned;
+    (void)pthread_mutex_unlock(&comm->lock);
+    return left;
 }
 
 /* Keeps the first failure for later calls. Its text is this thread's last error. */
@@ -230,19 +262,16 @@ NCCL_EXPORT(ncclResult_t, ncclCommUserRank, ncclComm_t comm, int *rank)
     return get_number(comm, comm != NULL ? &comm->rank : NULL, rank, "ncclCommUserRank");
 }
 
-/* Leaves the communicator. If it is being made or split, the thread that does that leaves it. */
+/* Leaves the communicator. If it is being made or split, or a call is being made on it, the thread that does
+ * that leaves it. */
 static void leave(struct ncclComm *comm)
 {
-    comm_t *made = NULL;
     group_forget(comm);
     (void)pthread_mutex_lock(&comm->lock);
     comm->abandoned = true;
-    if (comm->splits == 0) {
-        made = comm->comm;
-        comm->comm = NULL;
-    }
+    comm_t *unused = take_unused(comm);
     (void)pthread_mutex_unlock(&comm->lock);
-    comm_destroy(made);
+    comm_destroy(unused);
     communicator_drop(comm);
 }
 
@@ -281,13 +310,14 @@ NCCL_EXPORT(ncclResult_t, ncclCommDestroy, ncclComm_t comm)
     return NCCL_SUCCESS;
 }
 
-/* A split that is under way counts as an operation: without the abort, it would wait for the other ranks. */
+/* A split that is under way counts as an operation: without the abort, it would wait for the other ranks. So
+ * does a call of another thread. */
 static bool has_work(struct ncclComm *comm)
 {
     (void)pthread_mutex_lock(&comm->lock);
-    bool splits = comm->splits > 0;
+    bool used = comm->splits > 0 || comm->calls > 0;
     (void)pthread_mutex_unlock(&comm->lock);
-    return splits || (state_of(comm) == NCCL_SUCCESS && look(comm));
+    return used || (state_of(comm) == NCCL_SUCCESS && look(comm));
 }
 
 NCCL_EXPORT(ncclResult_t, ncclCommAbort, ncclComm_t comm)
@@ -295,6 +325,7 @@ NCCL_EXPORT(ncclResult_t, ncclCommAbort, ncclComm_t comm)
     if (comm == NULL) {
         return NCCL_SUCCESS;
     }
+    group_forget(comm);
     if (has_work(comm)) {
         (void)failure_from_library(comm_abort(comm->comm, "ncclCommAbort"));
     }

@@ -24,12 +24,13 @@ struct factor {
 
 struct ncclComm {
     pthread_mutex_t lock; /* guards all that follows */
-    int references;       /* the program's, and those of the threads that make or split it */
+    int references;       /* the program's, of the threads that make or split it, and of `calls` */
     ncclResult_t state;   /* IN_PROGRESS while it is being made; later its first failure */
     char text[FAILURE_TEXT_BYTES];
     int splits;     /* how many of its splits have not ended: they use `comm` */
+    int calls;      /* how many calls are being made, or are collected by threads' groups: the same */
     int alone;      /* how many of these the program's thread does not wait for */
-    bool abandoned; /* the program left it while it was being made or split */
+    bool abandoned; /* the program has left it, perhaps while another thread uses it */
     bool finalized;
     bool revoked;
     uint32_t part_count; /* of the names that were made of this one */
@@ -65,8 +66,13 @@ void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result)
 void communicator_split_begins(struct ncclComm *comm);
 /* The program's thread does not wait for the split: the communicator is in progress until it has ended. */
 void communicator_split_alone(struct ncclComm *comm);
-/* The last split destroys what an abandoned communicator has. The caller may not use it afterwards. */
+/* The last use destroys what an abandoned communicator has. The caller may not use it afterwards. */
 void communicator_split_ended(struct ncclComm *comm, bool alone);
+/* A call keeps it until the call has been submitted or dropped: another thread may abort it meanwhile. */
+void communicator_call_begins(struct ncclComm *comm);
+void communicator_call_ended(struct ncclComm *comm);
+/* Whether the program has left it. */
+bool communicator_is_left(struct ncclComm *comm);
 /* Returns SUCCESS if operations may be called on it: it is ready, and not finalized. */
 ncclResult_t communicator_check(struct ncclComm *comm, const char *call);
 
@@ -139,7 +145,7 @@ ncclResult_t group_note(ncclResult_t result);
 /* Runs the call, or collects it if a group is open. */
 ncclResult_t group_add_call(const struct nccl_call *call);
 /* The communicator is left: this thread's group drops its calls on it. */
-void group_forget(const struct ncclComm *comm);
+void group_forget(struct ncclComm *comm);
 /* Takes over the formation. */
 ncclResult_t group_add_formation(struct formation *formation);
 

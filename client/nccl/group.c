@@ -27,14 +27,18 @@ ncclResult_t group_note(ncclResult_t result)
 
 ncclResult_t group_add_call(const struct nccl_call *call)
 {
+    communicator_call_begins(call->comm);
     if (group.depth == 0) {
-        return call_submit(call);
+        ncclResult_t result = call_submit(call);
+        communicator_call_ended(call->comm);
+        return result;
     }
     if (group.count == group.capacity) {
         size_t capacity = group.capacity != 0 ? 2 * group.capacity : 64;
         struct nccl_call *grown =
             capacity <= GROUP_CALLS_MAX ? reallocarray(group.calls, capacity, sizeof *grown) : NULL;
         if (grown == NULL) {
+            communicator_call_ended(call->comm);
             return group_note(failure_set(NCCL_SYSTEM_ERROR, "%s: no memory for a group", call->name));
         }
         group.calls = grown;
@@ -58,12 +62,14 @@ ncclResult_t group_add_formation(struct formation *formation)
     return NCCL_SUCCESS;
 }
 
-void group_forget(const struct ncclComm *comm)
+void group_forget(struct ncclComm *comm)
 {
     size_t kept = 0;
     for (size_t i = 0; i < group.count; i++) {
         if (group.calls[i].comm != comm) {
             group.calls[kept++] = group.calls[i];
+        } else {
+            communicator_call_ended(comm);
         }
     }
     group.count = kept;
@@ -148,7 +154,10 @@ static ncclResult_t submit_calls(const struct nccl_call *calls, size_t count)
         return first;
     }
     for (size_t i = 0; i < count && first == NCCL_SUCCESS; i++) {
-        first = call_submit(&calls[i]);
+        first = communicator_is_left(calls[i].comm)
+                    ? failure_set(NCCL_INVALID_USAGE,
+                                  "ncclGroupEnd: %s: another thread has left the communicator", calls[i].name)
+                    : call_submit(&calls[i]);
     }
     comm_result_t ended = comm_group_end();
     return first == NCCL_SUCCESS && ended != COMM_OK ? failure_from_library(ended) : first;
@@ -176,6 +185,9 @@ static ncclResult_t end(bool run)
         result = formation_run_all(formations);
     } else if (count > 0) {
         result = submit_calls(calls, count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        communicator_call_ended(calls[i].comm);
     }
     free(calls);
     return result;

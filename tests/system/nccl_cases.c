@@ -28,6 +28,7 @@ static const struct {
              {"graph-refused", case_graph_refused},
              {"loops", case_loops},
              {"children", case_children},
+             {"abort-in-group", case_abort_in_group},
              {"polling", case_polling},
              {"factors", case_factors},
              {"watchdog", case_watchdog},

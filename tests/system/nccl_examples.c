@@ -405,6 +405,41 @@ void case_watchdog(void)
     destroy_all();
 }
 
+/* --- An abort by another thread while a group is open --- */
+
+static void *abort_all(void *unused)
+{
+    (void)unused;
+    EACH(local)
+    {
+        enter(local);
+        expect(ncclCommAbort(local->comm), ncclSuccess, "ncclCommAbort");
+    }
+    return NULL;
+}
+
+/* The calls that the group has collected fail, and the program goes on. */
+void case_abort_in_group(void)
+{
+    pthread_t other;
+    init_all();
+    check_all_work();
+    expect(ncclGroupStart(), ncclSuccess, "ncclGroupStart");
+    for (int i = 0; i < AGAIN; i++) {
+        EACH(local)
+        {
+            call_all_reduce(local, 64, false);
+        }
+    }
+    expect_true(pthread_create(&other, NULL, abort_all, NULL) == 0, "a thread");
+    (void)pthread_join(other, NULL);
+    expect(ncclGroupEnd(), ncclInvalidUsage, "ncclGroupEnd");
+    next_id();
+    init_all();
+    check_all_work();
+    destroy_all();
+}
+
 /* --- Shrinking by one thread --- */
 
 /* The communicator of several devices of one process loses its last rank, and nothing has failed. */

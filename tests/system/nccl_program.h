@@ -100,6 +100,7 @@ void case_graph_refused(void);
 /* nccl_examples.c */
 void case_loops(void);
 void case_children(void);
+void case_abort_in_group(void);
 void case_polling(void);
 void case_factors(void);
 void case_watchdog(void);

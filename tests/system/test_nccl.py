@@ -112,7 +112,7 @@ class NcclCases(Cases):
 
 class NcclExamples(Cases):
     """Programs as NCCL's documentation and its performance tests have them (nccl_examples.c)."""
-    PROGRAMS = ("loops", "children", "polling", "factors")
+    PROGRAMS = ("loops", "children", "polling", "factors", "abort-in-group")
 
     def test_two_processes(self):
         self.check(TWO_PROCESSES, *self.PROGRAMS)

@@ -57,6 +57,8 @@ class Runner:
 
     def run(self, path):
         """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds, seconds of processors or None)."""
+        if not os.path.exists(path):
+            return path, "there is no such file", 127, 0.0, None
         environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
         command = [*os.environ.get("COMMD_TEST_RUNNER", "").split(), os.path.abspath(path)]
         limit_s = TIMEOUT_S

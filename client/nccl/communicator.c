@@ -62,18 +62,11 @@ void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result)
     }
 }
 
-void communicator_split_begins(struct ncclComm *comm)
+static void use_begins(struct ncclComm *comm, int *uses)
 {
     (void)pthread_mutex_lock(&comm->lock);
     comm->references++;
-    comm->splits++;
-    (void)pthread_mutex_unlock(&comm->lock);
-}
-
-void communicator_split_alone(struct ncclComm *comm)
-{
-    (void)pthread_mutex_lock(&comm->lock);
-    comm->alone++;
+    ++*uses;
     (void)pthread_mutex_unlock(&comm->lock);
 }
 
@@ -86,33 +79,42 @@ static comm_t *take_unused(struct ncclComm *comm)
     return unused;
 }
 
-void communicator_split_ended(struct ncclComm *comm, bool alone)
+static void use_ended(struct ncclComm *comm, int *uses, bool alone)
 {
     (void)pthread_mutex_lock(&comm->lock);
     comm->alone -= alone ? 1 : 0;
-    comm->splits--;
+    --*uses;
     comm_t *unused = take_unused(comm);
     (void)pthread_mutex_unlock(&comm->lock);
     comm_destroy(unused);
     communicator_drop(comm);
+}
+
+void communicator_split_begins(struct ncclComm *comm)
+{
+    use_begins(comm, &comm->splits);
+}
+
+void communicator_split_alone(struct ncclComm *comm)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    comm->alone++;
+    (void)pthread_mutex_unlock(&comm->lock);
+}
+
+void communicator_split_ended(struct ncclComm *comm, bool alone)
+{
+    use_ended(comm, &comm->splits, alone);
 }
 
 void communicator_call_begins(struct ncclComm *comm)
 {
-    (void)pthread_mutex_lock(&comm->lock);
-    comm->references++;
-    comm->calls++;
-    (void)pthread_mutex_unlock(&comm->lock);
+    use_begins(comm, &comm->calls);
 }
 
 void communicator_call_ended(struct ncclComm *comm)
 {
-    (void)pthread_mutex_lock(&comm->lock);
-    comm->calls--;
-    comm_t *unused = take_unused(comm);
-    (void)pthread_mutex_unlock(&comm->lock);
-    comm_destroy(unused);
-    communicator_drop(comm);
+    use_ended(comm, &comm->calls, false);
 }
 
 bool communicator_is_left(struct ncclComm *comm)

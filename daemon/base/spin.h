@@ -14,12 +14,14 @@
  * process that waits for the thread runs meanwhile, and neither has to wake the other. The struct is the
  * caller's; spin_init sets it.
  */
-#define SPIN_WAKES 4u                       /* the longest spin lasts so many times as long as being woken, */
-#define SPIN_LONGEST_MIN_NS (50 * TIME_US)  /* but at least this, */
-#define SPIN_LONGEST_MAX_NS (250 * TIME_US) /* and at most this */
+/* The longest spin lasts SPIN_WAKES times as long as being woken takes, within these bounds. */
+#define SPIN_WAKES 4u
+#define SPIN_LONGEST_MIN_NS (50 * TIME_US)
+#define SPIN_LONGEST_MAX_NS (250 * TIME_US)
 #define SPIN_MIN_NS (4 * TIME_US)
-#define SPIN_PAYS                                                                                            \
-    2u /* a wait below so many times the longest spin should be a spin: it has a wake-up in it */
+/* A wait has a wake-up in it. So one that is shorter than SPIN_PAYS times the longest spin should be a spin.
+ */
+#define SPIN_PAYS 2u
 /* If yielding takes this long, another process runs on our core. Sleeping then wakes us sooner than spinning.
  */
 #define SPIN_CROWDED_NS (2 * TIME_MS)

@@ -198,28 +198,36 @@ static void answers_ready(void *context, unsigned events, uint64_t now_ns)
 
 /* --- Clients --- */
 
-static enum status client_bind(struct relay_client *client, struct error *error)
+/* Puts a socket at another port, and its watch, in the place of the present ones. Returns SYSTEM if it fails:
+ * then these stay. what: for the text of the error. */
+static enum status bind_anew(const struct udp_relay *relay, loop_watch_function *ready, void *context,
+                             const char *what, int *fd, struct loop_watch **watch, struct error *error)
 {
-    struct udp_relay *relay = client->relay;
     struct sockaddr_in any = relay->local;
     any.sin_port = 0;
-    int fd = open_socket(&any);
-    if (fd < 0) {
-        return error_set_errno(error, errno, "relay: socket towards the target");
+    int new_fd = open_socket(&any);
+    if (new_fd < 0) {
+        return error_set_errno(error, errno, "relay: %s", what);
     }
-    struct loop_watch *watch = NULL;
-    enum status status = loop_watch_new(relay->loop, fd, LOOP_READ, answers_ready, client, &watch, error);
+    struct loop_watch *new_watch = NULL;
+    enum status status = loop_watch_new(relay->loop, new_fd, LOOP_READ, ready, context, &new_watch, error);
     if (status != STATUS_OK) {
-        close(fd);
+        close(new_fd);
         return status;
     }
-    loop_watch_free(client->watch);
-    if (client->fd >= 0) {
-        close(client->fd);
+    loop_watch_free(*watch);
+    if (*fd >= 0) {
+        close(*fd);
     }
-    client->fd = fd;
-    client->watch = watch;
+    *fd = new_fd;
+    *watch = new_watch;
     return STATUS_OK;
+}
+
+static enum status client_bind(struct relay_client *client, struct error *error)
+{
+    return bind_anew(client->relay, answers_ready, client, "socket towards the target", &client->fd,
+                     &client->watch, error);
 }
 
 static struct relay_client *find_client(struct udp_relay *relay, const struct sockaddr_in *address)
@@ -367,22 +375,8 @@ enum status udp_relay_rebind(struct udp_relay *relay, struct error *error)
 
 enum status udp_relay_move(struct udp_relay *relay, struct error *error)
 {
-    struct sockaddr_in any = relay->local;
-    any.sin_port = 0;
-    int fd = open_socket(&any);
-    if (fd < 0) {
-        return error_set_errno(error, errno, "relay: another port towards the senders");
-    }
-    struct loop_watch *watch = NULL;
-    enum status status = loop_watch_new(relay->loop, fd, LOOP_READ, clients_ready_away, relay, &watch, error);
-    if (status != STATUS_OK) {
-        close(fd);
-        return status;
-    }
-    udp_relay_move_back(relay);
-    relay->away_fd = fd;
-    relay->away_watch = watch;
-    return STATUS_OK;
+    return bind_anew(relay, clients_ready_away, relay, "another port towards the senders", &relay->away_fd,
+                     &relay->away_watch, error);
 }
 
 void udp_relay_move_back(struct udp_relay *relay)

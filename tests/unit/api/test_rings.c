@@ -107,6 +107,16 @@ static void test_packets_wrap(void **state)
     node_free(node);
 }
 
+static const struct api_session *session_with_rings(const struct node *node)
+{
+    const struct api_session *session = node->api->sessions;
+    while (session != NULL && session->rings == NULL) {
+        session = session->hh.next;
+    }
+    assert_non_null(session);
+    return session;
+}
+
 /* A client that takes no answers fills its ring, then the queue. Then commd stops reading from it, and serves
  * others. Nothing is lost. */
 static void test_answers_that_wait(void **state)
@@ -115,11 +125,7 @@ static void test_answers_that_wait(void **state)
     struct node *node = node_new();
     struct client other = client_new(node);
     struct ring_client client = ring_client_new(node);
-    const struct api_session *session = NULL;
-    for (const struct api_session *each = node->api->sessions; each != NULL; each = each->hh.next) {
-        session = each->rings != NULL ? each : session;
-    }
-    assert_non_null(session);
+    const struct api_session *session = session_with_rings(node);
     uint64_t answered = client.client.last_id;
     for (unsigned idle = 0; idle < 50; idle++) {
         for (; put_status(&client) == RING_OK; idle = 0) {
@@ -155,11 +161,7 @@ static void test_messages_that_end_unread(void **state)
     struct node *node = node_new();
     struct client other = client_new(node);
     struct ring_client client = ring_client_new(node);
-    const struct api_session *session = NULL;
-    for (const struct api_session *each = node->api->sessions; each != NULL; each = each->hh.next) {
-        session = each->rings != NULL ? each : session;
-    }
-    assert_non_null(session);
+    const struct api_session *session = session_with_rings(node);
     uint64_t other_id = client_send_init(&other, 1, "pair", 1, 2);
     uint64_t id = client_send_init(&client.client, 1, "pair", 0, 2);
     event_free(client_expect_reply(&other, other_id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));

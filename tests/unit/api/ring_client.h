@@ -81,7 +81,7 @@ static inline unsigned receive_hello(struct client *client, int *fds, bool offer
 
 static inline struct ring_client ring_client_new(struct node *node)
 {
-    int fds[CLIENT_RING_FDS];
+    int fds[CLIENT_RING_FDS] = {-1, -1, -1};
     struct ring_client client = {.client = client_connect(node)};
     (void)send_hello(&client.client, CLIENT_FEATURE_RINGS);
     assert_int_equal(receive_hello(&client.client, fds, true), CLIENT_RING_FDS);

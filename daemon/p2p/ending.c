@@ -87,7 +87,7 @@ static struct p2p_result *result_get(struct p2p_comm *comm, const struct error *
 }
 
 /* Error texts are large, so equal results share one. */
-static void message_set_result(struct p2p_message *message, const struct error *result)
+void message_set_result(struct p2p_message *message, const struct error *result)
 {
     struct p2p_comm *comm = message->comm;
     if (message->result != NULL) {

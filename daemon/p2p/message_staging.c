@@ -18,7 +18,11 @@ _Static_assert(MESSAGE_EAGER_MAX_BYTES <= MESSAGE_PIPE_CHUNK_BYTES, "what is sma
 static void fail(struct p2p_message *message, struct error *error)
 {
     (void)error_prefix(error, "\"%s\"", message->comm->map->name);
-    message_give_up(message, error, true);
+    if (message->state == MESSAGE_HELD) {
+        message_post_failed(message, error);
+    } else {
+        message_give_up(message, error, true);
+    }
 }
 
 /* --- Pipes --- */

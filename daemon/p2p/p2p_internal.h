@@ -246,6 +246,8 @@ void message_activate(struct p2p_message *message);
 /* The message waits for pinned memory: behind the others, or before them if it was its turn. */
 void message_crowd(struct p2p_message *message, enum message_way way);
 void message_rest(struct p2p_message *message);
+/* The first result of a message is its last. */
+void message_set_result(struct p2p_message *message, const struct error *result);
 /* Ends the message, unless it has ended: `done` is called in a later turn. */
 void message_end(struct p2p_message *message, const struct error *result);
 /* Ends the message early. If `tells`, the other side of a matched message is notified. */
@@ -271,6 +273,8 @@ void message_unhold(struct p2p_message *send);
 void message_arrive(struct p2p_comm *comm, struct p2p_arrival *arrival);
 /* Posts a held send, whose turn has come. */
 void message_post_held(struct p2p_message *send);
+/* Ends a held send, whose turn has come. A receive that waits for it ends, too. */
+void message_post_failed(struct p2p_message *send, const struct error *why);
 /* Moves the message that the receive has taken to its buffer, which may be accessed now. */
 void message_start_receive(struct p2p_message *receive);
 /* Frees an arrival that is over, and gives its charge and its credit back. */

@@ -298,9 +298,14 @@ static void queued_flush(struct p2p_link *link)
     bool sent = true;
     while (sent && link->queued != NULL && link->envelopes.notes == NULL && out_has_room(&link->envelopes)) {
         struct p2p_message *send = link->queued;
-        uint32_t cost = message_is_eager(send) ? credit_of(message_bytes(send, send->count_elements)) : 0;
+        bool failed = send->result != NULL;
+        uint32_t cost =
+            message_is_eager(send) && !failed ? credit_of(message_bytes(send, send->count_elements)) : 0;
         bool eager = cost > 0 && send->pair->sent_bytes + cost <= link->comm->credit_bytes;
         sent = eager ? send_eager(link, send) : send_envelope(link, send);
+        if (sent && failed) {
+            message_give_up(send, send->result, true);
+        }
     }
 }
 

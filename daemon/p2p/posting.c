@@ -307,6 +307,15 @@ void message_post_held(struct p2p_message *send)
     }
 }
 
+void message_post_failed(struct p2p_message *send, const struct error *why)
+{
+    message_set_result(send, why);
+    message_post_held(send);
+    if (send->state != MESSAGE_QUEUED) { /* the link gives it up behind its envelope */
+        message_give_up(send, send->result, true);
+    }
+}
+
 /* Whether a send must be copied from its GPU before it is posted. */
 static bool is_copied_first(const struct p2p_message *send)
 {

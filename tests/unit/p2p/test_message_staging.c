@@ -217,7 +217,8 @@ static void many(int unused)
             buffer_free(&sinks[w][i]);
         }
     }
-    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * P2P_PIPES_MAX_BYTES + (1u << 20));
+    /* The limit is for what is in use. Kept memory of one size does not serve another size. */
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 6 * P2P_PIPES_MAX_BYTES);
     nodes_stop();
 }
 

@@ -196,6 +196,52 @@ static void test_gpus_that_fail(void **state)
     }
 }
 
+/* A small send fails before its envelope has left. The receive that waits for it ends, and the next one gets
+ * the next message. A receive that comes later never hears of it. */
+static void small_fails(int unused)
+{
+    struct buffer source = {.gpu = ON_HOST}, sink = {.gpu = ON_HOST};
+    (void)unused;
+    nodes_start(NULL);
+    for (uint32_t receiver = 1; receiver <= 2; receiver++) {
+        for (uint32_t late = 0; late < 2; late++) {
+            struct posted send, receive, next_send, next_receive;
+            source = buffer_new(0, 9000);
+            sink = buffer_new(1, 9000);
+            buffer_fill(&source, 3);
+            message_send(&send, 0, receiver, 7, &source);
+            message_send(&next_send, 0, receiver, 7, &source);
+            beyond.inject("cuMemcpyAsync:1=1");
+            if (late == 0) {
+                message_receive(&receive, receiver, 0, 7, &sink);
+            } else {
+                while (send.calls == 0) {
+                    nodes_turn();
+                }
+                nodes_turns(200); /* until the receiver's node knows */
+            }
+            message_receive(&next_receive, receiver, 0, 7, &sink);
+            nodes_wait(0);
+            CHECK_RESULT(send.result.status, STATUS_DEVICE);
+            CHECK(late == 1 || receive.result.status == STATUS_DEVICE);
+            CHECK(late == 1 || strstr(receive.result.text, "the send of rank 0") != NULL);
+            CHECK_RESULT(next_send.result.status, STATUS_OK);
+            CHECK_RESULT(next_receive.result.status, STATUS_OK);
+            buffer_check(&sink, 3, 9000);
+            buffer_free(&source);
+            buffer_free(&sink);
+        }
+    }
+    CHECK(nodes.at[0].failures + nodes.at[1].failures == 0);
+    nodes_stop();
+}
+
+static void test_a_small_send_that_fails(void **state)
+{
+    (void)state;
+    case_run(small_fails);
+}
+
 /* A copy that fails only when its turn comes is found by asking the GPU. */
 static void fails_later(int unused)
 {
@@ -308,9 +354,10 @@ static void test_many_that_leave(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_aborted_at_any_time), cmocka_unit_test(test_a_lost_node),
-        cmocka_unit_test(test_gpus_that_fail),      cmocka_unit_test(test_a_gpu_that_fails_later),
-        cmocka_unit_test(test_many_that_leave),     cmocka_unit_test(test_cancelled_at_any_time),
+        cmocka_unit_test(test_aborted_at_any_time),     cmocka_unit_test(test_a_lost_node),
+        cmocka_unit_test(test_gpus_that_fail),          cmocka_unit_test(test_a_gpu_that_fails_later),
+        cmocka_unit_test(test_a_small_send_that_fails), cmocka_unit_test(test_many_that_leave),
+        cmocka_unit_test(test_cancelled_at_any_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ static comm_result_t take_in(comm_t **comm, struct state *state)
 /* Whether the survivors may go on after this. */
 static int is_loss(comm_result_t result)
 {
-    return result == COMM_RANK_LOST || result == COMM_NODE_LOST || result == COMM_TIMED_OUT;
+    return result == COMM_RANK_LOST || result == COMM_NODE_LOST;
 }
 
 /* --- Training --- */

@@ -230,7 +230,7 @@ static uint64_t left_ms(uint64_t deadline_ns)
     return now_ns < deadline_ns ? (deadline_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS : 0;
 }
 
-/* Whether the process waits for another generation after this failure of one that was forming. */
+/* Whether other processes may have caused this failure of a generation that was forming. */
 static bool may_try_again(comm_result_t result)
 {
     return result == COMM_RANK_LOST || result == COMM_NODE_LOST || result == COMM_TIMED_OUT ||
@@ -409,23 +409,18 @@ static comm_result_t find_seat(comm_t *comm, const comm_grow_options_t *options,
     return result;
 }
 
-/* Whether all ranks have formed the generation: all get the same answer. */
-static comm_result_t all_formed(comm_t *comm, comm_result_t formed, uint32_t timeout_ms)
+/* *all: whether all ranks have formed the generation. It is no failure if newcomers are the reason. */
+static comm_result_t all_formed(comm_t *comm, comm_result_t formed, uint32_t timeout_ms, bool *all)
 {
     struct kept_error kept;
     uint64_t flags = formed == COMM_OK ? UINT64_MAX : 0;
     error_keep(&kept);
     comm_result_t result = comm_agree(comm, &flags, timeout_ms);
-    if (result != COMM_OK) {
-        return result;
-    }
-    if (formed != COMM_OK) {
+    *all = result == COMM_OK && flags != 0;
+    if (result == COMM_OK && formed != COMM_OK && !may_try_again(formed)) {
         return error_report_kept(&kept);
     }
-    return flags != 0
-               ? COMM_OK
-               : error_report(COMM_RANK_LOST,
-                              "comm_grow on \"%s\": a newcomer was lost before it was taken in", comm->name);
+    return result;
 }
 
 static comm_result_t check_grow(comm_t *comm, const comm_grow_options_t *options, comm_grow_options_t *given,
@@ -465,12 +460,13 @@ comm_result_t comm_grow(comm_t *comm, const comm_grow_options_t *options, comm_t
     comm_init_options_t init = comm->join->init;
     init.timeout_ms = given.timeout_ms;
     result = member_split_off(comm, seat.name, comm->rank, seat.size, &init, &next);
-    result = all_formed(comm, result, given.timeout_ms);
-    if (result != COMM_OK) {
+    bool all;
+    result = all_formed(comm, result, given.timeout_ms, &all);
+    if (!all) {
         struct kept_error kept;
         error_keep(&kept);
         comm_destroy(next);
-        return error_report_kept(&kept);
+        return result == COMM_OK ? COMM_OK : error_report_kept(&kept);
     }
     /* A newcomer that is lost from here on is a rank of the next communicator that is lost. */
     comm_result_t ignored = comm_barrier(next, NULL);

@@ -33,8 +33,8 @@ static comm_result_t await_verdict(struct comm_comm *comm, uint64_t deadline_ns,
     while (comm->verdict == NULL && client->lost == COMM_OK && clock_ns() < deadline_ns) {
         client_progress(client, deadline_ns);
     }
-    if (client->lost != COMM_OK) {
-        return member_check(comm);
+    if (comm->verdict == NULL && client->lost != COMM_OK) {
+        return error_repeat(client->lost, client->lost_text);
     }
     if (comm->verdict == NULL) {
         return error_report(COMM_TIMED_OUT, "%s on \"%s\": the communicator has not failed%s", call,

@@ -207,6 +207,44 @@ def test_growing(daemons):
         assert said == "sum 4 10.0 ['first', 'first', 'late-a', 'late-c']", said
 
 
+GROWS_TWICE = """
+import os
+comm = commd.join(sys.argv[1], 2, 3, timeout=60, last_call=1)
+print("ready", flush=True)
+if comm.size == 2:
+    while comm.waiting == 0:
+        time.sleep(0.01)
+    print("waited for", flush=True)
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+    assert comm.grow(timeout=1) is None
+    assert comm.all_reduce(numpy.ones(1))[0] == 2
+    print("refused", flush=True)
+    while (following := comm.grow(timeout=10)) is None:
+        time.sleep(0.1)
+    comm.destroy()
+    comm = following
+print("sum", comm.all_reduce(numpy.ones(1))[0], flush=True)
+"""
+
+
+def test_a_newcomer_that_hangs(daemons, tmp_path):
+    """The ranks go on without it, and take it in once it runs again."""
+    job, go = new_job(), tmp_path / "go"
+    ranks = [start(daemons, node, GROWS_TWICE, job, go) for node in "ab"]
+    for process in ranks:
+        await_line(process, "ready")
+    late = start(daemons, "c", GROWS_TWICE, job, go)
+    for process in ranks:
+        await_line(process, "waited for")
+    late.send_signal(signal.SIGSTOP)
+    go.touch()
+    for process in ranks:
+        await_line(process, "refused")
+    late.send_signal(signal.SIGCONT)
+    assert [finish(process)[1].splitlines()[-1] for process in ranks + [late]] == ["sum 3.0"] * 3
+
+
 POLLS = """
 import ctypes, select
 comm = commd.join(sys.argv[1], 1, 8, timeout=60, last_call=0.05)
@@ -264,6 +302,39 @@ def test_a_descriptor_says_that_a_rank_is_lost(daemons):
     processes[2].kill()
     for process in processes[:2]:
         assert finish(process)[1] == "lost (2,) 2\n"
+
+
+SHRINKS_LATE = """
+import os
+comm = commd.init(sys.argv[1], int(sys.argv[2]), 2, timeout=30)
+print("ready", flush=True)
+try:
+    comm.recv(numpy.zeros(1), 1 - comm.rank)
+except commd.RankLost:
+    print("lost", comm.lost, flush=True)
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.01)
+try:
+    comm.shrink(timeout=30)
+except commd.Error as error:
+    print(type(error).__name__, comm.lost)
+"""
+
+
+def test_shrinking_after_the_daemon_is_lost(daemons, tmp_path):
+    """The reason is the daemon, not the rank that was lost before. Who was lost is still known."""
+    job, go = new_job(), tmp_path / "go"
+    processes = [start(daemons, node, SHRINKS_LATE, job, rank, go) for rank, node in enumerate("ca")]
+    for process in processes:
+        await_line(process, "ready")
+    processes[1].kill()
+    await_line(processes[0], "lost (1,)")
+    daemons.cluster.daemons["c"].kill()
+    daemons.cluster.daemons["c"].wait()
+    go.touch()
+    assert finish(processes[0])[1] == "DaemonLost (1,)\n"
+    daemons.cluster.start("c")
+    daemons.cluster.wait_ready()
 
 
 DRAINS = """

@@ -93,13 +93,12 @@ typedef struct comm_grow_options {
 
 /*
  * Takes in the processes that wait. All ranks of `comm` call it, in the same order among its collectives. The
- * ranks of *next are those of `comm`, and then the newcomers. If nobody waits, *next is null, and `comm` goes
- * on. `comm` stays until comm_destroy. All ranks get the same result, and after a failure `comm` goes on as
- * well, unless it has failed itself. A rank that is lost while the call ends may be found only by the next
- * operation of *next.
+ * ranks of *next are those of `comm`, and then the newcomers. `comm` stays until comm_destroy. If nobody
+ * waits, *next is null on all ranks, and `comm` goes on; also if a newcomer was lost or did not answer in
+ * time. A rank that is lost while the call ends may be found only by the next operation of *next.
  *
- * Errors: COMM_RANK_LOST, COMM_NODE_LOST (a newcomer was lost before it was taken in: call again),
- * COMM_TIMED_OUT, COMM_INVALID_ARGUMENT, COMM_UNSUPPORTED; those of comm_agree.
+ * Errors: COMM_INVALID_ARGUMENT, COMM_UNSUPPORTED, COMM_LIMIT, COMM_NO_MEMORY (`comm` goes on); those of
+ * comm_agree (COMM_RANK_LOST, COMM_NODE_LOST: `comm` has failed).
  */
 COMM_API COMM_CHECK comm_result_t comm_grow(comm_t *comm, const comm_grow_options_t *options, comm_t **next);
 

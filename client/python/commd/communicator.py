@@ -245,12 +245,12 @@ class Communicator(_library.OfProcess, Collectives, Messages):
         return following
 
     def grow(self, most: int | None = None, timeout: float | None = None) -> Communicator | None:
-        """Takes in the processes that wait in join(). Returns the next communicator, or None if nobody waits.
+        """Takes in the processes that wait in join(). Returns the next communicator, or None on all ranks if nobody waits.
 
         Only for a communicator that join(), shrink() or grow() made. All its ranks call it. Their ranks stay, and
         newcomers come last, up to `most` ranks (rank 0's; that of join() if None). This one stays until destroy().
-        timeout: seconds for the newcomers (60). Raises RankLost or NodeLost if a newcomer is lost meanwhile: this
-        communicator goes on, and grow() may be called again.
+        timeout: seconds for the newcomers (60). If a newcomer is lost meanwhile or does not answer, the result is None,
+        too, and this communicator goes on.
         """
         options = _library.GrowOptions(ctypes.sizeof(_library.GrowOptions), 0 if most is None else index(most) & 0xffffffff,
                                        _call.milliseconds(timeout))

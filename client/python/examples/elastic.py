@@ -26,37 +26,28 @@ def gradient(weights, rank, size):
 
 
 
-
-def change(comm, following, state):
-    """Goes on with another communicator, and the state of its rank 0, which was there before."""
-    comm.destroy()
-    following.broadcast(state, root=0)
-    return following
-
-
-def recover(comm, state):
-    """Returns the survivors' communicator."""
-    while True:
-        following = comm.shrink(timeout=30)
-        print(f"lost {comm.lost}: {following.size} ranks go on", flush=True)
-        try:
-            return change(comm, following, state)
-        except (commd.RankLost, commd.NodeLost):
-            comm = following  # another loss: shrink again
-
-
 def train(comm, state, steps, pause_s):
-    comm.broadcast(state, root=0)
-    while state[2] < steps:
+    shared = False  # whether all ranks of comm have the state of rank 0, which was there before
+    while True:
+        following = None
         try:
+            if not shared:
+                comm.broadcast(state, root=0)
+                shared = True
+            if state[2] == steps:
+                break
             total = comm.all_reduce(gradient(state[:2], comm.rank, comm.size))
             state[:2] -= 0.5 * total[:2]
             state[2] += 1
             print(f"step {int(state[2])} ranks {comm.size} loss {total[2]:.6f}", flush=True)
-            if state[2] % GROW_STEPS == 0 and (following := comm.grow()) is not None:
-                comm = change(comm, following, state)
+            if state[2] % GROW_STEPS == 0:
+                following = comm.grow()
         except (commd.RankLost, commd.NodeLost):
-            comm = recover(comm, state)
+            following = comm.shrink(timeout=30)
+            print(f"lost {comm.lost}: {following.size} ranks go on", flush=True)
+        if following is not None:
+            comm.destroy()
+            comm, shared = following, False
         time.sleep(pause_s)
     comm.destroy()
 

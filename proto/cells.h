@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "proto/cell_counts.h"
 #include "proto/op_terms.h"
@@ -70,6 +71,8 @@
  */
 #define CELLS_REGISTERED_MAX_BYTES (1u << 20)
 #define CELLS_REGISTERED_SPREAD_MAX_BYTES (2u << 20)
+/* The same if nothing is copied to a place first, except a broadcast: there, one rank alone would copy. */
+#define CELLS_LENT_MAX_BYTES (16u << 20)
 #define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
 
@@ -79,6 +82,35 @@ _Static_assert(CELLS_LONG_DEPTH == 2 * CELLS_LONG_WINDOW, "so is a place for its
 /* Values of open_from that are no number of an operation. */
 #define CELLS_DECIDING UINT64_MAX     /* commd copies how far each rank has come */
 #define CELLS_FINAL (UINT64_MAX - 1u) /* `heads` are that copy */
+
+/*
+ * A rank need not copy a slice if the others can read its memory. It offers files of its memory, and says so
+ * with its slices. Another rank opens such a file through /proc, read-only, and says that it has mapped it.
+ * Once all have, the rank lends: its slices have no data, but say where the data are. The kernel decides
+ * whether a process may open another one's files: a container or another user may not, and then all is
+ * copied.
+ *
+ * If any rank lends in the first slice, the operation takes one more number after the last slice, unless each
+ * slice takes two steps: whoever publishes that has read everything. So nobody's data change before.
+ */
+#define CELLS_OFFERS 8u /* files of a rank */
+struct cells_offer {
+    _Atomic uint64_t stamp; /* another one for each file that is offered here; 0: none */
+    uint64_t device, inode; /* so that nobody takes another process's file for it */
+    uint64_t size_bytes;
+    int32_t pid, fd;
+};
+
+/* With a slice: behind its place in the header's data. */
+struct cells_note {
+    uint8_t lent;    /* in all slices: 1 + the index of the offer in which the data are; 0: they are copied */
+    uint8_t offered; /* 1 + the index of the offer that the others should map; 0: none */
+    uint64_t offset_bytes; /* lent: of the rank's whole input, in the file */
+};
+
+#define CELLS_NOTE_AT 8u
+_Static_assert(CELLS_NOTE_AT + sizeof(struct cells_note) <= CELLS_SHORT_MAX_BYTES,
+               "a header has room for it");
 
 /* What all ranks must agree on, and what a rank adds. */
 struct cell_terms {
@@ -102,6 +134,8 @@ struct cells_rank {
     uint64_t tickets[CELLS_DEPTH]; /* between nodes, of each cell: for traces (node_cells.h) */
     struct cell_header headers[CELLS_DEPTH];
     struct cell_counts counts; /* for statistics; nobody decides by them */
+    struct cells_offer offers[CELLS_OFFERS];
+    _Atomic uint64_t mapped[CELLS_RANKS_MAX][CELLS_OFFERS]; /* of each rank's offers: the stamp */
 };
 
 /* The start of the segment. The longer data follow, from a page boundary on. */
@@ -198,6 +232,14 @@ static inline const unsigned char *cells_slice_at(struct cells_shared *shared, u
                                                   uint32_t rank, uint64_t seq)
 {
     return cells_place(shared, rank_count, rank, cells_header(shared, rank, seq)->data[0]);
+}
+
+/* What the rank noted with its slice. */
+static inline struct cells_note cells_note_of(struct cells_shared *shared, uint32_t rank, uint64_t seq)
+{
+    struct cells_note note;
+    memcpy(&note, cells_header(shared, rank, seq)->data + CELLS_NOTE_AT, sizeof note);
+    return note;
 }
 
 /* The most that any rank publishes; without a count for each rank. */

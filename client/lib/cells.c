@@ -106,6 +106,7 @@ void cells_close(struct comm_comm *comm)
         comm->client->cells.open -= comm->cells->count;
         if (comm->cells->shared != NULL) {
             (void)munmap(comm->cells->shared, comm->cells->size_bytes);
+            cells_lend_end(comm);
         }
         free(comm->cells);
         comm->cells = NULL;
@@ -143,13 +144,13 @@ static bool fits_in_cells(const struct comm_comm *comm, const struct client_call
            (call->terms.has_layouts == 0 || cells_blocks_fit(call, cells->rank_count));
 }
 
-/* Slices take several numbers. Nothing is published between them. With a count for each rank, slices may
- * follow.
+/* Slices take several numbers, one more if a rank lends. Nothing is published between them. With a count for
+ * each rank, slices may follow.
  */
 static bool is_amid_slices(struct client_cells *cells)
 {
     const struct cells_slot *last = cells->count > 0 ? cells_slot_at(cells, cells->count - 1) : NULL;
-    return last != NULL && (last->step_count > 1 || last->call.terms.has_layouts != 0);
+    return last != NULL && (last->step_count > 0 || last->call.terms.has_layouts != 0);
 }
 
 /* How many operations may be open beside this one. */
@@ -211,7 +212,7 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->seq = cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    slot->attended = slot->let_go = slot->begins = false;
+    slot->attended = slot->let_go = slot->begins = slot->ends_apart = false;
     if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;

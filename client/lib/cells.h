@@ -26,13 +26,15 @@ struct comm_comm;
 struct comm_client;
 struct client_call;
 struct client_held;
+struct client_memory;
 struct client_op;
 struct cells_slot;
 
 /* A slice: elements of each block, or of the vector. */
 struct cells_slice {
     uint64_t begin, elements;
-    uint32_t step, steps; /* from 0 on */
+    uint32_t step, steps;             /* from 0 on */
+    const unsigned char *const *lent; /* of each rank: its whole input, if it lends that; otherwise null */
 };
 
 /* A slice of an operation with a count for each rank: which one of how many. */
@@ -42,13 +44,14 @@ struct cells_blocks_slice {
 
 /* What a client knows of the cells of all its communicators. */
 struct cells_use {
-    bool offered;        /* commd makes cells */
-    int fd;              /* came with the packet that is handled now; -1: none */
-    uint32_t open;       /* operations that were published and have not ended */
-    uint64_t used;       /* operations that were published so far, */
-    uint64_t seen;       /* at the feeder's last look */
-    uint32_t idle_looks; /* of the feeder, without a new one */
-    uint32_t looks;      /* of the feeder, in all */
+    bool offered;           /* commd makes cells */
+    int fd;                 /* came with the packet that is handled now; -1: none */
+    uint32_t open;          /* operations that were published and have not ended */
+    uint64_t used;          /* operations that were published so far, */
+    uint64_t seen;          /* at the feeder's last look */
+    uint32_t idle_looks;    /* of the feeder, without a new one */
+    uint32_t looks;         /* of the feeder, in all */
+    _Atomic uint32_t loans; /* mappings of other ranks' memory */
     bool hung_up; /* the feeder saw that commd has closed the connection, while another thread read it */
 };
 
@@ -113,6 +116,9 @@ void cells_attend(struct comm_client *client);
 bool cells_are_busy(struct comm_client *client);
 /* The feeder's look at commd: operations in cells do not notice that commd is gone. */
 void cells_look_at_commd(struct comm_client *client);
+
+/* cells_lend.c: the memory is about to be freed: it is not offered any more. */
+void cells_lend_forget(struct comm_client *client, const struct client_memory *memory);
 
 /* cells_blocks.c: operations with a count for each rank. Whether the data fit into a cell; cells_write and
  * cells_read for them. */

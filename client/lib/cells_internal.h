@@ -14,10 +14,29 @@ struct cells_slot {
     uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
+    bool ends_apart;      /* its last step is the number that it takes because a rank lends */
     bool begins;          /* its deadline begins now: this rank was ahead of others until here */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
+};
+
+/* A file of another rank, which this process has mapped. */
+struct cells_loan {
+    uint64_t stamp; /* of the offer, also if it could not be mapped */
+    unsigned char *base;
+    size_t size_bytes;
+};
+
+/* Operations in slices whose data are not copied: see proto/cells.h. At most one such operation is open. */
+struct cells_lending {
+    uint64_t last_stamp;
+    uint32_t next_offer;
+    uint32_t in_vain; /* operations in a row that offered memory, and others had not mapped it */
+    uint32_t memory_ids[CELLS_OFFERS]; /* what this rank offers; 0: nothing */
+    struct cells_note note;            /* of this rank's operation */
+    const unsigned char *lent[CELLS_RANKS_MAX];
+    struct cells_loan loans[CELLS_RANKS_MAX][CELLS_OFFERS];
 };
 
 struct client_cells {
@@ -40,6 +59,7 @@ struct client_cells {
     _Atomic uint64_t crowded_until_ns;
     uint32_t first, count;      /* of the slots, a ring */
     struct cell_counts *counts; /* this rank's */
+    struct cells_lending lending;
     struct cells_slot slots[CELLS_WINDOW];
 };
 
@@ -92,6 +112,20 @@ static inline struct op_terms cells_said(const struct cells_slot *slot)
 
 /* Whether the operation may be published now, if its size allows. waits: it waits for events or streams. */
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits);
+
+/* cells_lend.c: whether this rank's data of an operation in slices could be read where they are. */
+bool cells_may_lend(const struct comm_comm *comm, const struct client_call *call);
+/* Decides whether this rank lends its data for an operation in slices, which begins. */
+void cells_lend_begin(struct comm_comm *comm, const struct client_call *call);
+static inline bool cells_lends(const struct client_cells *cells)
+{
+    return cells->lending.note.lent != 0;
+}
+/* All ranks have published the first slice: finds their data. Returns whether any rank lends. */
+bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot);
+/* The same, without the lock: maps what others offer. */
+void cells_lend_map(struct comm_comm *comm, uint64_t seq);
+void cells_lend_end(struct comm_comm *comm);
 
 /* cells_slices.c: publishes the slice that was copied. */
 void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot);

@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "client/lib/cells_internal.h"
 
 /*
@@ -34,8 +36,13 @@ static bool is_cut(const struct client_cells *cells, const struct client_call *c
     return cells_take(&call->terms, cells->rank_count) && !cells_blocks_fit(call, cells->rank_count);
 }
 
-static uint64_t registered_max_bytes(const struct client_cells *cells, enum op_kind kind)
+static uint64_t registered_max_bytes(const struct comm_comm *comm, const struct client_call *call)
 {
+    const struct client_cells *cells = comm->cells;
+    enum op_kind kind = call->terms.kind;
+    if (!cells->crowded && kind != OP_KIND_BROADCAST && cells_may_lend(comm, call)) {
+        return CELLS_LENT_MAX_BYTES;
+    }
     return cells->crowded || kind == OP_KIND_ALL_REDUCE ? CELLS_REGISTERED_MAX_BYTES
                                                         : CELLS_REGISTERED_SPREAD_MAX_BYTES;
 }
@@ -47,7 +54,7 @@ bool cells_has_slices(const struct comm_comm *comm, const struct client_call *ca
     if (cells_is_between_nodes(cells) || !is_cut(cells, call, &size_bytes)) {
         return false;
     }
-    return (waits && size_bytes <= registered_max_bytes(cells, call->terms.kind)) ||
+    return (waits && size_bytes <= registered_max_bytes(comm, call)) ||
            !is_registered(comm->client, call, &call->input) ||
            !is_registered(comm->client, call, &call->output);
 }
@@ -93,7 +100,8 @@ static struct cells_slice slice_of(const struct client_cells *cells, const struc
     return (struct cells_slice){.begin = begin,
                                 .elements = left < cut.slice_elements ? left : cut.slice_elements,
                                 .step = (uint32_t)(step % cut.steps),
-                                .steps = cut.steps};
+                                .steps = cut.steps,
+                                .lent = cells->lending.lent};
 }
 
 /* With a count for each rank, the step 0 is the table. */
@@ -106,11 +114,23 @@ static void write_slice(const struct client_cells *cells, uint64_t seq, const st
                         uint64_t step)
 {
     struct cells_slice slice = slice_of(cells, call, step);
+    if (slice.step == 0 && cells_lends(cells)) {
+        return;
+    }
     cells_write_slice(cells->shared, cells->rank_count, cells->rank, seq, cells->place, call, &slice);
+}
+
+/* Whether it is the step in which a rank says that it has read everything. */
+static bool is_apart(const struct cells_slot *slot, uint64_t step)
+{
+    return slot->ends_apart && step + 1 == slot->step_count;
 }
 
 static void write_next(const struct client_cells *cells, const struct cells_slot *slot)
 {
+    if (is_apart(slot, slot->step + 1)) {
+        return;
+    }
     if (slot->call.terms.has_layouts != 0) {
         struct cells_blocks_slice slice = blocks_slice_of(slot, slot->step + 1);
         cells_blocks_write_slice(cells->shared, cells->rank_count, cells->rank, cells->place, &slot->call,
@@ -122,6 +142,9 @@ static void write_next(const struct client_cells *cells, const struct cells_slot
 
 static void read_this(const struct client_cells *cells, const struct cells_slot *slot)
 {
+    if (is_apart(slot, slot->step)) {
+        return;
+    }
     if (slot->call.terms.has_layouts == 0) {
         struct cells_slice slice = slice_of(cells, &slot->call, slot->step);
         cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, &slice);
@@ -135,6 +158,7 @@ static void read_this(const struct client_cells *cells, const struct cells_slot 
 void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
+    cells_lend_begin(comm, call);
     if (call->terms.has_layouts != 0) {
         return; /* cells_put writes the table */
     }
@@ -151,20 +175,40 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
 {
     cells_write_header(cells->shared, cells->rank, slot->seq, cells->place, &slot->call);
-    cells_header(cells->shared, cells->rank, slot->seq)->said.terms = cells_said(slot);
+    struct cell_header *header = cells_header(cells->shared, cells->rank, slot->seq);
+    header->said.terms = cells_said(slot);
+    memcpy(header->data + CELLS_NOTE_AT, &cells->lending.note, sizeof cells->lending.note);
     cells->place = (cells->place + 1) % CELLS_PLACES;
     cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq, true);
+}
+
+/* All ranks have published the first slice. If one lends, all take one more number. */
+static void look_for_loans(struct client_cells *cells, struct cells_slot *slot)
+{
+    bool any = cells_lend_look(cells, slot);
+    if (any && cells_cut(&slot->call.terms, cells->rank_count).steps == 1) {
+        slot->ends_apart = true;
+        slot->step_count++;
+        cells->seq++;
+    }
 }
 
 bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
 {
     struct client_cells *cells = comm->cells;
     struct client_op *op = slot->op;
+    bool may_lend = slot->step == 0 && slot->call.terms.has_layouts == 0;
+    if (may_lend) {
+        look_for_loans(cells, slot);
+    }
     bool more = slot->step + 1 < slot->step_count;
     op->staging = true; /* it must not end meanwhile */
     comm->copying++;
     client_leave(comm->client);
     read_this(cells, slot);
+    if (may_lend) {
+        cells_lend_map(comm, slot->seq);
+    }
     if (more) {
         write_next(cells, slot);
     }
@@ -207,6 +251,13 @@ enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slo
     return CELLS_WAIT;
 }
 
+/* All ranks have their results, and only tell each other so. */
+static void keep_nothing(struct client_call *call)
+{
+    call->terms.count_elements = 0;
+    call->input.elements = call->output.elements = 0;
+}
+
 /* The slices of blocks are no operation for commd: it carries out all of it again. */
 static void keep_rest(struct client_call *call, uint64_t begin)
 {
@@ -226,7 +277,9 @@ void cells_return_slices(struct client_cells *cells, struct cells_slot *slot)
     if (slot->step_count > 1) {
         cells->seq = slot->seq; /* ranks that had no slices have taken no number for them */
     }
-    if (slot->call.terms.has_layouts == 0 && !op_kind_has_blocks(slot->call.terms.kind)) {
+    if (is_apart(slot, slot->step)) {
+        keep_nothing(&slot->call);
+    } else if (slot->call.terms.has_layouts == 0 && !op_kind_has_blocks(slot->call.terms.kind)) {
         keep_rest(&slot->call, slice_of(cells, &slot->call, slot->step).begin);
     }
 }

@@ -231,6 +231,14 @@ static void unmap(struct client_memory *memory)
     munmap(memory->base, memory->size_bytes);
 }
 
+/* The other ranks may have it mapped still. */
+static void free_pages(const struct client_memory *memory)
+{
+    if (memory->offered) {
+        (void)madvise(memory->base, memory->size_bytes, MADV_REMOVE);
+    }
+}
+
 void memory_free(struct client_memory *memory)
 {
     if (memory->has_fd) {
@@ -239,6 +247,7 @@ void memory_free(struct client_memory *memory)
     if (memory->owned && memory->gpu != NULL) {
         gpu_memory_free(memory);
     } else if (memory->owned) {
+        free_pages(memory);
         unmap(memory);
     }
     free(memory->chunks);
@@ -275,6 +284,20 @@ comm_result_t memory_populate(struct comm_client *client, void *base, int fd, ui
     comm_result_t result = pages_populate(base, fd, offset_bytes, size_bytes);
     pthread_mutex_lock(&client->lock);
     return result;
+}
+
+/* Keeps the file of large memory, so that it can be lent (cells_lend.c). */
+static void keep_file(const struct comm_client *client, struct client_memory *memory, int *fd)
+{
+    unsigned kept = 0;
+    for (size_t i = 0; i < client->memory_count && memory->size_bytes >= MEMORY_LENT_MIN_BYTES; i++) {
+        kept += client->memories[i]->owned && client->memories[i]->has_fd;
+    }
+    if (memory->size_bytes >= MEMORY_LENT_MIN_BYTES && kept < MEMORY_LENT_FDS_MAX) {
+        memory->has_fd = true;
+        memory->fd = *fd;
+        *fd = -1;
+    }
 }
 
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum memory_kind kind,
@@ -319,7 +342,12 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum me
         }
         goto failed;
     }
-    close(fd);
+    if (!staging) {
+        keep_file(client, memory, &fd);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
     *out = memory;
     return COMM_OK;
 failed:
@@ -468,6 +496,7 @@ comm_result_t memory_drop(struct comm_client *client, void *base, enum memory_ki
         return result;
     }
     uint32_t id = memory->id;
+    cells_lend_forget(client, memory);
     if (memory->gpu != NULL) { /* still in the list, so that no thread registers its addresses */
         withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
     }

@@ -51,7 +51,9 @@ struct client_memory {
     bool owned;                 /* mapped by the library */
     bool pooled;                /* owned, by a pool */
     enum comm_huge_pages pages; /* owned, on the host */
-    bool has_fd;                /* registered, on the host: `fd` is the file */
+    bool has_fd;                /* on the host: `fd` is the file */
+    bool offered;               /* owned: other ranks may have mapped the file */
+    uint32_t lendable_uses;     /* owned: by operations that could have lent it, until it was offered */
     int fd;
     struct staging_slab *slab; /* the slab of a staging block; null otherwise */
     bool ready;                /* commd knows it, and no thread is removing it */
@@ -92,6 +94,9 @@ struct staging_pool {
 
 /* How many descriptors of registered memory a client keeps, for comm_client_reopen. */
 #define MEMORY_FDS_MAX 256u
+/* The same of its own memory, of so many bytes at least, to lend it. */
+#define MEMORY_LENT_FDS_MAX 32u
+#define MEMORY_LENT_MIN_BYTES ((size_t)64 << 10)
 
 /* --- pages.c: any thread, no lock --- */
 

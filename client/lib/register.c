@@ -56,7 +56,7 @@ static void keep_file(const struct comm_client *client, struct client_memory *me
 {
     unsigned kept = 0;
     for (size_t i = 0; i < client->memory_count; i++) {
-        kept += client->memories[i]->has_fd;
+        kept += client->memories[i]->has_fd && !client->memories[i]->owned;
     }
     memory->fd = kept < MEMORY_FDS_MAX ? fcntl(memfd, F_DUPFD_CLOEXEC, 0) : -1;
     memory->has_fd = memory->fd >= 0;

@@ -4,10 +4,12 @@
  *
  *   slices NAME RANK SIZE HOW [DEVICE]
  *
- * It prints the number of checked operations, or prints what is wrong and exits with 1. HOW is one of:
+ * If SLICES_LEND is set in the environment, the inputs are memory of comm_mem_alloc, which ranks lend. It
+ * prints the number of checked operations, or prints what is wrong and exits with 1. HOW is one of:
  *
  *   - kinds: every kind that goes in slices, with counts around the boundaries, in place and out of place
  *   - mixed: as kinds, with the buffers of some ranks in memory of comm_mem_alloc
+ *   - freed: inputs in memory of comm_mem_alloc that is freed after some operations, again and again
  *   - away: rank 1 submits, and calls the library again only after the other ranks have their results
  *   - slow: rank 1 is late for every operation; a signal comes every millisecond; all ranks fork in between
  *   - bursts: several operations are submitted before the rank waits, on two communicators
@@ -45,6 +47,7 @@
 #define LONG_SLICES 8u
 #define WARM_UPS 3
 #define UNMAPS 10
+#define FREED 20
 #define MIDDLE_NS 40000000
 #define AWAY_NS 600000000
 #define OP_TIMEOUT_MS 60000
@@ -246,6 +249,12 @@ static uint64_t long_count(enum kind kind)
     return LONG_SLICES * slice_count(kind) + 4099;
 }
 
+/* Room for the longest operation of each kind, and one element more. */
+static size_t buffer_bytes(void)
+{
+    return (2 * LONG_SLICES + 1) * SLICE_BYTES + (4099 * size + 1) * sizeof *input;
+}
+
 static void warm_up(void)
 {
     struct job job = job_of(ALL_REDUCE, least_count(ALL_REDUCE), 0, false);
@@ -270,6 +279,25 @@ static void run_kinds(void)
             run(&out, k % 2 == 0);
             run(&in, k % 2 == 1);
         }
+    }
+}
+
+/* More memories than a rank may offer at a time. */
+static void run_freed(void)
+{
+    uint32_t *kept = input;
+    for (int i = 0; i < FREED; i++) {
+        void *memory;
+        expect_ok(comm_mem_alloc(client, buffer_bytes(), COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
+        input = memory;
+        for (int k = 0; k < 2 * KINDS; k++) {
+            enum kind kind = (enum kind)(k % KINDS);
+            struct job job = job_of(kind, (uint64_t)(k / KINDS + 1) * slice_count(kind), 0, false);
+            run(&job, true);
+        }
+        comm_result_t result = comm_mem_free(client, memory);
+        expect_ok(result, "comm_mem_free");
+        input = kept;
     }
 }
 
@@ -324,6 +352,9 @@ static void be_slow(void)
         pause_ns(rank == 1 ? 5000000 : 0);
         expect_ok(submit(comm, &job, &options), kind_names[job.kind]);
         pid_t child = i % 3 == 0 ? fork() : -1;
+        if (child == 0 && getenv("SLICES_LEND") != NULL) { /* the child has the same memory */
+            _exit(0);
+        }
         if (child == 0) {
             memset(job.receive, 0, output_elements(&job) * sizeof *job.receive);
             _exit(0);
@@ -500,11 +531,11 @@ static void run_until_the_end(const char *how)
 
 static void make_buffers(bool shared)
 {
-    /* Room for the longest operation of each kind, and one element more. */
-    size_t bytes = (2 * LONG_SLICES + 1) * SLICE_BYTES + (4099 * size + 1) * sizeof *input;
+    size_t bytes = buffer_bytes();
     void *made[2] = {NULL, NULL};
+    bool lends = getenv("SLICES_LEND") != NULL;
     for (int i = 0; i < 2; i++) {
-        if (shared && (int)(rank % 3) != i) {
+        if (lends ? i == 0 : shared && (int)(rank % 3) != i) {
             expect_ok(comm_mem_alloc(client, bytes, COMM_DEVICE_HOST, &made[i]), "comm_mem_alloc");
         } else {
             made[i] = malloc(bytes);
@@ -522,6 +553,8 @@ static void run_how(const char *how, comm_t *other)
 {
     if (strcmp(how, "kinds") == 0 || strcmp(how, "mixed") == 0) {
         run_kinds();
+    } else if (strcmp(how, "freed") == 0) {
+        run_freed();
     } else if (strcmp(how, "away") == 0) {
         be_away();
     } else if (strcmp(how, "slow") == 0) {

@@ -8,6 +8,7 @@ from cluster import BUILD, Cluster
 from program_case import ProgramCase
 
 BEGINS, CEASES = "long operations go through cells in slices", "does not wait at once: long operations on memory of comm_mem_alloc go to commd"
+READS = r"rank \d+ reads memory of rank"
 SURVIVORS_S = 20
 
 
@@ -42,6 +43,34 @@ class Slices(ProgramCase):
 
     def test_some_memory_is_registered(self):
         self.check("mixed", ("aaa",))
+
+    def check_lent(self, how, layouts):
+        for layout in layouts:
+            for rank, said in enumerate(self.check(how, (layout,), SLICES_LEND="1")):
+                self.assertRegex(said, READS, f"{how}, {layout}, rank {rank}")
+
+    def test_lent_memory(self):
+        """The ranks read each other's memory where it is."""
+        self.check_lent("kinds", ("aa", "aaa", "aaaaa"))
+        self.check_lent("freed", ("aa", "aaa"))
+
+    def test_lent_memory_of_slow_ranks(self):
+        for how in "slow", "bursts", "threads", "away":
+            self.check_lent(how, ("aa", "aaa"))
+
+    def test_memory_that_cannot_be_lent(self):
+        """The others cannot open the files of a rank in a pid namespace of its own. What they find there is another process's."""
+        with Cluster(["a"], client_environment={"COMM_DEBUG": "1", "SLICES_LEND": "1"}) as cluster:
+            if not cluster.namespaces:
+                self.skipTest("a pid namespace needs root")
+            ranks = [cluster.client("a", *(("unshare", "--pid", "--fork", "--kill-child") if rank == 1 else ()),
+                                    BUILD / "tests/system/slices", "apart", rank, 3, "kinds") for rank in range(3)]
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, errors)
+                self.assertIn("operations checked", output)
+                if rank != 1:
+                    self.assertIn("cannot read memory of rank 1", errors)
 
     def test_a_rank_that_computes_holds_nobody_up(self):
         self.assertNotIn(CEASES, self.check("away", ("aa",))[1], "the library's thread goes on with ordinary memory")
@@ -117,6 +146,10 @@ class Slices(ProgramCase):
         for text in self.end_in_the_middle("stopped"):
             self.assertRegex(text, "rank 1 .*has not (copied its part|posted it)")
         self.assertLess(time.monotonic() - began_s, 60)
+
+    def test_lent_memory_at_the_end(self):
+        for how in "killed", "stopped", "aborted", "destroyed":
+            self.end_in_the_middle(how, SLICES_LEND="1")
 
     def test_a_rank_aborts_in_the_middle(self):
         for text in self.end_in_the_middle("aborted"):

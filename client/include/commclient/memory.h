@@ -8,7 +8,8 @@
  *
  * On the host: page-aligned and zeroed. All pages are made at once and are charged to the caller's memory
  * cgroup. Do not remove pages (MADV_REMOVE, fallocate): an operation that meets a missing page fails with
- * COMM_INVALID_ARGUMENT.
+ * COMM_INVALID_ARGUMENT, or takes zeros for it. Ranks of a communicator on this node map the memory that is
+ * used in it, read-only, and the library keeps the descriptors of the first 32 memories for that.
  *
  * On a GPU: the size is rounded up to a multiple of 2 MiB, so commd can see no other memory. Use it like
  * memory from cudaMalloc; other GPUs that can reach it may use it, too. It is virtual memory (cuMemCreate),

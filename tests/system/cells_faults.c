@@ -30,30 +30,6 @@
 #define TIMEOUT_SCRIBBLED_MS 1000u
 #define TIMEOUT_STEP_MS 1500u
 
-/* This process's mapping of the cells. */
-static unsigned char *find_cells(size_t *bytes)
-{
-    static unsigned char *from, *to;
-    char line[512];
-    FILE *maps = from == NULL ? fopen("/proc/self/maps", "re") : NULL;
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-        if (strstr(line, "memfd:commd-cells") != NULL) {
-            char *rest;
-            from = (unsigned char *)(uintptr_t)strtoull(line, &rest, 16); /* "begin-end ..." */
-            to = (unsigned char *)(uintptr_t)strtoull(rest + 1, NULL, 16);
-        }
-    }
-    if (maps != NULL) {
-        fclose(maps);
-    }
-    if (from == NULL) {
-        fprintf(stderr, "rank %u has no cells\n", rank);
-        exit(EXIT_FAILURE);
-    }
-    *bytes = (size_t)(to - from);
-    return from;
-}
-
 /* Writes words anywhere, mostly where the ranks say how far they have come. Some values are possible there,
  * others are not. */
 static void scribble(uint64_t *state, uint64_t seq)

@@ -178,6 +178,30 @@ class Cells(unittest.TestCase):
                 ranks[0].send_signal(signal.SIGCONT)
                 ranks[0].communicate(timeout=20)
 
+    def lend(self, cluster, name, step, number):
+        cluster.client_environment = {}
+        return [cluster.client("a", BUILD / "tests/system/cells_loans", name, rank, 3, step, int(number)) for rank in range(3)]
+
+    def test_a_rank_that_dies_while_memory_is_lent(self):
+        """The operation ends well if the dead rank had said that it had read the others' memory. Otherwise it ends well on none."""
+        with Cluster("a") as cluster:
+            for step, ended in enumerate((0, 0, 1)):
+                ranks = self.lend(cluster, f"dies{step}", step, signal.SIGKILL)
+                for line in self.finish(ranks[1:], within_s=20):
+                    self.assertIn(f"rank 0 (pid {ranks[0].pid})", line, f"step {step}")
+                    self.assertEqual(int(line.split()[0]), 50 + ended, f"step {step}")
+
+    def test_a_rank_that_stops_while_memory_is_lent(self):
+        with Cluster("a") as cluster:
+            for step, ended in enumerate((0, 0, 1)):
+                ranks = self.lend(cluster, f"stops{step}", step, signal.SIGSTOP)
+                for line in self.finish(ranks[1:], within_s=20):
+                    self.assertIn("rank 0", line, f"step {step}")
+                    self.assertIn("has not posted it", line, f"step {step}")
+                    self.assertEqual(int(line.split()[0]), 50 + ended, f"step {step}")
+                ranks[0].send_signal(signal.SIGCONT)
+                ranks[0].communicate(timeout=20)
+
     def test_what_operators_see(self):
         with Cluster("a") as cluster:
             go = os.path.join(cluster.folder, "go")

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "client/lib/internal.h"
@@ -286,10 +287,15 @@ comm_result_t memory_populate(struct comm_client *client, void *base, int fd, ui
     return result;
 }
 
-/* Keeps the file of large memory, so that it can be lent (cells_lend.c). */
+/* Keeps the file of large memory, so that it can be lent (cells_lend.c). The program keeps half of the
+ * descriptors that it may have. */
 static void keep_file(const struct comm_client *client, struct client_memory *memory, int *fd)
 {
+    struct rlimit limit = {0};
     unsigned kept = 0;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)*fd >= limit.rlim_cur / 2) {
+        return;
+    }
     for (size_t i = 0; i < client->memory_count && memory->size_bytes >= MEMORY_LENT_MIN_BYTES; i++) {
         kept += client->memories[i]->owned && client->memories[i]->has_fd;
     }

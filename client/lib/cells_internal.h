@@ -14,6 +14,7 @@ struct cells_slot {
     uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
+    bool complete;        /* it has slices, and all of them were taken */
     bool ends_apart;      /* its last step is the number that it takes because a rank lends */
     bool begins;          /* its deadline begins now: this rank was ahead of others until here */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
@@ -36,6 +37,7 @@ struct cells_lending {
     uint32_t memory_ids[CELLS_OFFERS]; /* what this rank offers; 0: nothing */
     struct cells_note note;            /* of this rank's operation */
     const unsigned char *lent[CELLS_RANKS_MAX];
+    uint8_t lent_by[CELLS_RANKS_MAX]; /* the index of the offer */
     struct cells_loan loans[CELLS_RANKS_MAX][CELLS_OFFERS];
 };
 
@@ -123,15 +125,21 @@ static inline bool cells_lends(const struct client_cells *cells)
 }
 /* All ranks have published the first slice: finds their data. Returns whether any rank lends. */
 bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot);
-/* The same, without the lock: maps what others offer. */
+/* The same, without the lock: whether all that was read of others' memory was theirs until now. */
+bool cells_lend_holds(struct client_cells *cells);
+/* This rank's operation has failed, so its memory is the program's again: what others read of it from here on
+ * does not count. */
+void cells_lend_withdraw(struct client_cells *cells);
+/* Without the lock: maps what others offer. */
 void cells_lend_map(struct comm_comm *comm, uint64_t seq);
 void cells_lend_end(struct comm_comm *comm);
 
 /* cells_slices.c: publishes the slice that was copied. */
 void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot);
-/* All ranks have published the slice: takes its result, and publishes the next one. Returns whether it was
- * the last. Otherwise the operation may have ended. Releases the lock meanwhile. */
-bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot);
+/* All ranks have published the slice: takes its result, and publishes the next one. CELLS_DIRECT: it was the
+ * last. CELLS_WAIT: it was not, or the operation has failed. CELLS_BY_COMMD: a lender has failed meanwhile,
+ * and this rank has told the others that commd has the operation. Releases the lock meanwhile. */
+enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot);
 /* Of an operation with a count for each rank: all ranks have published their tables. CELLS_WAIT: slices
  * follow. CELLS_BY_COMMD: so they would, but the operation could not begin again, and this rank has told the
  * others that commd has it. CELLS_DIRECT: the result can be taken. */

@@ -109,21 +109,27 @@ void cells_lend_begin(struct comm_comm *comm, const struct client_call *call)
     }
 }
 
-static void withdraw(struct client_cells *cells, const struct client_memory *memory)
+static void withdraw(struct client_cells *cells, uint32_t offer)
 {
-    uint32_t offer = offer_of(cells, memory);
-    if (offer < CELLS_OFFERS) {
-        atomic_store_explicit(&cells->shared->ranks[cells->rank].offers[offer].stamp, 0,
-                              memory_order_release);
-        cells->lending.memory_ids[offer] = 0;
+    atomic_store_explicit(&cells->shared->ranks[cells->rank].offers[offer].stamp, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst); /* before the program changes the memory */
+    cells->lending.memory_ids[offer] = 0;
+}
+
+void cells_lend_withdraw(struct client_cells *cells)
+{
+    if (cells_lends(cells)) {
+        withdraw(cells, cells->lending.note.lent - 1u);
     }
 }
 
 void cells_lend_forget(struct comm_client *client, const struct client_memory *memory)
 {
     for (struct comm_comm *comm = client->comms; comm != NULL && memory->offered; comm = comm->next) {
-        if (comm->cells != NULL && comm->cells->shared != NULL) {
-            withdraw(comm->cells, memory);
+        uint32_t offer =
+            comm->cells != NULL && comm->cells->shared != NULL ? offer_of(comm->cells, memory) : CELLS_OFFERS;
+        if (offer < CELLS_OFFERS) {
+            withdraw(comm->cells, offer);
         }
     }
 }
@@ -254,9 +260,25 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot)
         struct cells_note note = cells_note_of(cells->shared, rank, slot->seq);
         bool lends = rank != cells->rank && note.lent != 0;
         cells->lending.lent[rank] = lends ? find(cells, rank, &note, size_bytes) : NULL;
+        cells->lending.lent_by[rank] = lends ? (uint8_t)(note.lent - 1u) : 0;
         any = any || lends;
     }
     return any;
+}
+
+bool cells_lend_holds(struct client_cells *cells)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* all was read before */
+    bool holds = true;
+    for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
+        if (cells->lending.lent[rank] != NULL) {
+            uint32_t index = cells->lending.lent_by[rank];
+            uint64_t stamp =
+                atomic_load_explicit(&cells->shared->ranks[rank].offers[index].stamp, memory_order_relaxed);
+            holds = holds && stamp == cells->lending.loans[rank][index].stamp;
+        }
+    }
+    return holds;
 }
 
 void cells_lend_end(struct comm_comm *comm)

@@ -193,7 +193,7 @@ static void look_for_loans(struct client_cells *cells, struct cells_slot *slot)
     }
 }
 
-bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
+enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
 {
     struct client_cells *cells = comm->cells;
     struct client_op *op = slot->op;
@@ -212,23 +212,29 @@ bool cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     if (more) {
         write_next(cells, slot);
     }
+    bool holds = !more || slot->call.terms.has_layouts != 0 || cells_lend_holds(cells);
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
     pthread_cond_broadcast(&comm->client->changed);
     op->staging = false;
     if (!more) {
         op->dropped = false; /* the other ranks say that it ended well, so this one does, too */
-        return true;
+        slot->complete = true;
+        return CELLS_DIRECT;
     }
     if (op->dropped || comm->failure != COMM_OK) {
         ops_drop(comm, op);
-        return false;
+        return CELLS_WAIT;
     }
     atomic_store_explicit(&cells->gone, slot->seq, memory_order_release); /* who waits looks at the next */
     slot->step++;
     op->number = ++slot->seq;
+    if (!holds) {
+        cells_hand_over(cells->shared, cells->rank_count, cells->rank, slot->seq);
+        return CELLS_BY_COMMD;
+    }
     cells_put_slice(cells, slot);
-    return false;
+    return CELLS_WAIT;
 }
 
 enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slot)

@@ -27,7 +27,8 @@
 enum step {
     STEP_BEFORE,    /* nothing */
     STEP_PUBLISHED, /* the others have read its memory, and wait until it has read theirs */
-    STEP_DONE       /* it has said that it has read theirs */
+    STEP_DONE,      /* it has said that it has read theirs */
+    STEP_WITHDRAWN  /* the same, but it has said before that its memory is not lent any more */
 };
 
 static uint32_t *input, *output;
@@ -61,6 +62,10 @@ static void go_to_step(enum step step, int signal_number)
             usleep(1000);
         }
     }
+    if (step == STEP_WITHDRAWN) {
+        uint32_t offer = cells_note_of(shared, rank, last - 1).lent - 1u;
+        atomic_store(&shared->ranks[rank].offers[offer].stamp, 0);
+    }
     if (step != STEP_BEFORE) {
         repeat(shared, last + 1, last - 1);
     }
@@ -69,7 +74,7 @@ static void go_to_step(enum step step, int signal_number)
             usleep(1000);
         }
     }
-    if (step == STEP_DONE) {
+    if (step >= STEP_DONE) {
         repeat(shared, last + 2, last);
     }
     usleep(30000);

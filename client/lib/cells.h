@@ -33,8 +33,9 @@ struct cells_slot;
 /* A slice: elements of each block, or of the vector. */
 struct cells_slice {
     uint64_t begin, elements;
-    uint32_t step, steps;             /* from 0 on */
-    const unsigned char *const *lent; /* of each rank: its whole input, if it lends that; otherwise null */
+    uint32_t step, steps; /* from 0 on */
+    const unsigned char *const
+        *lent; /* of each rank: its whole input, if it lends that; otherwise null. May be null itself */
 };
 
 /* A slice of an operation with a count for each rank: which one of how many. */

@@ -37,8 +37,9 @@ static const unsigned char *data_of(const struct taking *taking, uint32_t rank, 
     if (rank == taking->rank && !op_kind_is_scan(call->terms.kind)) {
         return (const unsigned char *)call->input.at + block * taking->block_bytes + taking->begin_bytes;
     }
-    if (taking->slice != NULL && taking->slice->lent[rank] != NULL) {
-        return taking->slice->lent[rank] + block * taking->block_bytes + taking->begin_bytes;
+    const unsigned char *const *lent = taking->slice != NULL ? taking->slice->lent : NULL;
+    if (lent != NULL && lent[rank] != NULL) {
+        return lent[rank] + block * taking->block_bytes + taking->begin_bytes;
     }
     if (taking->slice != NULL) {
         return cells_slice_at(taking->shared, taking->rank_count, rank, taking->seq) +

@@ -71,7 +71,7 @@
  */
 #define CELLS_REGISTERED_MAX_BYTES (1u << 20)
 #define CELLS_REGISTERED_SPREAD_MAX_BYTES (2u << 20)
-/* The same if nothing is copied to a place first, except a broadcast: there, one rank alone would copy. */
+/* The same if nothing is copied to a place first, except a broadcast: commd's threads share its copies. */
 #define CELLS_LENT_MAX_BYTES (16u << 20)
 #define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
@@ -90,8 +90,9 @@ _Static_assert(CELLS_LONG_DEPTH == 2 * CELLS_LONG_WINDOW, "so is a place for its
  * whether a process may open another one's files: a container or another user may not, and then all is
  * copied.
  *
- * If any rank lends in the first slice, the operation takes one more number after the last slice, unless each
- * slice takes two steps: whoever publishes that has read everything. So nobody's data change before.
+ * If any rank lends in the first slice, the operation takes one more number after the last slice. A rank that
+ * publishes it has read everything, so nobody's data change before. If each slice takes two steps, the second
+ * step says the same.
  */
 #define CELLS_OFFERS 8u /* files of a rank */
 struct cells_offer {

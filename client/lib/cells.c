@@ -212,7 +212,7 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->seq = cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    slot->attended = slot->let_go = slot->begins = slot->ends_apart = slot->complete = false;
+    slot->attended = slot->let_go = slot->begins = slot->ends_apart = false;
     if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;
@@ -321,9 +321,6 @@ static void pop(struct comm_comm *comm)
 void cells_forget(struct comm_comm *comm, struct client_op *op)
 {
     if (op->cell != NULL) {
-        if (op->cell->step_count > 0 && !op->cell->complete) {
-            cells_lend_withdraw(comm->cells);
-        }
         op->cell->op = NULL;
         op->cell = NULL;
         while (comm->cells->count > 0 && comm->cells->slots[comm->cells->first].op == NULL) {

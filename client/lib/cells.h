@@ -118,7 +118,10 @@ bool cells_are_busy(struct comm_client *client);
 /* The feeder's look at commd: operations in cells do not notice that commd is gone. */
 void cells_look_at_commd(struct comm_client *client);
 
-/* cells_lend.c: the memory is about to be freed: it is not offered any more. */
+/* cells_lend.c: the operation has failed on this rank, so its memory is the program's again: what others read
+ * of it from here on does not count. */
+void cells_lend_withdraw(struct comm_comm *comm, const struct cells_slot *slot);
+/* The memory is about to be freed: it is not offered any more. */
 void cells_lend_forget(struct comm_client *client, const struct client_memory *memory);
 
 /* cells_blocks.c: operations with a count for each rank. Whether the data fit into a cell; cells_write and

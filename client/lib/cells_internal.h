@@ -14,7 +14,6 @@ struct cells_slot {
     uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
-    bool complete;        /* it has slices, and all of them were taken */
     bool ends_apart;      /* its last step is the number that it takes because a rank lends */
     bool begins;          /* its deadline begins now: this rank was ahead of others until here */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
@@ -32,9 +31,10 @@ struct cells_loan {
 /* Operations in slices whose data are not copied: see proto/cells.h. At most one such operation is open. */
 struct cells_lending {
     uint64_t last_stamp;
-    uint32_t next_offer;
-    uint32_t in_vain; /* operations in a row that offered memory, and others had not mapped it */
+    uint64_t operations; /* that could have lent memory */
+    uint32_t in_vain;    /* operations in a row that offered memory, and others had not mapped it */
     uint32_t memory_ids[CELLS_OFFERS]; /* what this rank offers; 0: nothing */
+    uint64_t used[CELLS_OFFERS];       /* the last of these operations on it */
     struct cells_note note;            /* of this rank's operation */
     const unsigned char *lent[CELLS_RANKS_MAX];
     uint8_t lent_by[CELLS_RANKS_MAX]; /* the index of the offer */
@@ -127,9 +127,6 @@ static inline bool cells_lends(const struct client_cells *cells)
 bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot);
 /* The same, without the lock: whether all that was read of others' memory was theirs until now. */
 bool cells_lend_holds(struct client_cells *cells);
-/* This rank's operation has failed, so its memory is the program's again: what others read of it from here on
- * does not count. */
-void cells_lend_withdraw(struct client_cells *cells);
 /* Without the lock: maps what others offer. */
 void cells_lend_map(struct comm_comm *comm, uint64_t seq);
 void cells_lend_end(struct comm_comm *comm);

@@ -11,9 +11,10 @@
 
 /* Operations in slices whose data the other ranks read where they are (proto/cells.h). */
 
-#define IN_VAIN_MAX 4u  /* operations in a row whose memory others do not map; they probably cannot */
-#define LOANS_MAX 1024u /* of a client: the kernel gives a process 65,530 mappings */
-#define OFFERED_USES 2u /* memory that is used once and freed is not worth the others' mappings */
+#define IN_VAIN_MAX 4u         /* operations in a row whose memory others do not map; they probably cannot */
+#define LOANS_MAX 1024u        /* of a client: the kernel gives a process 65,530 mappings */
+#define UNUSED_OPERATIONS 256u /* then other memory takes the offer's place */
+#define OFFERED_USES 2u        /* memory that is used once and freed is not worth the others' mappings */
 
 /* --- The owner --- */
 
@@ -55,15 +56,26 @@ static uint32_t offer_of(const struct client_cells *cells, const struct client_m
     return offer;
 }
 
-/* In the place of what was offered there. Returns CELLS_OFFERS if it cannot. */
+/* One that is free, or whose memory was not used for long; otherwise CELLS_OFFERS. */
+static uint32_t find_room(const struct cells_lending *lending)
+{
+    uint32_t offer = 0;
+    while (offer < CELLS_OFFERS && lending->memory_ids[offer] != 0 &&
+           lending->operations - lending->used[offer] < UNUSED_OPERATIONS) {
+        offer++;
+    }
+    return offer;
+}
+
+/* Returns CELLS_OFFERS if it cannot. */
 static uint32_t make_offer(struct client_cells *cells, struct client_memory *memory)
 {
     struct cells_lending *lending = &cells->lending;
+    uint32_t offer = find_room(lending);
     struct stat file;
-    if (fstat(memory->fd, &file) != 0) {
+    if (offer == CELLS_OFFERS || fstat(memory->fd, &file) != 0) {
         return CELLS_OFFERS;
     }
-    uint32_t offer = lending->next_offer++ % CELLS_OFFERS;
     struct cells_offer *said = &cells->shared->ranks[cells->rank].offers[offer];
     atomic_store_explicit(&said->stamp, 0, memory_order_seq_cst);
     said->device = file.st_dev;
@@ -91,20 +103,29 @@ static bool have_all_mapped(const struct client_cells *cells, uint32_t offer)
 
 void cells_lend_begin(struct comm_comm *comm, const struct client_call *call)
 {
-    struct client_cells *cells = comm->cells;
-    struct cells_note *note = &cells->lending.note;
+    struct cells_lending *lending = &comm->cells->lending;
+    struct cells_note *note = &lending->note;
     memset(note, 0, sizeof *note);
     struct client_memory *memory = find_lendable(comm, call);
-    uint32_t offer = memory != NULL ? offer_of(cells, memory) : CELLS_OFFERS;
-    if (memory != NULL && offer == CELLS_OFFERS && ++memory->lendable_uses >= OFFERED_USES) {
-        offer = make_offer(cells, memory);
+    if (memory == NULL) {
+        return;
     }
-    if (offer < CELLS_OFFERS && have_all_mapped(cells, offer)) {
-        cells->lending.in_vain = 0;
+    uint32_t offer = offer_of(comm->cells, memory);
+    bool is_known = offer < CELLS_OFFERS;
+    lending->operations++;
+    if (!is_known && ++memory->lendable_uses >= OFFERED_USES) {
+        offer = make_offer(comm->cells, memory);
+    }
+    if (offer == CELLS_OFFERS) {
+        return;
+    }
+    lending->used[offer] = lending->operations;
+    if (is_known && have_all_mapped(comm->cells, offer)) {
+        lending->in_vain = 0;
         note->lent = (uint8_t)(offer + 1);
         note->offset_bytes = memory_offset_bytes(memory, call->input.at);
-    } else if (offer < CELLS_OFFERS) {
-        cells->lending.in_vain++;
+    } else {
+        lending->in_vain += is_known ? 1 : 0;
         note->offered = (uint8_t)(offer + 1);
     }
 }
@@ -116,10 +137,11 @@ static void withdraw(struct client_cells *cells, uint32_t offer)
     cells->lending.memory_ids[offer] = 0;
 }
 
-void cells_lend_withdraw(struct client_cells *cells)
+void cells_lend_withdraw(struct comm_comm *comm, const struct cells_slot *slot)
 {
-    if (cells_lends(cells)) {
-        withdraw(cells, cells->lending.note.lent - 1u);
+    bool lends = slot->step_count > 0 && slot->call.terms.has_layouts == 0 && cells_lends(comm->cells);
+    if (lends) {
+        withdraw(comm->cells, comm->cells->lending.note.lent - 1u);
     }
 }
 
@@ -231,7 +253,8 @@ void cells_lend_map(struct comm_comm *comm, uint64_t seq)
     const struct client_cells *cells = comm->cells;
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
         struct cells_note note = cells_note_of(cells->shared, rank, seq);
-        if (rank != cells->rank && note.offered > 0 && note.offered <= CELLS_OFFERS) {
+        bool is_free = rank != cells->rank && cells->lending.lent[rank] == NULL; /* or it is read still */
+        if (is_free && note.offered > 0 && note.offered <= CELLS_OFFERS) {
             take_offer(comm, rank, note.offered - 1u);
         }
     }

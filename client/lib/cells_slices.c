@@ -66,11 +66,6 @@ bool cells_may_publish_slices(struct comm_comm *comm, const struct client_call *
         !cells_have_room(comm, call, waits)) {
         return false;
     }
-    for (uint32_t i = 0; i < cells->count; i++) {
-        if (cells_slot_at(cells, i)->step_count > 0) {
-            return false;
-        }
-    }
     bool is_one = call->terms.has_layouts == 0 && cells_cut(&call->terms, cells->rank_count).slice_count == 1;
     return is_one || may_begin_again(call);
 }
@@ -219,7 +214,6 @@ enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     op->staging = false;
     if (!more) {
         op->dropped = false; /* the other ranks say that it ended well, so this one does, too */
-        slot->complete = true;
         return CELLS_DIRECT;
     }
     if (op->dropped || comm->failure != COMM_OK) {

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,21 +236,21 @@ static void unmap(struct client_memory *memory)
 /* The other ranks may have it mapped still. */
 static void free_pages(const struct client_memory *memory)
 {
-    if (memory->offered) {
-        (void)madvise(memory->base, memory->size_bytes, MADV_REMOVE);
+    if (memory->offered && memory->has_fd) {
+        (void)fallocate(memory->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)memory->size_bytes);
     }
 }
 
 void memory_free(struct client_memory *memory)
 {
-    if (memory->has_fd) {
-        close(memory->fd);
-    }
     if (memory->owned && memory->gpu != NULL) {
         gpu_memory_free(memory);
     } else if (memory->owned) {
         free_pages(memory);
         unmap(memory);
+    }
+    if (memory->has_fd) {
+        close(memory->fd);
     }
     free(memory->chunks);
     free(memory);
@@ -287,19 +288,21 @@ comm_result_t memory_populate(struct comm_client *client, void *base, int fd, ui
     return result;
 }
 
-/* Keeps the file of large memory, so that it can be lent (cells_lend.c). The program keeps half of the
- * descriptors that it may have. */
-static void keep_file(const struct comm_client *client, struct client_memory *memory, int *fd)
+/* Keeps the file of large memory, so that it can be lent (cells_lend.c). Half of the descriptors that the
+ * program may have are left to it. */
+static void keep_to_lend(const struct comm_client *client, struct client_memory *memory, int *fd)
 {
     struct rlimit limit = {0};
     unsigned kept = 0;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)*fd >= limit.rlim_cur / 2) {
+    bool has_small_pages = memory->pages == COMM_HUGE_PAGES_NONE || memory->pages == COMM_HUGE_PAGES_AUTO;
+    if (memory->size_bytes < MEMORY_LENT_MIN_BYTES || !has_small_pages ||
+        getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)*fd >= limit.rlim_cur / 2) {
         return;
     }
-    for (size_t i = 0; i < client->memory_count && memory->size_bytes >= MEMORY_LENT_MIN_BYTES; i++) {
+    for (size_t i = 0; i < client->memory_count; i++) {
         kept += client->memories[i]->owned && client->memories[i]->has_fd;
     }
-    if (memory->size_bytes >= MEMORY_LENT_MIN_BYTES && kept < MEMORY_LENT_FDS_MAX) {
+    if (kept < MEMORY_LENT_FDS_MAX) {
         memory->has_fd = true;
         memory->fd = *fd;
         *fd = -1;
@@ -349,7 +352,7 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, enum me
         goto failed;
     }
     if (!staging) {
-        keep_file(client, memory, &fd);
+        keep_to_lend(client, memory, &fd);
     }
     if (fd >= 0) {
         close(fd);

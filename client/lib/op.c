@@ -216,6 +216,9 @@ void ops_drop(struct comm_comm *comm, struct client_op *op)
         op->dropped = true;
         return;
     }
+    if (op->cell != NULL) {
+        cells_lend_withdraw(comm, op->cell);
+    }
     (void)list_take(comm, op->ticket);
     held_free(comm, op->held);
     comm_failure_t data = failed ? comm->failure_data : failure_data(COMM_ABORTED, "");

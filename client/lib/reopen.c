@@ -81,9 +81,9 @@ static comm_result_t take_host_memory(struct comm_client *client, struct client_
                               memory->size_bytes, (void *)memory->base, MEMORY_FDS_MAX);
     }
     result = result == COMM_OK ? memory_announce(client, memory, fd) : result;
-    if (memory->owned && memory->has_fd) { /* the old file */
+    if (memory->owned && memory->has_fd) { /* the old file; the new one is not lent */
         close(memory->fd);
-        memory->has_fd = false;
+        memory->has_fd = memory->offered = false;
     }
     if (memory->owned && fd >= 0) {
         close(fd);

@@ -42,7 +42,7 @@ class Frozen(FailureCase):
 
     def test_a_short_pause_fails_nothing(self):
         with Cluster("a") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=6")
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=6", "together=1")
             for _ in range(3):
                 cluster.daemons["a"].send_signal(signal.SIGSTOP)
                 time.sleep(1.2)
@@ -59,7 +59,7 @@ class Frozen(FailureCase):
     def test_a_pause_within_the_patience_fails_nothing(self):
         """Neither the other node nor its own clients give it up."""
         with Cluster("ab") as cluster:
-            ranks = self.start(cluster, "aabb", "work", "loop", PAUSE, "seconds=8", "op_timeout_ms=30000")
+            ranks = self.start(cluster, "aabb", "work", "loop", PAUSE, "seconds=8", "together=1", "op_timeout_ms=30000")
             self.pause(cluster, "b", 3.3)
             time.sleep(0.5)
             self.pause(cluster, "a", 3.3)
@@ -67,14 +67,14 @@ class Frozen(FailureCase):
 
     def test_the_patience_is_the_configuration_s(self):
         with Cluster("a", settings="heartbeat_timeout_ms = 8000;") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=7", "op_timeout_ms=30000")
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=7", "together=1", "op_timeout_ms=30000")
             self.pause(cluster, "a", 5.8)  # the patience would otherwise be 4.8 s
             self.expect_unharmed(ranks)
 
     def test_a_client_that_was_stopped_itself(self):
         """Here the client itself stood still. It must not blame commd for the silence."""
         with Cluster("a") as cluster:
-            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=6", "op_timeout_ms=30000")
+            ranks = self.start(cluster, "aa", "work", "loop", PAUSE, "seconds=6", "together=1", "op_timeout_ms=30000")
             for process in ranks:
                 process.send_signal(signal.SIGSTOP)
             time.sleep(5)

@@ -212,7 +212,7 @@ class GpuNccl(FailureCase):
         with self.cluster("ncclKernel:1,ncclCommAbort:1" + HANGS, gpus=5) as cluster:
             stuck = self.stick(cluster, "stuck", [0, 1])
             shares = self.start(cluster, "aa", "shares", "loop", "pause=0.02", devices=[0, 2])
-            beside = self.start(cluster, "aa", "beside", "loop", "pause=0.02", "seconds=25", devices=[3, 4])
+            beside = self.start(cluster, "aa", "beside", "loop", "pause=0.02", "seconds=25", "together=1", devices=[3, 4])
             self.end_stuck(cluster, "stuck", stuck)
             cluster.wait(lambda: counts(cluster)[5] == 1, "NCCL's communicator is leaked", timeout_s=60)
             self.assertEqual([process.poll() for process in beside], [None, None])

@@ -13,7 +13,7 @@ NODES = 10000
 PRESENT = ("n0007", "n4444", "n9001")
 FOUND_S = 200             # each asks 64 nodes a second; two find each other before one has asked half of all
 IDLE_S = 20
-IDLE_SHARE = 0.003        # of a processor; while it asks all nodes, too
+IDLE_SHARE = 0.01         # of a processor; while it asks all nodes, too. It is 0.002, and more on a busy machine
 KNOWN_NODE_BYTES = 800    # with its part of the configuration, and places in tables of the four rails
 COMMCTL_S = 3.0           # a third of a second on an idle machine
 

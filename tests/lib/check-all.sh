@@ -48,5 +48,6 @@ part lint make lint
 sanitized memory address,undefined env COMMD_CASES_MOST=200 make check-asan
 sanitized threads thread make check-threads
 for name in "${failed[@]}"; do failures "$name"; done
+for name in tests memory threads; do grep -h '^flaky: ' "$scratch/$name" 2> /dev/null && echo "all: not repeated: $name"; done
 tail -n 1 "$scratch/tests"
 [ ${#failed[@]} = 0 ]

@@ -13,6 +13,10 @@ the line "SKIP: reason" that the test prints before it calls skip(). Each failur
 more at the end, each with what its test printed. The last line is "N passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests
 ran and none failed.
 
+If COMMD_TEST_AGAIN is set, a file that failed runs once more when all others have ended, so that nothing else is busy. What it says then counts. Each
+failure that was not repeated is shown at the end behind "flaky: ". A file that crashed, or wrote wrong data or a sanitizer's report, does not run again.
+Nor does any if more than AGAIN_MAX have failed.
+
 If COMMD_TEST_RUNNER is set, programs run under it, for example "qemu-aarch64" for programs of another machine.
 A file in the same folder as a conftest.py is for pytest. It runs with the first of COMMD_PYTHON, this Python and /usr/bin/python3 that has numpy
 and pytest. If none has them, the file is skipped.
@@ -39,6 +43,8 @@ AT_ONCE = 2
 CLEAN_UP_S = 10  # time for a stopped test to end its daemons and remove its network namespaces
 TAIL_LINES = 80
 AGAIN_LINES = 30  # of a failed test's own output, at the end of the run
+AGAIN_MAX = 3
+NEVER_FLAKY = re.compile(r"ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|runtime error: |\bWRONG\b|[Aa]ssertion .* failed")
 RESULT = re.compile(r"(not )?ok (\d+)\b\s*(?:- )?(.*)")
 NO_REASON = "no reason given"
 
@@ -54,6 +60,8 @@ class Runner:
         self.stopping = False
         self.passed = self.failed = self.skipped = 0
         self.failures = []  # the lines that are shown once more at the end
+        self.runs_again = bool(os.environ.get("COMMD_TEST_AGAIN"))
+        self.postponed = []  # what `report` got for files that run again
 
     def run(self, path):
         """Runs one program in a process group of its own. Returns (path, output, exit code or None when out of time, seconds, seconds of processors or None)."""
@@ -122,9 +130,13 @@ class Runner:
             failed.append("ran no test")
         elif planned is not None and ended < planned:
             failed.append(f"{planned} tests were announced, {ended} ended")
-        self.passed += passed
-        self.failed += len(failed)
-        self.skipped += len(skipped)
+        again = self.runs_again and failed and code is not None and 0 <= code != 127 and not NEVER_FLAKY.search(output)
+        if again:
+            self.postponed.append((path, output, code, seconds, used_s, failed))
+        else:
+            self.passed += passed
+            self.failed += len(failed)
+            self.skipped += len(skipped)
         processors = f", {used_s:.1f} s of processors" if used_s is not None else ""
         counts = [f"{passed} passed"] + [f"{len(some)} {word}" for some, word in ((failed, "failed"), (skipped, "skipped")) if some]
         print(f"{'FAIL' if failed else 'ok  '} {short(path)}: {', '.join(counts)} ({seconds:.1f} s{processors})")
@@ -137,10 +149,28 @@ class Runner:
             if len(lines) > TAIL_LINES:
                 print(f"     | ... {len(lines) - TAIL_LINES} lines before")
             print("".join(f"     | {line}\n" for line in lines[-TAIL_LINES:]), end="")
-        for name in failed:
-            self.failures.append(f"failed: {short(path)}: {name}")
-            self.failures += [f"failed:     {line}" for line in output_of(name, output)[-AGAIN_LINES:]]
+        if not again:
+            self.show_once_more("failed", path, failed, output)
         sys.stdout.flush()
+
+    def show_once_more(self, how, path, names, output):
+        for name in names:
+            self.failures.append(f"{how}: {short(path)}: {name}")
+            self.failures += [f"{how}:     {line}" for line in output_of(name, output)[-AGAIN_LINES:]]
+
+    def run_postponed(self):
+        """Runs the files that have failed once more, one after the other."""
+        self.runs_again = False
+        few = len(self.postponed) <= AGAIN_MAX
+        for path, output, code, seconds, used_s, names in self.postponed:
+            if not few:
+                self.report(path, output, code, seconds, used_s)
+                continue
+            print(f"again: {short(path)}")
+            failed = self.failed
+            self.report(*self.run(path))
+            if self.failed == failed:
+                self.show_once_more("flaky", path, names, output)
 
     def run_all(self, paths):
         kinds = {"WAITS": [], "ALONE": [], None: []}
@@ -148,6 +178,7 @@ class Runner:
             kinds[kind_of(path)].append(path)
         self.run_some((kinds[None], AT_ONCE), (kinds["WAITS"], 1))
         self.run_some((kinds["ALONE"], 1))
+        self.run_postponed()
 
     def run_some(self, *groups):
         """Runs groups beside each other: (paths, how many of them at once)."""

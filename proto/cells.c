@@ -330,6 +330,29 @@ enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint
     return way == CELLS_DIRECT ? CELLS_DIRECT : CELLS_BY_COMMD;
 }
 
+/* --- Lent memory --- */
+
+void cells_withdraw_offer(struct cells_shared *shared, uint32_t rank, uint32_t index)
+{
+    atomic_store_explicit(&shared->ranks[rank].offers[index].stamp, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+uint64_t cells_read_offer(struct cells_shared *shared, uint32_t rank, uint32_t index, struct cells_offer *out)
+{
+    struct cells_offer *offer = &shared->ranks[rank].offers[index];
+    uint64_t stamp = atomic_load_explicit(&offer->stamp, memory_order_acquire);
+    memcpy(out, offer, sizeof *out);
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&offer->stamp, memory_order_relaxed) == stamp ? stamp : 0;
+}
+
+bool cells_offer_holds(struct cells_shared *shared, uint32_t rank, uint32_t index, uint64_t stamp)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* all was read before */
+    return atomic_load_explicit(&shared->ranks[rank].offers[index].stamp, memory_order_relaxed) == stamp;
+}
+
 /* --- commd --- */
 
 void cells_begin(struct cells_shared *shared, bool with_barriers)

@@ -235,6 +235,14 @@ static inline const unsigned char *cells_slice_at(struct cells_shared *shared, u
     return cells_place(shared, rank_count, rank, cells_header(shared, rank, seq)->data[0]);
 }
 
+/* Takes an offer of this rank back, before its program changes the memory. */
+void cells_withdraw_offer(struct cells_shared *shared, uint32_t rank, uint32_t index);
+/* Copies an offer, and returns its stamp. Returns 0 if there is none, or if it changes meanwhile. */
+uint64_t cells_read_offer(struct cells_shared *shared, uint32_t rank, uint32_t index,
+                          struct cells_offer *out);
+/* Whether the offer is the same still: then what was read of its memory was the rank's. */
+bool cells_offer_holds(struct cells_shared *shared, uint32_t rank, uint32_t index, uint64_t stamp);
+
 /* What the rank noted with its slice. */
 static inline struct cells_note cells_note_of(struct cells_shared *shared, uint32_t rank, uint64_t seq)
 {

@@ -132,8 +132,7 @@ void cells_lend_begin(struct comm_comm *comm, const struct client_call *call)
 
 static void withdraw(struct client_cells *cells, uint32_t offer)
 {
-    atomic_store_explicit(&cells->shared->ranks[cells->rank].offers[offer].stamp, 0, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* before the program changes the memory */
+    cells_withdraw_offer(cells->shared, cells->rank, offer);
     cells->lending.memory_ids[offer] = 0;
 }
 
@@ -228,15 +227,10 @@ static void begin_loan(struct comm_client *client, struct cells_loan *loan, cons
 static void take_offer(struct comm_comm *comm, uint32_t rank, uint32_t index)
 {
     struct client_cells *cells = comm->cells;
-    struct cells_offer *offered = &cells->shared->ranks[rank].offers[index];
     struct cells_loan *loan = &cells->lending.loans[rank][index];
-    uint64_t stamp = atomic_load_explicit(&offered->stamp, memory_order_acquire);
     struct cells_offer offer;
-    memcpy(&offer, offered, sizeof offer);
-    atomic_thread_fence(memory_order_acquire);
-    if (stamp == 0 || stamp == loan->stamp ||
-        atomic_load_explicit(&offered->stamp, memory_order_relaxed) != stamp || offer.size_bytes == 0 ||
-        offer.size_bytes > STAGING_MAX_BYTES) {
+    uint64_t stamp = cells_read_offer(cells->shared, rank, index, &offer);
+    if (stamp == 0 || stamp == loan->stamp || offer.size_bytes == 0 || offer.size_bytes > STAGING_MAX_BYTES) {
         return;
     }
     begin_loan(comm->client, loan, &offer, stamp);
@@ -291,14 +285,12 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot)
 
 bool cells_lend_holds(struct client_cells *cells)
 {
-    atomic_thread_fence(memory_order_seq_cst); /* all was read before */
     bool holds = true;
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
         if (cells->lending.lent[rank] != NULL) {
             uint32_t index = cells->lending.lent_by[rank];
-            uint64_t stamp =
-                atomic_load_explicit(&cells->shared->ranks[rank].offers[index].stamp, memory_order_relaxed);
-            holds = holds && stamp == cells->lending.loans[rank][index].stamp;
+            holds = holds &&
+                    cells_offer_holds(cells->shared, rank, index, cells->lending.loans[rank][index].stamp);
         }
     }
     return holds;

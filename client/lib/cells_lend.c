@@ -11,10 +11,17 @@
 
 /* Operations in slices whose data the other ranks read where they are (proto/cells.h). */
 
-#define IN_VAIN_MAX 4u         /* operations in a row whose memory others do not map; they probably cannot */
-#define LOANS_MAX 1024u        /* of a client: the kernel gives a process 65,530 mappings */
-#define UNUSED_OPERATIONS 256u /* then other memory takes the offer's place */
-#define OFFERED_USES 2u        /* memory that is used once and freed is not worth the others' mappings */
+/* Operations in a row whose memory the others do not map. After so many, they probably cannot. */
+#define IN_VAIN_MAX 4u
+
+/* Mappings of a client. The kernel gives a process 65,530. */
+#define LOANS_MAX 1024u
+
+/* Memory that was not used in so many operations gives its place to other memory. */
+#define UNUSED_OPERATIONS 256u
+
+/* Memory that is used once and freed is not worth the others' mappings. */
+#define OFFERED_USES 2u
 
 /* --- The owner --- */
 

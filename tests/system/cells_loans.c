@@ -19,7 +19,8 @@
 #include "proto/cells.h"
 #include "tests/system/cells_rank.h"
 
-#define COUNT 40000u /* more than a cell takes, and one slice */
+/* Elements of a block: more than a cell takes, and one slice. */
+#define COUNT 40000u
 #define WARM_UPS 50u
 #define TIMEOUT_MS 1500u
 

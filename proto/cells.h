@@ -93,12 +93,22 @@ _Static_assert(CELLS_LONG_DEPTH == 2 * CELLS_LONG_WINDOW, "so is a place for its
  * If any rank lends in the first slice, the operation takes one more number after the last slice. A rank that
  * publishes it has read everything, so nobody's data change before. If each slice takes two steps, the second
  * step says the same.
+ *
+ * Memory that has no file is lent in the same way. The others read it from the rank's process
+ * (process_vm_readv), if the kernel lets them. The process has copied their challenges, so no rank can make
+ * another one read a process that does not belong here. Such a read may fail. Then the reader hands the next
+ * number to commd, and commd carries out the slice again that was not read. So nobody's input may change
+ * until all have read: if any rank works in place, all ranks hand the operation over before they read
+ * anything.
  */
-#define CELLS_OFFERS 8u /* files of a rank */
+#define CELLS_FILES 8u               /* files of a rank */
+#define CELLS_OFFER_SELF CELLS_FILES /* the offer behind them: the rank's process */
+#define CELLS_OFFERS (CELLS_FILES + 1u)
 struct cells_offer {
     _Atomic uint64_t stamp; /* another one for each file that is offered here; 0: none */
     uint64_t device, inode; /* so that nobody takes another process's file for it */
     uint64_t size_bytes;
+    uint64_t answers_at; /* of the process: the address of all ranks' challenges there */
     int32_t pid, fd;
 };
 
@@ -106,7 +116,8 @@ struct cells_offer {
 struct cells_note {
     uint8_t lent;    /* in all slices: 1 + the index of the offer in which the data are; 0: they are copied */
     uint8_t offered; /* 1 + the index of the offer that the others should map; 0: none */
-    uint64_t offset_bytes; /* lent: of the rank's whole input, in the file */
+    uint8_t keeps;   /* 1: nobody writes to the rank's input before all ranks have read it */
+    uint64_t offset_bytes; /* lent: of the rank's whole input, in the file; in the process: its address */
 };
 
 #define CELLS_NOTE_AT 8u
@@ -134,7 +145,8 @@ struct cells_rank {
     _Atomic uint32_t bell;                                    /* a futex */
     uint64_t tickets[CELLS_DEPTH]; /* between nodes, of each cell: for traces (node_cells.h) */
     struct cell_header headers[CELLS_DEPTH];
-    struct cell_counts counts; /* for statistics; nobody decides by them */
+    struct cell_counts counts;  /* for statistics; nobody decides by them */
+    _Atomic uint64_t challenge; /* random. A process that others read knows it, and no other process does. */
     struct cells_offer offers[CELLS_OFFERS];
     _Atomic uint64_t mapped[CELLS_RANKS_MAX][CELLS_OFFERS]; /* of each rank's offers: the stamp */
 };

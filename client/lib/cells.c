@@ -98,6 +98,7 @@ void cells_open(struct comm_comm *comm)
     cells->counts = &cells->shared->ranks[cells->rank].counts;
     cells->crowded = is_crowded(rank_count);
     cells->needs_fences = cells_need_fences(cells->shared);
+    cells_lend_open(cells);
 }
 
 void cells_close(struct comm_comm *comm)
@@ -212,7 +213,7 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     slot->seq = cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    slot->attended = slot->let_go = slot->begins = slot->ends_apart = false;
+    slot->attended = slot->let_go = slot->begins = slot->ends_apart = slot->may_fail = false;
     if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client/lib/cells_remote.h"
 #include "proto/cells.h"
 #include "proto/node_cells.h"
 #include "proto/records.h"
@@ -36,6 +37,7 @@ struct cells_slice {
     uint32_t step, steps; /* from 0 on */
     const unsigned char *const
         *lent; /* of each rank: its whole input, if it lends that; otherwise null. May be null itself */
+    struct cells_remote *remote; /* null: nobody's data are read from its process */
 };
 
 /* A slice of an operation with a count for each rank: which one of how many. */

@@ -15,6 +15,7 @@ struct cells_slot {
     bool attended;        /* the library's thread goes on with the slices at once */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
     bool ends_apart;      /* its last step is the number that it takes because a rank lends */
+    bool may_fail;        /* a slice ends for a rank with the next number: reading it may fail */
     bool begins;          /* its deadline begins now: this rank was ahead of others until here */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
     struct client_call call;
@@ -26,6 +27,7 @@ struct cells_loan {
     uint64_t stamp; /* of the offer, also if it could not be mapped */
     unsigned char *base;
     size_t size_bytes;
+    pid_t pid; /* of the process, if that is what was offered, and this process may read it; otherwise 0 */
 };
 
 /* Operations in slices whose data are not copied: see proto/cells.h. At most one such operation is open. */
@@ -33,11 +35,17 @@ struct cells_lending {
     uint64_t last_stamp;
     uint64_t operations; /* that could have lent memory */
     uint32_t in_vain;    /* operations in a row that offered memory, and others had not mapped it */
-    uint32_t memory_ids[CELLS_OFFERS]; /* what this rank offers; 0: nothing */
-    uint64_t used[CELLS_OFFERS];       /* the last of these operations on it */
+    uint32_t refused;    /* the same of the process; and those that lent, and went to commd */
+    uint32_t memory_ids[CELLS_FILES]; /* what this rank offers; 0: nothing */
+    uint64_t used[CELLS_FILES];       /* the last of these operations on it */
+    uint64_t challenge;
+    uint64_t answers[CELLS_RANKS_MAX]; /* all ranks' challenges; others read them here */
     struct cells_note note;            /* of this rank's operation */
     const unsigned char *lent[CELLS_RANKS_MAX];
     uint8_t lent_by[CELLS_RANKS_MAX]; /* the index of the offer */
+    bool by_process;                  /* any rank of the operation lends in this way */
+    bool by_all;                      /* no rank copies its data to a place, so slices may be longer */
+    struct cells_remote remote;
     struct cells_loan loans[CELLS_RANKS_MAX][CELLS_OFFERS];
 };
 
@@ -115,7 +123,9 @@ static inline struct op_terms cells_said(const struct cells_slot *slot)
 /* Whether the operation may be published now, if its size allows. waits: it waits for events or streams. */
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits);
 
-/* cells_lend.c: whether this rank's data of an operation in slices could be read where they are. */
+/* cells_lend.c: before the rank publishes anything. */
+void cells_lend_open(struct client_cells *cells);
+/* Whether this rank's data of an operation in slices could be read where they are. */
 bool cells_may_lend(const struct comm_comm *comm, const struct client_call *call);
 /* Decides whether this rank lends its data for an operation in slices, which begins. */
 void cells_lend_begin(struct comm_comm *comm, const struct client_call *call);
@@ -123,10 +133,14 @@ static inline bool cells_lends(const struct client_cells *cells)
 {
     return cells->lending.note.lent != 0;
 }
-/* All ranks have published the first slice: finds their data. Returns whether any rank lends. */
-bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot);
-/* The same, without the lock: whether all that was read of others' memory was theirs until now. */
+/* All ranks have published the first slice: finds their data. Returns whether any rank lends. Sets `mixes` if
+ * one lends by its process, and another one works in place. */
+bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, bool *mixes);
+/* Without the lock: whether all that was read of others' memory could be read, and was theirs until now. */
 bool cells_lend_holds(struct client_cells *cells);
+/* The operation, whose first slice has been taken, ends; or it goes to commd. */
+void cells_lend_ended_well(struct client_cells *cells);
+void cells_lend_returned(struct client_cells *cells);
 /* Without the lock: maps what others offer. */
 void cells_lend_map(struct comm_comm *comm, uint64_t seq);
 void cells_lend_end(struct comm_comm *comm);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -23,25 +24,56 @@
 /* Memory that is used once and freed is not worth the others' mappings. */
 #define OFFERED_USES 2u
 
+/* Of all blocks together. */
+#define BY_PROCESS_MAX_BYTES (16u << 20)
+/* The same if each rank reduces its part. */
+#define BY_PROCESS_REDUCED_MAX_BYTES (4u << 20)
+/* If two ranks read the whole vector, or one of them does. */
+#define BY_PROCESS_WHOLE_MAX_BYTES (1u << 20)
+
+void cells_lend_open(struct client_cells *cells)
+{
+    uint64_t challenge;
+    if (!cells_is_between_nodes(cells) &&
+        getrandom(&challenge, sizeof challenge, GRND_NONBLOCK) == sizeof challenge) {
+        cells->lending.challenge = challenge;
+        atomic_store_explicit(&cells->shared->ranks[cells->rank].challenge, challenge, memory_order_relaxed);
+    }
+}
+
 /* --- The owner --- */
+
+/* Whether the only part of the rank's input that is written to is its own part of the result, which is the
+ * same: nobody copies it. */
+static bool is_own_part(const struct client_cells *cells, const struct client_call *call)
+{
+    enum op_kind kind = call->terms.kind;
+    size_t block_bytes = (size_t)call->terms.count_elements * dtype_size_bytes(call->terms.dtype);
+    size_t in = op_kind_has_input_blocks(kind) ? cells->rank * block_bytes : 0;
+    size_t out = op_kind_has_output_blocks(kind) ? cells->rank * block_bytes : 0;
+    return !op_kind_reduces(kind) && kind != OP_KIND_ALL_TO_ALL && call->output.at != NULL &&
+           (unsigned char *)call->input.at + in == (unsigned char *)call->output.at + out;
+}
+
+static bool has_data(const struct client_cells *cells, const struct client_call *call)
+{
+    return call->terms.has_layouts == 0 && call->input.at != NULL &&
+           cells_published_bytes(&call->terms, cells->rank_count, cells->rank) > 0;
+}
 
 /* Whether nobody writes to this rank's input before all ranks have read it. */
 static bool keeps_its_input(const struct client_cells *cells, const struct client_call *call)
 {
-    size_t block_bytes = (size_t)call->terms.count_elements * dtype_size_bytes(call->terms.dtype);
     bool in_two_steps = cells_cut(&call->terms, cells->rank_count).steps > 1;
-    bool is_own_block = call->terms.kind == OP_KIND_ALL_GATHER &&
-                        call->input.at == (unsigned char *)call->output.at + cells->rank * block_bytes;
-    return in_two_steps || is_own_block || !call_reads_output_of(call, call);
+    return !has_data(cells, call) || in_two_steps || is_own_part(cells, call) ||
+           !call_reads_output_of(call, call);
 }
 
-/* Its memory, if it may be lent; otherwise null. */
+/* Its memory, if it may be lent as a file; otherwise null. */
 static struct client_memory *find_lendable(const struct comm_comm *comm, const struct client_call *call)
 {
     const struct client_cells *cells = comm->cells;
-    bool has_data = call->terms.has_layouts == 0 && call->input.at != NULL &&
-                    cells_published_bytes(&call->terms, cells->rank_count, cells->rank) > 0;
-    if (!has_data || !keeps_its_input(cells, call)) {
+    if (!has_data(cells, call) || !keeps_its_input(cells, call)) {
         return NULL;
     }
     struct client_memory *memory =
@@ -57,31 +89,31 @@ bool cells_may_lend(const struct comm_comm *comm, const struct client_call *call
 static uint32_t offer_of(const struct client_cells *cells, const struct client_memory *memory)
 {
     uint32_t offer = 0;
-    while (offer < CELLS_OFFERS && cells->lending.memory_ids[offer] != memory->id) {
+    while (offer < CELLS_FILES && cells->lending.memory_ids[offer] != memory->id) {
         offer++;
     }
     return offer;
 }
 
-/* One that is free, or whose memory was not used for long; otherwise CELLS_OFFERS. */
+/* One that is free, or whose memory was not used for long; otherwise CELLS_FILES. */
 static uint32_t find_room(const struct cells_lending *lending)
 {
     uint32_t offer = 0;
-    while (offer < CELLS_OFFERS && lending->memory_ids[offer] != 0 &&
+    while (offer < CELLS_FILES && lending->memory_ids[offer] != 0 &&
            lending->operations - lending->used[offer] < UNUSED_OPERATIONS) {
         offer++;
     }
     return offer;
 }
 
-/* Returns CELLS_OFFERS if it cannot. */
+/* Returns CELLS_FILES if it cannot. */
 static uint32_t make_offer(struct client_cells *cells, struct client_memory *memory)
 {
     struct cells_lending *lending = &cells->lending;
     uint32_t offer = find_room(lending);
     struct stat file;
-    if (offer == CELLS_OFFERS || fstat(memory->fd, &file) != 0) {
-        return CELLS_OFFERS;
+    if (offer == CELLS_FILES || fstat(memory->fd, &file) != 0) {
+        return CELLS_FILES;
     }
     struct cells_offer *said = &cells->shared->ranks[cells->rank].offers[offer];
     atomic_store_explicit(&said->stamp, 0, memory_order_seq_cst);
@@ -108,22 +140,78 @@ static bool have_all_mapped(const struct client_cells *cells, uint32_t offer)
     return all;
 }
 
+/* Offers the process. Returns false if it cannot: at first, other ranks may have no challenges yet. */
+static bool offer_process(struct client_cells *cells)
+{
+    struct cells_lending *lending = &cells->lending;
+    struct cells_offer *said = &cells->shared->ranks[cells->rank].offers[CELLS_OFFER_SELF];
+    if (atomic_load_explicit(&said->stamp, memory_order_relaxed) != 0) {
+        return true;
+    }
+    for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
+        lending->answers[rank] =
+            atomic_load_explicit(&cells->shared->ranks[rank].challenge, memory_order_relaxed);
+        if (lending->answers[rank] == 0) {
+            return false;
+        }
+    }
+    said->answers_at = (uint64_t)(uintptr_t)lending->answers;
+    said->pid = (int32_t)getpid();
+    atomic_store_explicit(&said->stamp, ++lending->last_stamp, memory_order_release);
+    return true;
+}
+
+/*
+ * Whether reading from the process pays. The kernel copies half as fast as memcpy, and it counts references
+ * of each page. So it does not pay if all ranks read the same data, or one rank reads all of them: copies to
+ * a place are shared work, and the slices overlap. The limits are measured, on one machine with two
+ * processors.
+ */
+static bool pays_by_process(const struct client_cells *cells, const struct op_terms *terms)
+{
+    bool has_parts = op_kind_has_input_blocks(terms->kind) || terms->kind == OP_KIND_ALL_GATHER;
+    uint64_t most = !has_parts                     ? BY_PROCESS_WHOLE_MAX_BYTES
+                    : op_kind_reduces(terms->kind) ? BY_PROCESS_REDUCED_MAX_BYTES
+                                                   : BY_PROCESS_MAX_BYTES;
+    return (has_parts || cells->rank_count == 2) && cells_size_bytes(cells, terms) <= most;
+}
+
+/* The input has no file. */
+static void begin_by_process(struct comm_comm *comm, const struct client_call *call)
+{
+    struct cells_lending *lending = &comm->cells->lending;
+    if (lending->refused >= IN_VAIN_MAX || !has_data(comm->cells, call) || lending->note.keeps == 0 ||
+        !pays_by_process(comm->cells, &call->terms) || !offer_process(comm->cells)) {
+        return;
+    }
+    if (have_all_mapped(comm->cells, CELLS_OFFER_SELF)) {
+        lending->note.lent = CELLS_OFFER_SELF + 1u;
+        lending->note.offset_bytes = (uint64_t)(uintptr_t)call->input.at;
+    } else {
+        lending->refused++;
+        lending->note.offered = CELLS_OFFER_SELF + 1u;
+    }
+}
+
 void cells_lend_begin(struct comm_comm *comm, const struct client_call *call)
 {
     struct cells_lending *lending = &comm->cells->lending;
     struct cells_note *note = &lending->note;
     memset(note, 0, sizeof *note);
+    lending->by_all = false;
+    note->keeps = keeps_its_input(comm->cells, call) ? 1 : 0;
     struct client_memory *memory = find_lendable(comm, call);
     if (memory == NULL) {
+        begin_by_process(comm, call);
         return;
     }
     uint32_t offer = offer_of(comm->cells, memory);
-    bool is_known = offer < CELLS_OFFERS;
+    bool is_known = offer < CELLS_FILES;
     lending->operations++;
     if (!is_known && ++memory->lendable_uses >= OFFERED_USES) {
         offer = make_offer(comm->cells, memory);
     }
-    if (offer == CELLS_OFFERS) {
+    if (offer == CELLS_FILES) {
         return;
     }
     lending->used[offer] = lending->operations;
@@ -140,7 +228,9 @@ void cells_lend_begin(struct comm_comm *comm, const struct client_call *call)
 static void withdraw(struct client_cells *cells, uint32_t offer)
 {
     cells_withdraw_offer(cells->shared, cells->rank, offer);
-    cells->lending.memory_ids[offer] = 0;
+    if (offer < CELLS_FILES) {
+        cells->lending.memory_ids[offer] = 0;
+    }
 }
 
 void cells_lend_withdraw(struct comm_comm *comm, const struct cells_slot *slot)
@@ -155,8 +245,8 @@ void cells_lend_forget(struct comm_client *client, const struct client_memory *m
 {
     for (struct comm_comm *comm = client->comms; comm != NULL && memory->offered; comm = comm->next) {
         uint32_t offer =
-            comm->cells != NULL && comm->cells->shared != NULL ? offer_of(comm->cells, memory) : CELLS_OFFERS;
-        if (offer < CELLS_OFFERS) {
+            comm->cells != NULL && comm->cells->shared != NULL ? offer_of(comm->cells, memory) : CELLS_FILES;
+        if (offer < CELLS_FILES) {
             withdraw(comm->cells, offer);
         }
     }
@@ -230,23 +320,48 @@ static void begin_loan(struct comm_client *client, struct cells_loan *loan, cons
     client->cells.loans -= loan->base == NULL ? 1 : 0;
 }
 
+/* Whether this process can read the one that is offered. */
+static bool try_process(struct client_cells *cells, struct cells_loan *loan, const struct cells_offer *offer)
+{
+    uint64_t answer_at = offer->answers_at + cells->rank * sizeof(uint64_t);
+    bool may = cells->lending.challenge != 0 &&
+               cells_remote_prepare(&cells->lending.remote, cells->rank_count) &&
+               cells_remote_has(offer->pid, cells->lending.challenge, answer_at);
+    loan->pid = may ? offer->pid : 0;
+    return may;
+}
+
 /* Tries each offer once. */
 static void take_offer(struct comm_comm *comm, uint32_t rank, uint32_t index)
 {
     struct client_cells *cells = comm->cells;
     struct cells_loan *loan = &cells->lending.loans[rank][index];
     struct cells_offer offer;
+    bool is_file = index < CELLS_FILES, can_read;
     uint64_t stamp = cells_read_offer(cells->shared, rank, index, &offer);
-    if (stamp == 0 || stamp == loan->stamp || offer.size_bytes == 0 || offer.size_bytes > STAGING_MAX_BYTES) {
+    if (stamp == 0 || stamp == loan->stamp ||
+        (is_file && (offer.size_bytes == 0 || offer.size_bytes > STAGING_MAX_BYTES))) {
         return;
     }
-    begin_loan(comm->client, loan, &offer, stamp);
-    DEBUG("rank %u %s memory of rank %u where it is", cells->rank,
-          loan->base != NULL ? "reads" : "cannot read", rank);
-    if (loan->base != NULL) {
+    if (is_file) {
+        begin_loan(comm->client, loan, &offer, stamp);
+        can_read = loan->base != NULL;
+    } else {
+        loan->stamp = stamp;
+        can_read = try_process(cells, loan, &offer);
+    }
+    DEBUG("rank %u %s %s of rank %u", cells->rank, can_read ? "reads" : "cannot read",
+          is_file ? "memory" : "the process", rank);
+    if (can_read) {
         atomic_store_explicit(&cells->shared->ranks[cells->rank].mapped[rank][index], stamp,
                               memory_order_release);
     }
+}
+
+/* Whether the rank's data are read where they are. */
+static bool is_read(const struct client_cells *cells, uint32_t rank)
+{
+    return cells->lending.lent[rank] != NULL || cells->lending.remote.pids[rank] != 0;
 }
 
 void cells_lend_map(struct comm_comm *comm, uint64_t seq)
@@ -254,7 +369,7 @@ void cells_lend_map(struct comm_comm *comm, uint64_t seq)
     const struct client_cells *cells = comm->cells;
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
         struct cells_note note = cells_note_of(cells->shared, rank, seq);
-        bool is_free = rank != cells->rank && cells->lending.lent[rank] == NULL; /* or it is read still */
+        bool is_free = rank != cells->rank && !is_read(cells, rank); /* or it is read still */
         if (is_free && note.offered > 0 && note.offered <= CELLS_OFFERS) {
             take_offer(comm, rank, note.offered - 1u);
         }
@@ -265,7 +380,7 @@ void cells_lend_map(struct comm_comm *comm, uint64_t seq)
 static const unsigned char *find(const struct client_cells *cells, uint32_t rank,
                                  const struct cells_note *note, uint64_t size_bytes)
 {
-    if (note->lent > CELLS_OFFERS) {
+    if (note->lent == 0 || note->lent > CELLS_FILES) {
         return NULL;
     }
     const struct cells_loan *loan = &cells->lending.loans[rank][note->lent - 1u];
@@ -274,33 +389,75 @@ static const unsigned char *find(const struct client_cells *cells, uint32_t rank
     return fits ? loan->base + note->offset_bytes : NULL;
 }
 
-bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot)
+/* The same of data that are in the rank's process. */
+static void find_in_process(struct client_cells *cells, uint32_t rank, const struct cells_note *note)
 {
+    struct cells_remote *remote = &cells->lending.remote;
+    bool lends = note->lent == CELLS_OFFER_SELF + 1u;
+    remote->pids[rank] = lends ? cells->lending.loans[rank][CELLS_OFFER_SELF].pid : 0;
+    remote->at[rank] = note->offset_bytes;
+    remote->any = remote->any || remote->pids[rank] != 0;
+}
+
+bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, bool *mixes)
+{
+    struct cells_lending *lending = &cells->lending;
     const struct op_terms *terms = &slot->call.terms;
     uint32_t blocks = op_kind_has_input_blocks(terms->kind) ? cells->rank_count : 1;
     uint64_t size_bytes = terms->count_elements * dtype_size_bytes(terms->dtype) * blocks;
-    bool any = cells_lends(cells);
+    bool any = false, all_keep = true;
+    lending->by_process = false;
+    lending->by_all = true;
+    lending->remote.any = lending->remote.failed = false;
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
-        struct cells_note note = cells_note_of(cells->shared, rank, slot->seq);
-        bool lends = rank != cells->rank && note.lent != 0;
-        cells->lending.lent[rank] = lends ? find(cells, rank, &note, size_bytes) : NULL;
-        cells->lending.lent_by[rank] = lends ? (uint8_t)(note.lent - 1u) : 0;
-        any = any || lends;
+        bool is_own = rank == cells->rank;
+        struct cells_note note = is_own ? lending->note : cells_note_of(cells->shared, rank, slot->seq);
+        any = any || note.lent != 0;
+        lending->by_process = lending->by_process || note.lent == CELLS_OFFER_SELF + 1u;
+        all_keep = all_keep && note.keeps == 1;
+        bool has_none = cells_published_bytes(terms, cells->rank_count, rank) == 0;
+        lending->by_all = lending->by_all && (has_none || note.lent != 0);
+        note.lent = is_own ? 0 : note.lent;
+        lending->lent[rank] = find(cells, rank, &note, size_bytes);
+        lending->lent_by[rank] = note.lent != 0 ? (uint8_t)(note.lent - 1u) : 0;
+        find_in_process(cells, rank, &note);
     }
+    *mixes = lending->by_process && !all_keep;
     return any;
 }
 
 bool cells_lend_holds(struct client_cells *cells)
 {
-    bool holds = true;
+    bool holds = !cells->lending.remote.failed;
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
-        if (cells->lending.lent[rank] != NULL) {
+        if (is_read(cells, rank)) {
             uint32_t index = cells->lending.lent_by[rank];
             holds = holds &&
                     cells_offer_holds(cells->shared, rank, index, cells->lending.loans[rank][index].stamp);
         }
     }
     return holds;
+}
+
+void cells_lend_ended_well(struct client_cells *cells)
+{
+    struct cells_lending *lending = &cells->lending;
+    lending->refused = lending->note.lent == CELLS_OFFER_SELF + 1u ? 0 : lending->refused;
+}
+
+void cells_lend_returned(struct client_cells *cells)
+{
+    struct cells_lending *lending = &cells->lending;
+    lending->refused += lending->note.lent == CELLS_OFFER_SELF + 1u ? 1 : 0;
+    for (uint32_t rank = 0; lending->remote.failed && rank < cells->rank_count; rank++) {
+        if (lending->remote.pids[rank] != 0) {
+            DEBUG("rank %u could not read the process of rank %u, or of another one: no more", cells->rank,
+                  rank);
+            lending->loans[rank][CELLS_OFFER_SELF].pid = 0;
+            atomic_store_explicit(&cells->shared->ranks[cells->rank].mapped[rank][CELLS_OFFER_SELF], 0,
+                                  memory_order_release);
+        }
+    }
 }
 
 void cells_lend_end(struct comm_comm *comm)
@@ -311,4 +468,5 @@ void cells_lend_end(struct comm_comm *comm)
             end_loan(comm->client, &cells->lending.loans[rank][i]);
         }
     }
+    cells_remote_free(&cells->lending.remote);
 }

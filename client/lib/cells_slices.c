@@ -9,6 +9,7 @@
  */
 
 #define SLICES_ABANDONED_NS 4000000u /* how long nobody waits, before the library's thread goes on */
+#define LENT_SLICES_TOGETHER 16u     /* of 1 MiB, if nothing is copied to a place */
 #define ATTEND_NS 2000000u           /* then it waits so long at a time */
 
 /* If the rest of the operation has to go to commd, it goes there whole. Its input must be as it was. */
@@ -86,17 +87,30 @@ void cells_use_slices(struct comm_comm *comm, bool uses)
     }
 }
 
-/* By the number of the step, from 0 on. */
-static struct cells_slice slice_of(const struct client_cells *cells, const struct client_call *call,
-                                   uint64_t step)
+/* If nothing is copied to a place, slices need not fit there. Longer ones are fewer, and ranks meet less
+ * often.
+ */
+static struct cells_cut cut_of(const struct client_cells *cells, const struct op_terms *terms)
 {
-    struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
+    struct cells_cut cut = cells_cut(terms, cells->rank_count);
+    if (cut.steps == 1 && cells->lending.by_all) {
+        cut.slice_elements *= LENT_SLICES_TOGETHER;
+        cut.slice_count = (cut.slice_count + LENT_SLICES_TOGETHER - 1) / LENT_SLICES_TOGETHER;
+    }
+    return cut;
+}
+
+/* By the number of the step, from 0 on. */
+static struct cells_slice slice_of(struct client_cells *cells, const struct client_call *call, uint64_t step)
+{
+    struct cells_cut cut = cut_of(cells, &call->terms);
     uint64_t begin = step / cut.steps * cut.slice_elements, left = call->terms.count_elements - begin;
     return (struct cells_slice){.begin = begin,
                                 .elements = left < cut.slice_elements ? left : cut.slice_elements,
                                 .step = (uint32_t)(step % cut.steps),
                                 .steps = cut.steps,
-                                .lent = cells->lending.lent};
+                                .lent = cells->lending.lent,
+                                .remote = cells->lending.remote.any ? &cells->lending.remote : NULL};
 }
 
 /* With a count for each rank, the step 0 is the table. */
@@ -105,7 +119,7 @@ static struct cells_blocks_slice blocks_slice_of(const struct cells_slot *slot, 
     return (struct cells_blocks_slice){.index = step - 1, .count = slot->step_count - 1};
 }
 
-static void write_slice(const struct client_cells *cells, uint64_t seq, const struct client_call *call,
+static void write_slice(struct client_cells *cells, uint64_t seq, const struct client_call *call,
                         uint64_t step)
 {
     struct cells_slice slice = slice_of(cells, call, step);
@@ -121,7 +135,7 @@ static bool is_apart(const struct cells_slot *slot, uint64_t step)
     return slot->ends_apart && step + 1 == slot->step_count;
 }
 
-static void write_next(const struct client_cells *cells, const struct cells_slot *slot)
+static void write_next(struct client_cells *cells, const struct cells_slot *slot)
 {
     if (is_apart(slot, slot->step + 1)) {
         return;
@@ -135,7 +149,7 @@ static void write_next(const struct client_cells *cells, const struct cells_slot
     }
 }
 
-static void read_this(const struct client_cells *cells, const struct cells_slot *slot)
+static void read_this(struct client_cells *cells, const struct cells_slot *slot)
 {
     if (is_apart(slot, slot->step)) {
         return;
@@ -177,15 +191,18 @@ void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
     cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq, true);
 }
 
-/* All ranks have published the first slice. If one lends, all take one more number. */
-static void look_for_loans(struct client_cells *cells, struct cells_slot *slot)
+/* All ranks have published the first slice. If one lends, all take one more number. Returns whether nothing
+ * may be read, and commd must carry out the operation. */
+static bool look_for_loans(struct client_cells *cells, struct cells_slot *slot)
 {
-    bool any = cells_lend_look(cells, slot);
+    bool mixes, any = cells_lend_look(cells, slot, &mixes);
     if (any && cells_cut(&slot->call.terms, cells->rank_count).steps == 1) {
         slot->ends_apart = true;
-        slot->step_count++;
-        cells->seq++;
+        slot->may_fail = cells->lending.by_process;
+        slot->step_count = cut_of(cells, &slot->call.terms).slice_count + 1;
+        cells->seq = slot->seq + slot->step_count - 1;
     }
+    return mixes;
 }
 
 enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
@@ -193,26 +210,31 @@ enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     struct client_cells *cells = comm->cells;
     struct client_op *op = slot->op;
     bool may_lend = slot->step == 0 && slot->call.terms.has_layouts == 0;
-    if (may_lend) {
-        look_for_loans(cells, slot);
+    bool refuses = may_lend && look_for_loans(cells, slot);
+    if (refuses) {
+        DEBUG("\"%s\": a rank works in place, and others would read processes: commd has the operation",
+              comm->name);
     }
     bool more = slot->step + 1 < slot->step_count;
     op->staging = true; /* it must not end meanwhile */
     comm->copying++;
     client_leave(comm->client);
-    read_this(cells, slot);
+    if (!refuses) {
+        read_this(cells, slot);
+    }
     if (may_lend) {
         cells_lend_map(comm, slot->seq);
     }
-    if (more) {
+    if (more && !refuses) {
         write_next(cells, slot);
     }
-    bool holds = !more || slot->call.terms.has_layouts != 0 || cells_lend_holds(cells);
+    bool holds = !more || slot->call.terms.has_layouts != 0 || (!refuses && cells_lend_holds(cells));
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
     pthread_cond_broadcast(&comm->client->changed);
     op->staging = false;
     if (!more) {
+        cells_lend_ended_well(cells);
         op->dropped = false; /* the other ranks say that it ended well, so this one does, too */
         return CELLS_DIRECT;
     }
@@ -277,10 +299,14 @@ void cells_return_slices(struct client_cells *cells, struct cells_slot *slot)
     if (slot->step_count > 1) {
         cells->seq = slot->seq; /* ranks that had no slices have taken no number for them */
     }
-    if (is_apart(slot, slot->step)) {
+    if (slot->step > 0 && slot->call.terms.has_layouts == 0) {
+        cells_lend_returned(cells);
+    }
+    uint64_t step = slot->step - (slot->may_fail ? 1 : 0);
+    if (is_apart(slot, step)) {
         keep_nothing(&slot->call);
     } else if (slot->call.terms.has_layouts == 0 && !op_kind_has_blocks(slot->call.terms.kind)) {
-        keep_rest(&slot->call, slice_of(cells, &slot->call, slot->step).begin);
+        keep_rest(&slot->call, slice_of(cells, &slot->call, step).begin);
     }
 }
 

@@ -29,17 +29,23 @@ void cells_copy(unsigned char *to, const unsigned char *from, size_t size_bytes)
     }
 }
 
+/* Where the block's part begins in a rank's whole input. */
+static size_t input_bytes_before(const struct taking *taking, uint32_t block)
+{
+    return block * taking->block_bytes + taking->begin_bytes;
+}
+
 /* The rank's data for this block. A rank reads its own data where they are. But a scan in place overwrites
  * them before it reads them. */
 static const unsigned char *data_of(const struct taking *taking, uint32_t rank, uint32_t block)
 {
     const struct client_call *call = taking->call;
     if (rank == taking->rank && !op_kind_is_scan(call->terms.kind)) {
-        return (const unsigned char *)call->input.at + block * taking->block_bytes + taking->begin_bytes;
+        return (const unsigned char *)call->input.at + input_bytes_before(taking, block);
     }
     const unsigned char *const *lent = taking->slice != NULL ? taking->slice->lent : NULL;
     if (lent != NULL && lent[rank] != NULL) {
-        return lent[rank] + block * taking->block_bytes + taking->begin_bytes;
+        return lent[rank] + input_bytes_before(taking, block);
     }
     if (taking->slice != NULL) {
         return cells_slice_at(taking->shared, taking->rank_count, rank, taking->seq) +
@@ -48,6 +54,28 @@ static const unsigned char *data_of(const struct taking *taking, uint32_t rank, 
     size_t size_bytes = cells_published_bytes(&call->terms, taking->rank_count, rank);
     return cells_data(taking->shared, taking->rank_count, rank, taking->seq, size_bytes) +
            block * taking->part_bytes;
+}
+
+/* Whether the rank's data are read from its process. */
+static bool is_remote(const struct taking *taking, uint32_t rank)
+{
+    const struct cells_remote *remote = taking->slice != NULL ? taking->slice->remote : NULL;
+    return remote != NULL && rank != taking->rank && remote->pids[rank] != 0;
+}
+
+static bool has_failed(const struct taking *taking)
+{
+    return taking->slice != NULL && taking->slice->remote != NULL && taking->slice->remote->failed;
+}
+
+static void copy_data(const struct taking *taking, uint32_t rank, uint32_t block, unsigned char *to)
+{
+    if (is_remote(taking, rank)) {
+        cells_remote_read(taking->slice->remote, rank, input_bytes_before(taking, block), to,
+                          taking->part_bytes);
+    } else {
+        cells_copy(to, data_of(taking, rank, block), taking->part_bytes);
+    }
 }
 
 static struct taking taking_of(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
@@ -133,15 +161,40 @@ static void reduce(const struct taking *taking, const void *const *inputs, uint6
     host_reduce(&reduction);
 }
 
-/* Reduces this block of all ranks. */
-static void reduce_all(const struct taking *taking, uint32_t block)
+/* Reduces all ranks' data for this block: so many elements from `begin` on, which are few enough for a piece
+ * if any are read from a process. */
+static void reduce_piece(const struct taking *taking, uint32_t block, uint64_t begin, uint64_t elements,
+                         void *to)
 {
     const void *inputs[CELLS_RANKS_MAX];
+    size_t element_bytes = dtype_size_bytes(taking->call->terms.dtype);
+    size_t begin_bytes = (size_t)begin * element_bytes, size_bytes = (size_t)elements * element_bytes;
     for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        inputs[rank] = data_of(taking, rank, block);
+        if (is_remote(taking, rank)) {
+            struct cells_remote *remote = taking->slice->remote;
+            unsigned char *piece = remote->pieces + rank * remote->piece_bytes;
+            cells_remote_read(remote, rank, input_bytes_before(taking, block) + begin_bytes, piece,
+                              size_bytes);
+            inputs[rank] = piece;
+        } else {
+            inputs[rank] = data_of(taking, rank, block) + begin_bytes;
+        }
     }
-    reduce(taking, inputs, taking->part_elements,
-           (unsigned char *)taking->call->output.at + taking->begin_bytes);
+    if (!has_failed(taking)) {
+        reduce(taking, inputs, elements, to);
+    }
+}
+
+static void reduce_all(const struct taking *taking, uint32_t block, uint64_t begin, uint64_t elements,
+                       unsigned char *to)
+{
+    size_t element_bytes = dtype_size_bytes(taking->call->terms.dtype);
+    const struct cells_remote *remote = taking->slice != NULL ? taking->slice->remote : NULL;
+    uint64_t most = remote != NULL ? remote->piece_bytes / element_bytes : elements;
+    for (uint64_t at = 0; at < elements; at += most) {
+        uint64_t left = elements - at;
+        reduce_piece(taking, block, begin + at, left < most ? left : most, to + at * element_bytes);
+    }
 }
 
 /* Each rank's value is the value before it (op) its own data, rounded each time. */
@@ -188,14 +241,8 @@ static void write_first_step(const struct taking *taking, unsigned char *to)
 
 static void write_second_step(const struct taking *taking, unsigned char *to)
 {
-    const void *inputs[CELLS_RANKS_MAX];
     uint64_t begin = part_begin(taking, taking->rank), end = part_begin(taking, taking->rank + 1);
-    for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        inputs[rank] = data_of(taking, rank, 0) + begin * dtype_size_bytes(taking->call->terms.dtype);
-    }
-    if (begin < end) {
-        reduce(taking, inputs, end - begin, to);
-    }
+    reduce_all(taking, 0, begin, end - begin, to);
 }
 
 static void read_second_step(const struct taking *taking)
@@ -232,14 +279,14 @@ static void gather(const struct taking *taking, uint32_t block)
 {
     unsigned char *to = (unsigned char *)taking->call->output.at + taking->begin_bytes;
     for (uint32_t rank = 0; rank < taking->rank_count; rank++) {
-        cells_copy(to + rank * taking->block_bytes, data_of(taking, rank, block), taking->part_bytes);
+        copy_data(taking, rank, block, to + rank * taking->block_bytes);
     }
 }
 
 static void take_from_root(const struct taking *taking, uint32_t block)
 {
-    cells_copy((unsigned char *)taking->call->output.at + taking->begin_bytes,
-               data_of(taking, taking->call->terms.root_rank, block), taking->part_bytes);
+    copy_data(taking, taking->call->terms.root_rank, block,
+              (unsigned char *)taking->call->output.at + taking->begin_bytes);
 }
 
 void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
@@ -264,7 +311,8 @@ void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
     if (op_kind_is_scan(terms->kind)) {
         scan(&taking, terms->kind == OP_KIND_SCAN ? rank + 1 : rank, call->output.at);
     } else if (op_kind_reduces(terms->kind)) {
-        reduce_all(&taking, own);
+        reduce_all(&taking, own, 0, taking.part_elements,
+                   (unsigned char *)call->output.at + taking.begin_bytes);
     } else if (op_kind_has_output_blocks(terms->kind)) {
         gather(&taking, own);
     } else if (op_kind_has_root(terms->kind)) {

@@ -2,10 +2,11 @@
  * One rank of a check of slices that are lent (proto/cells.h). It runs all-gathers until one fails, and
  * prints how many ended well, and the failure.
  *
- *   cells_loans NAME RANK SIZE STEP SIGNAL
+ *   cells_loans NAME RANK SIZE STEP SIGNAL file|process
  *
- * Rank 0 goes to a step of an operation that all lend to, and gets the signal there. If something is wrong,
- * it prints that on standard error, and exits with 1.
+ * The ranks lend memory of comm_mem_alloc, or ordinary memory, which is read from their processes. Rank 0
+ * goes to a step of an operation that all lend to, and gets the signal there. If something is wrong, it
+ * prints that on standard error, and exits with 1.
  */
 #include <commclient.h>
 
@@ -94,15 +95,20 @@ static void check(uint32_t operation)
 
 int main(int argc, char **argv)
 {
-    if (argc != 6) {
-        fprintf(stderr, "usage: cells_loans NAME RANK SIZE STEP SIGNAL\n");
+    if (argc != 7 || (strcmp(argv[6], "file") != 0 && strcmp(argv[6], "process") != 0)) {
+        fprintf(stderr, "usage: cells_loans NAME RANK SIZE STEP SIGNAL file|process\n");
         return 2;
     }
     void *memory;
     uint32_t ended = 0;
     comm_result_t result = COMM_OK;
     join(argv, TIMEOUT_MS);
-    must(comm_mem_alloc(client, COUNT * sizeof *input, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
+    if (strcmp(argv[6], "file") == 0) {
+        must(comm_mem_alloc(client, COUNT * sizeof *input, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
+    } else {
+        memory = calloc(COUNT, sizeof *input);
+        must(memory != NULL ? COMM_OK : COMM_NO_MEMORY, "calloc");
+    }
     input = memory;
     output = malloc(size * COUNT * sizeof *output);
     while (output != NULL && result == COMM_OK) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Small operations of one node, which go through cells: the same results as through commd, and the same failures."""
+import itertools
 import os
 import random
 import re
@@ -178,28 +179,28 @@ class Cells(unittest.TestCase):
                 ranks[0].send_signal(signal.SIGCONT)
                 ranks[0].communicate(timeout=20)
 
-    def lend(self, cluster, name, step, number):
+    def lend(self, cluster, step, number, way):
         cluster.client_environment = {}
-        return [cluster.client("a", BUILD / "tests/system/cells_loans", name, rank, 3, step, int(number)) for rank in range(3)]
+        return [cluster.client("a", BUILD / "tests/system/cells_loans", f"{way}{step}", rank, 3, step, int(number), way) for rank in range(3)]
 
     def test_a_rank_that_dies_while_memory_is_lent(self):
         """The operation ends well if the dead rank had said that it had read the others' memory. Otherwise it ends well on none. Nor does it if the
         rank's operation had failed, so that its memory could change, while others read it."""
         with Cluster("a") as cluster:
-            for step, ended in enumerate((0, 0, 1, 0)):
-                ranks = self.lend(cluster, f"dies{step}", step, signal.SIGKILL)
+            for way, (step, ended) in itertools.product(("file", "process"), enumerate((0, 0, 1, 0))):
+                ranks = self.lend(cluster, step, signal.SIGKILL, way)
                 for line in self.finish(ranks[1:], within_s=20):
-                    self.assertIn(f"rank 0 (pid {ranks[0].pid})", line, f"step {step}")
-                    self.assertEqual(int(line.split()[0]), 50 + ended, f"step {step}")
+                    self.assertIn(f"rank 0 (pid {ranks[0].pid})", line, f"{way}, step {step}")
+                    self.assertEqual(int(line.split()[0]), 50 + ended, f"{way}, step {step}")
 
     def test_a_rank_that_stops_while_memory_is_lent(self):
         with Cluster("a") as cluster:
-            for step, ended in enumerate((0, 0, 1)):
-                ranks = self.lend(cluster, f"stops{step}", step, signal.SIGSTOP)
+            for way, (step, ended) in itertools.product(("file", "process"), enumerate((0, 0, 1))):
+                ranks = self.lend(cluster, step, signal.SIGSTOP, way)
                 for line in self.finish(ranks[1:], within_s=20):
-                    self.assertIn("rank 0", line, f"step {step}")
-                    self.assertIn("has not posted it", line, f"step {step}")
-                    self.assertEqual(int(line.split()[0]), 50 + ended, f"step {step}")
+                    self.assertIn("rank 0", line, f"{way}, step {step}")
+                    self.assertIn("has not posted it", line, f"{way}, step {step}")
+                    self.assertEqual(int(line.split()[0]), 50 + ended, f"{way}, step {step}")
                 ranks[0].send_signal(signal.SIGCONT)
                 ranks[0].communicate(timeout=20)
 

@@ -9,6 +9,7 @@ from program_case import ProgramCase
 
 BEGINS, CEASES = "long operations go through cells in slices", "does not wait at once: long operations on memory of comm_mem_alloc go to commd"
 READS = r"rank \d+ reads memory of rank"
+PROCESS_READS = r"rank \d+ reads the process of rank"
 SURVIVORS_S = 20
 
 
@@ -71,6 +72,36 @@ class Slices(ProgramCase):
                 self.assertIn("operations checked", output)
                 if rank != 1:
                     self.assertIn("cannot read memory of rank 1", errors)
+
+    def check_read(self, how, expected):
+        """The ranks read each other's processes. At least one of them says what is expected."""
+        for layout in "aa", "aaa":
+            with Cluster(["a"], client_environment={"COMM_DEBUG": "1"}) as cluster:
+                said = self.run_ranks(cluster, layout, how, "slices_read")
+                for rank, text in enumerate(said):
+                    self.assertRegex(text, PROCESS_READS, f"{how}, {layout}, rank {rank}")
+                self.assertRegex("".join(said), expected)
+
+    def test_memory_that_others_cannot_read(self):
+        """In the middle of an operation. It ends well, through commd, and later ones are copied."""
+        self.check_read("holes", r"could not read the process of rank \d")
+
+    def test_some_ranks_work_in_place(self):
+        self.check_read("mixes", "a rank works in place, and others would read processes")
+
+    def test_processes_that_cannot_be_read(self):
+        """A rank in a pid namespace of its own, again."""
+        with Cluster(["a"], client_environment={"COMM_DEBUG": "1"}) as cluster:
+            if not cluster.namespaces:
+                self.skipTest("a pid namespace needs root")
+            ranks = [cluster.client("a", *(("unshare", "--pid", "--fork", "--kill-child") if rank == 1 else ()),
+                                    BUILD / "tests/system/slices_read", "apart", rank, 3, "mixes") for rank in range(3)]
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, errors)
+                self.assertIn("operations checked", output)
+                if rank != 1:
+                    self.assertIn("cannot read the process of rank 1", errors)
 
     def test_a_rank_that_computes_holds_nobody_up(self):
         self.assertNotIn(CEASES, self.check("away", ("aa",))[1], "the library's thread goes on with ordinary memory")

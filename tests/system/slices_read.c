@@ -1,0 +1,188 @@
+/*
+ * One rank of a check of slices that ranks read from each other's processes (proto/cells.h).
+ *
+ *   slices_read NAME RANK SIZE HOW
+ *
+ * HOW is "holes": in some operations, the kernel cannot read a page of one rank's input, though the rank
+ * itself can. Or "mixes": in every second operation, some ranks work in place. It checks every element, and
+ * prints how many operations it has checked. If something is wrong, it prints that on standard error, and
+ * exits with 1.
+ */
+#include <commclient.h>
+
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/system/cells_rank.h"
+
+#define COUNTS 3u
+#define COUNT_MAX 300000u /* of a block */
+#define WARM_UPS 3u
+#define PLACES 3u
+#define TIMEOUT_MS 20000u
+#define PAGE_BYTES ((size_t)4096)
+
+enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SCATTER, BROADCAST, GATHER, REDUCE, KINDS };
+
+static const size_t counts[COUNTS] = {16000, 60001, COUNT_MAX};
+static uint32_t *input, *output, operations;
+static unsigned char *hole;
+
+/* The rank itself touches the page. Others try to read it meanwhile. */
+static void mend(int number)
+{
+    struct timespec pause = {.tv_nsec = 2000000};
+    (void)number;
+    (void)nanosleep(&pause, NULL);
+    if (hole == NULL || mprotect(hole, PAGE_BYTES, PROT_READ | PROT_WRITE) != 0) {
+        _exit(EXIT_FAILURE);
+    }
+}
+
+static uint32_t number_of(uint32_t of_rank, size_t index)
+{
+    return (uint32_t)(index + 1) * 2654435761u ^ (of_rank + 1) * 40503u ^ operations * 69069u;
+}
+
+static bool has_input_blocks(enum kind kind)
+{
+    return kind == REDUCE_SCATTER || kind == ALL_TO_ALL || kind == SCATTER;
+}
+
+static bool has_output_blocks(enum kind kind)
+{
+    return kind == ALL_GATHER || kind == ALL_TO_ALL || kind == GATHER;
+}
+
+/* What element `index` of the rank's result must be. */
+static uint32_t expected(enum kind kind, size_t count, size_t index)
+{
+    uint32_t sum = 0;
+    size_t before = has_input_blocks(kind) ? rank * count : 0;
+    if (kind == BROADCAST || kind == SCATTER) {
+        return number_of(0, before + index);
+    }
+    if (has_output_blocks(kind)) {
+        return number_of((uint32_t)(index / count), before + index % count);
+    }
+    for (uint32_t from = 0; from < size; from++) {
+        sum += number_of(from, before + index);
+    }
+    return sum;
+}
+
+static comm_result_t submit(enum kind kind, const uint32_t *from, uint32_t *to, size_t count)
+{
+    switch (kind) {
+    case ALL_REDUCE:
+        return comm_all_reduce(comm, from, to, count, COMM_U32, COMM_SUM, NULL);
+    case ALL_GATHER:
+        return comm_all_gather(comm, from, to, count, COMM_U32, NULL);
+    case REDUCE_SCATTER:
+        return comm_reduce_scatter(comm, from, to, count, COMM_U32, COMM_SUM, NULL);
+    case ALL_TO_ALL:
+        return comm_all_to_all(comm, from, to, count, COMM_U32, NULL);
+    case SCATTER:
+        return comm_scatter(comm, from, to, count, COMM_U32, 0, NULL);
+    case BROADCAST:
+        return comm_broadcast(comm, rank == 0 ? (uint32_t *)(uintptr_t)from : to, count, COMM_U32, 0, NULL);
+    case GATHER:
+        return comm_gather(comm, from, to, count, COMM_U32, 0, NULL);
+    case REDUCE:
+        return comm_reduce(comm, from, to, count, COMM_U32, COMM_SUM, 0, NULL);
+    case KINDS:
+        break;
+    }
+    return COMM_INTERNAL;
+}
+
+/* in_place: the result lies where the input was, or its own part of it. */
+static void run(enum kind kind, size_t count, bool in_place, size_t hole_at)
+{
+    size_t in_count = count * (has_input_blocks(kind) ? size : 1);
+    size_t out_count = count * (has_output_blocks(kind) ? size : 1);
+    bool has_result = (kind != GATHER && kind != REDUCE) || rank == 0;
+    bool root_sends = kind == BROADCAST && rank == 0;
+    memset(output, 0xa5, (size_t)COUNT_MAX * size * sizeof *output);
+    for (size_t i = 0; i < in_count; i++) {
+        input[i] = number_of(rank, i);
+    }
+    hole = (unsigned char *)input + hole_at / PAGE_BYTES * PAGE_BYTES;
+    if (hole_at != SIZE_MAX && mprotect(hole, PAGE_BYTES, PROT_NONE) != 0) {
+        must(COMM_INTERNAL, "mprotect");
+    }
+    uint32_t *to = !in_place ? output : kind == REDUCE_SCATTER ? input + rank * count : input;
+    must(submit(kind, input, to, count), "submission");
+    must(comm_sync(comm, 0), "comm_sync");
+    for (size_t i = 0; has_result && !root_sends && i < out_count; i++) {
+        if (to[i] != expected(kind, count, i)) {
+            fprintf(stderr, "rank %u, kind %d, %zu elements, operation %u: element %zu is %u\n", rank,
+                    (int)kind, count, operations, i, to[i]);
+            exit(EXIT_FAILURE);
+        }
+    }
+    operations++;
+}
+
+/* A page of the input that others read of this rank. */
+static size_t hole_of(enum kind kind, size_t count, uint32_t place)
+{
+    size_t begin = has_input_blocks(kind) && rank == 0 ? count * sizeof *input : 0; /* not the own block */
+    size_t size_bytes = count * sizeof *input;
+    return begin + (place == 0 ? 0 : place == 1 ? size_bytes / 2 : size_bytes - 1);
+}
+
+static void check_holes(char **argv, enum kind kind, size_t count, uint32_t place)
+{
+    char name[128];
+    char *arguments[] = {argv[0], name, argv[2], argv[3], NULL};
+    (void)snprintf(name, sizeof name, "%s-%d-%zu-%u", argv[1], (int)kind, count, place);
+    join(arguments, TIMEOUT_MS);
+    for (uint32_t i = 0; i < WARM_UPS; i++) {
+        run(kind, count, false, SIZE_MAX);
+    }
+    for (uint32_t of_rank = size; of_rank-- > 0;) { /* from then on, that rank copies its data */
+        run(kind, count, false, rank == of_rank ? hole_of(kind, count, place) : SIZE_MAX);
+        run(kind, count, false, SIZE_MAX);
+    }
+    leave();
+}
+
+static void check_mixes(char **argv)
+{
+    static const enum kind kinds[] = {ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER};
+    join(argv, TIMEOUT_MS);
+    for (uint32_t i = 0; i < 16; i++) {
+        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+            run(kinds[k], counts[i % COUNTS], i % 2 == 1 && rank == i / 2 % size, SIZE_MAX);
+        }
+    }
+    leave();
+}
+
+int main(int argc, char **argv)
+{
+    struct sigaction action = {.sa_handler = mend};
+    if (argc != 5 || (strcmp(argv[4], "holes") != 0 && strcmp(argv[4], "mixes") != 0)) {
+        fprintf(stderr, "usage: slices_read NAME RANK SIZE holes|mixes\n");
+        return 2;
+    }
+    size_t bytes = (size_t)COUNT_MAX * strtoul(argv[3], NULL, 10) * sizeof *input;
+    input = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    output = malloc(bytes);
+    if (input == MAP_FAILED || output == NULL || sigaction(SIGSEGV, &action, NULL) != 0) {
+        fprintf(stderr, "no memory\n");
+        return EXIT_FAILURE;
+    }
+    if (strcmp(argv[4], "mixes") == 0) {
+        check_mixes(argv);
+    }
+    for (uint32_t i = 0; strcmp(argv[4], "holes") == 0 && i < KINDS * COUNTS * PLACES; i++) {
+        check_holes(argv, (enum kind)(i % KINDS), counts[i / KINDS % COUNTS], i / KINDS / COUNTS);
+    }
+    printf("%u operations checked\n", operations);
+    return 0;
+}

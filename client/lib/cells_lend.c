@@ -34,7 +34,7 @@
 void cells_lend_open(struct client_cells *cells)
 {
     uint64_t challenge;
-    if (!cells_is_between_nodes(cells) &&
+    if (!cells_is_between_nodes(cells) && cells_remote_is_allowed() &&
         getrandom(&challenge, sizeof challenge, GRND_NONBLOCK) == sizeof challenge) {
         cells->lending.challenge = challenge;
         atomic_store_explicit(&cells->shared->ranks[cells->rank].challenge, challenge, memory_order_relaxed);

@@ -1,7 +1,9 @@
 #include "client/lib/cells_remote.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #define PIECES_BYTES ((size_t)512 << 10)
 #define PIECE_MAX_BYTES ((size_t)128 << 10)
@@ -20,6 +22,17 @@ void cells_remote_free(struct cells_remote *remote)
 {
     free(remote->pieces);
     remote->pieces = NULL;
+}
+
+bool cells_remote_is_allowed(void)
+{
+    char scope = '0'; /* see ptrace_scope in the kernel's documentation of Yama */
+    int fd = geteuid() != 0 ? open("/proc/sys/kernel/yama/ptrace_scope", O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        scope = read(fd, &scope, 1) == 1 ? scope : '0';
+        (void)close(fd);
+    }
+    return scope == '0';
 }
 
 /* Returns false unless all was read. */

@@ -25,6 +25,9 @@ struct cells_remote {
 bool cells_remote_prepare(struct cells_remote *remote, uint32_t rank_count);
 void cells_remote_free(struct cells_remote *remote);
 
+/* Whether it is worth trying: a kernel that forbids it to most processes (Yama) writes each attempt to its
+ * log. */
+bool cells_remote_is_allowed(void);
 /* Whether the process has this number there, and the kernel lets this one read it. */
 bool cells_remote_has(pid_t pid, uint64_t number, uint64_t at);
 /* Copies what lies `offset_bytes` behind the start of the rank's input. Sets `failed` if it cannot. */

@@ -46,15 +46,21 @@ bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count)
            cells_most_published_bytes(terms, rank_count) > CELLS_DATA_MAX_BYTES;
 }
 
-struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
+struct cells_cut cells_cut_into(const struct op_terms *terms, uint32_t rank_count, uint64_t slice_bytes)
 {
     bool two_steps = terms->kind == OP_KIND_ALL_REDUCE && rank_count >= CELLS_TWO_STEPS_RANKS;
     uint32_t blocks = op_kind_has_blocks(terms->kind) ? rank_count : 1;
-    uint64_t elements = CELLS_SLICE_MAX_BYTES / blocks / dtype_size_bytes(terms->dtype);
+    uint64_t elements = slice_bytes / blocks / dtype_size_bytes(terms->dtype);
     return (struct cells_cut){.slice_elements = elements,
                               .slice_count =
                                   terms->count_elements / elements + (terms->count_elements % elements != 0),
                               .steps = two_steps ? 2 : 1};
+}
+
+struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
+{
+    return cells_cut_into(terms, rank_count,
+                          rank_count <= 2 ? CELLS_SLICE_MAX_BYTES : CELLS_SLICE_OF_MANY_BYTES);
 }
 
 bool cells_are_short(const struct op_terms *terms, uint32_t rank_count)

@@ -58,6 +58,8 @@
  */
 #define CELLS_PLACES 2u
 #define CELLS_SLICE_MAX_BYTES (1u << 20) /* of one rank's data, or of all ranks' blocks together */
+/* With more than two ranks: their places together would not stay in the caches. */
+#define CELLS_SLICE_OF_MANY_BYTES (CELLS_SLICE_MAX_BYTES / 4u)
 /*
  * With so many ranks or more, a slice of an all-reduce takes two steps, and two numbers. First each rank
  * publishes its data, and reduces its part of all ranks' data. Then it publishes its part, and copies the
@@ -240,6 +242,8 @@ struct cells_cut {
     uint32_t steps; /* of each slice: the numbers that it takes */
 };
 struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count);
+/* The same with slices of so many bytes: of the vector, or of all blocks together. */
+struct cells_cut cells_cut_into(const struct op_terms *terms, uint32_t rank_count, uint64_t slice_bytes);
 /* Where the rank's slice of this number lies; its header is there. */
 static inline const unsigned char *cells_slice_at(struct cells_shared *shared, uint32_t rank_count,
                                                   uint32_t rank, uint64_t seq)

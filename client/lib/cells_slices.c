@@ -9,7 +9,7 @@
  */
 
 #define SLICES_ABANDONED_NS 4000000u /* how long nobody waits, before the library's thread goes on */
-#define LENT_SLICES_TOGETHER 16u     /* of 1 MiB, if nothing is copied to a place */
+#define LENT_SLICE_BYTES (16u << 20) /* if nothing is copied to a place */
 #define ATTEND_NS 2000000u           /* then it waits so long at a time */
 
 /* If the rest of the operation has to go to commd, it goes there whole. Its input must be as it was. */
@@ -94,8 +94,7 @@ static struct cells_cut cut_of(const struct client_cells *cells, const struct op
 {
     struct cells_cut cut = cells_cut(terms, cells->rank_count);
     if (cut.steps == 1 && cells->lending.by_all) {
-        cut.slice_elements *= LENT_SLICES_TOGETHER;
-        cut.slice_count = (cut.slice_count + LENT_SLICES_TOGETHER - 1) / LENT_SLICES_TOGETHER;
+        return cells_cut_into(terms, cells->rank_count, LENT_SLICE_BYTES);
     }
     return cut;
 }

@@ -238,7 +238,8 @@ static enum cells_way compare_tables(struct cells_shared *shared, uint32_t rank_
     uint64_t tables[CELLS_RANKS_MAX][2 * CELLS_RANKS_MAX];
     bool agree = true;
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        memcpy(tables[rank], cells_table(shared, rank_count, rank, seq), cells_table_bytes(rank_count));
+        memcpy(tables[rank], cells_table(shared, rank_count, rank, seq),
+               2 * rank_count * sizeof tables[rank][0]);
     }
     for (uint32_t from = 0; from < rank_count; from++) {
         for (uint32_t to = 0; to < rank_count; to++) {
@@ -277,15 +278,21 @@ static uint64_t published_elements(struct cells_shared *shared, uint32_t rank_co
     return sum;
 }
 
-uint64_t cells_slices_of_blocks(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
-                                const struct op_terms *terms)
+bool cells_blocks_of_fit(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                         const struct op_terms *terms, uint32_t rank)
 {
-    size_t element_bytes = dtype_size_bytes(terms->dtype);
-    uint64_t fit = (CELLS_DATA_MAX_BYTES - cells_table_bytes(rank_count)) / element_bytes;
+    uint64_t most = (CELLS_DATA_MAX_BYTES - cells_table_bytes(rank_count)) / dtype_size_bytes(terms->dtype);
+    return published_elements(shared, rank_count, seq, terms->kind, rank, true) <= most;
+}
+
+uint64_t cells_slices_of_blocks(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                                const struct op_terms *terms, uint64_t slice_bytes)
+{
     /* Each part of a block is rounded up to an element. */
-    uint64_t each = (CELLS_SLICE_MAX_BYTES - CELLS_OFFSETS_BYTES) / element_bytes - rank_count, most = 0;
+    uint64_t each = (slice_bytes - CELLS_OFFSETS_BYTES) / dtype_size_bytes(terms->dtype) - rank_count,
+             most = 0;
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        if (published_elements(shared, rank_count, seq, terms->kind, rank, true) > fit) {
+        if (!cells_blocks_of_fit(shared, rank_count, seq, terms, rank)) {
             uint64_t elements = published_elements(shared, rank_count, seq, terms->kind, rank, false);
             uint64_t slices = elements / each + (elements % each != 0 || elements == 0);
             most = slices > most ? slices : most;

@@ -207,20 +207,24 @@ static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t ra
 
 /*
  * Operations with a count for each rank: the _v forms. Their terms in the cell have no count. A rank's data
- * begin with a table: how many elements it sends to each rank, then how many it expects of each. The ranks
- * agree if each sends what the other expects. The blocks follow, without gaps.
+ * begin with a table: how many elements it sends to each rank, then how many it expects of each, then where
+ * each rank's block lies in its process. The ranks agree if each sends what the other expects. The blocks
+ * follow, without gaps.
  *
  * If any rank's blocks do not fit, the cells are tables alone, and all ranks' blocks follow in slices, with
  * numbers of their own. Nobody publishes anything between them, so nobody publishes anything before all
  * tables are there. Each slice has a part of every block. It begins with a uint32_t for each rank: how many
  * bytes behind those numbers that rank's part begins. Its terms have the slice's number, from 1 on, as count.
+ *
+ * If such a rank lends its process, the note is in the cell of its table, and its slices are empty. If all
+ * ranks lend whose blocks do not fit, slices may be longer than a place: the other ranks' blocks are short.
  */
 #define CELLS_OFFSETS_BYTES (CELLS_RANKS_MAX * sizeof(uint32_t))
 
 _Static_assert(CELLS_OFFSETS_BYTES % CELLS_LINE_BYTES == 0, "the parts begin at a line");
 static inline size_t cells_table_bytes(uint32_t rank_count)
 {
-    return 2 * (size_t)rank_count * sizeof(uint64_t);
+    return 3 * (size_t)rank_count * sizeof(uint64_t);
 }
 
 static inline uint64_t *cells_table(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
@@ -299,10 +303,19 @@ bool cells_root_is_there(struct cells_shared *shared, uint64_t seq, const struct
 enum cells_way cells_look(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                           const struct op_terms *own);
 
-/* Of an operation with a count for each rank, which is CELLS_DIRECT: how many slices follow. 0: the blocks
- * are in the cells. */
+/* Of an operation with a count for each rank, which is CELLS_DIRECT: how many slices of at most so many bytes
+ * of each rank follow. 0: the blocks are in the cells. */
 uint64_t cells_slices_of_blocks(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
-                                const struct op_terms *terms);
+                                const struct op_terms *terms, uint64_t slice_bytes);
+/* The same: whether this rank's blocks fit into its cell. */
+bool cells_blocks_of_fit(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                         const struct op_terms *terms, uint32_t rank);
+/* The same: where the rank's block for `to` lies in its process. */
+static inline uint64_t cells_block_at(struct cells_shared *shared, uint32_t rank_count, uint64_t seq,
+                                      uint32_t rank, uint32_t to)
+{
+    return *(const volatile uint64_t *)&cells_table(shared, rank_count, rank, seq)[2 * rank_count + to];
+}
 /* Of a block of so many elements: where its part in the slice `index`, from 0 on, of `count` begins. */
 static inline uint64_t cells_part_begin(uint64_t elements, uint64_t index, uint64_t count)
 {

@@ -234,6 +234,9 @@ void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct clie
 {
     cell_counts_raise(&cells->counts->published, 1);
     cells_write(cells->shared, cells->rank_count, cells->rank, seq, call);
+    if (call->terms.has_layouts != 0) {
+        cells_lend_write_note(cells, seq);
+    }
     /* A rank that needs all others fences: a look at their cells before its own is written disturbs them. */
     cells_publish(cells->shared, cells->rank_count, cells->rank, seq,
                   cells->needs_fences || needs == CELLS_NEEDS_ALL);
@@ -257,6 +260,9 @@ void cells_put(struct comm_comm *comm, struct client_op *op)
         cells_put_slice(cells, op->cell);
     } else if (!cells->is_ahead) {
         enum cells_needs needs = cells_needs_of(cells, &op->cell->call, false);
+        if (op->cell->call.terms.has_layouts != 0) {
+            cells_lend_begin(comm, &op->cell->call);
+        }
         cells_put_whole(cells, seq, &op->cell->call, needs);
         if (op->request != NULL && needs == CELLS_NEEDS_NOBODY) {
             cells_let_go(comm, op->cell);

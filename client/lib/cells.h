@@ -43,6 +43,7 @@ struct cells_slice {
 /* A slice of an operation with a count for each rank: which one of how many. */
 struct cells_blocks_slice {
     uint64_t index, count;
+    struct cells_remote *remote; /* as in cells_slice */
 };
 
 /* What a client knows of the cells of all its communicators. */

@@ -6,6 +6,14 @@
 /* Operations with a count for each rank, in cells and slices. The tables are other processes': what lies
  * beyond a cell or a slice by their numbers is not read. */
 
+/* This rank's own block for `to`, where it lies. */
+static const unsigned char *own_block(const struct client_call *call, uint32_t to)
+{
+    const struct call_buffer *in = &call->input;
+    size_t begin = in->counts != NULL ? call_block_begin(in, to) : 0;
+    return (const unsigned char *)in->at + begin * dtype_size_bytes(call->terms.dtype);
+}
+
 /* How many elements this rank sends to each rank, and then how many it expects of each. */
 static void make_table(const struct client_call *call, uint32_t rank_count, uint64_t *table)
 {
@@ -46,8 +54,11 @@ void cells_blocks_write(struct cells_shared *shared, uint32_t rank_count, uint32
     header->said = (struct cell_terms){.terms = call->terms, .factor = call->options.factor};
     header->said.terms.count_elements = 0;
     make_table(call, rank_count, table);
-    if (!cells_blocks_fit(call, rank_count)) {
-        return; /* slices follow */
+    if (!cells_blocks_fit(call, rank_count)) { /* slices follow */
+        for (uint32_t other = 0; other < rank_count; other++) {
+            table[2 * rank_count + other] = (uint64_t)(uintptr_t)own_block(call, other);
+        }
+        return;
     }
     if (in->counts == NULL && in->elements > 0) {
         memcpy(to, in->at, in->elements * element_bytes);
@@ -158,14 +169,6 @@ static struct part part_of(uint64_t elements, const struct cells_blocks_slice *s
                          .elements = cells_part_begin(elements, slice->index + 1, slice->count) - begin};
 }
 
-/* This rank's own block for `to`, where it lies. */
-static const unsigned char *own_block(const struct client_call *call, uint32_t to)
-{
-    const struct call_buffer *in = &call->input;
-    size_t begin = in->counts != NULL ? call_block_begin(in, to) : 0;
-    return (const unsigned char *)in->at + begin * dtype_size_bytes(call->terms.dtype);
-}
-
 /* What this rank publishes for `to`. A rank reads its own block where it lies, so it does not publish it. */
 static uint64_t published_elements(const struct call_buffer *in, uint32_t rank, uint32_t to)
 {
@@ -214,19 +217,38 @@ static const unsigned char *find_part(struct cells_shared *shared, uint32_t rank
     return fits ? whole + CELLS_OFFSETS_BYTES + offset : NULL;
 }
 
+static bool is_remote(const struct cells_blocks_slice *slice, uint32_t rank)
+{
+    return slice->remote != NULL && slice->remote->pids[rank] != 0;
+}
+
 static void reduce_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
                          const struct client_call *call, const struct cells_blocks_slice *slice)
 {
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
     struct part part = part_of(call->output.elements, slice);
-    const void *inputs[CELLS_RANKS_MAX];
-    if (part.elements == 0) {
-        return;
+    struct cells_remote *remote = slice->remote;
+    uint64_t most = remote != NULL ? remote->piece_bytes / element_bytes : part.elements;
+    for (uint64_t at = 0; at < part.elements && (remote == NULL || !remote->failed); at += most) {
+        uint64_t elements = part.elements - at < most ? part.elements - at : most;
+        const void *inputs[CELLS_RANKS_MAX];
+        for (uint32_t from = 0; from < rank_count; from++) {
+            const unsigned char *found;
+            if (is_remote(slice, from)) {
+                found = remote->pieces + from * remote->piece_bytes;
+                cells_remote_read(remote, from, (size_t)(part.begin + at) * element_bytes,
+                                  remote->pieces + from * remote->piece_bytes, elements * element_bytes);
+            } else {
+                found = find_part(shared, rank_count, rank, seq, call, from, &part);
+                found = found != NULL ? found + at * element_bytes : NULL;
+            }
+            inputs[from] = found;
+        }
+        if (remote == NULL || !remote->failed) {
+            reduce_inputs(shared, rank_count, seq, call, inputs, elements,
+                          (unsigned char *)call->output.at + (part.begin + at) * element_bytes);
+        }
     }
-    for (uint32_t from = 0; from < rank_count; from++) {
-        inputs[from] = find_part(shared, rank_count, rank, seq, call, from, &part);
-    }
-    reduce_inputs(shared, rank_count, seq, call, inputs, part.elements,
-                  (unsigned char *)call->output.at + part.begin * dtype_size_bytes(call->terms.dtype));
 }
 
 void cells_blocks_read_slice(struct cells_shared *shared, uint32_t rank_count, uint32_t rank, uint64_t seq,
@@ -248,11 +270,16 @@ void cells_blocks_read_slice(struct cells_shared *shared, uint32_t rank_count, u
         if (part.elements == 0) {
             continue;
         }
-        const unsigned char *at = find_part(shared, rank_count, rank, seq, call, from, &part);
         size_t begin = out->counts != NULL ? call_block_begin(out, from) : 0;
+        unsigned char *to = (unsigned char *)out->at + (begin + part.begin) * element_bytes;
+        if (is_remote(slice, from)) {
+            cells_remote_read(slice->remote, from, (size_t)part.begin * element_bytes, to,
+                              (size_t)part.elements * element_bytes);
+            continue;
+        }
+        const unsigned char *at = find_part(shared, rank_count, rank, seq, call, from, &part);
         if (at != NULL) {
-            cells_copy((unsigned char *)out->at + (begin + part.begin) * element_bytes, at,
-                       (size_t)part.elements * element_bytes);
+            cells_copy(to, at, (size_t)part.elements * element_bytes);
         }
     }
 }

@@ -129,6 +129,11 @@ void cells_lend_open(struct client_cells *cells);
 bool cells_may_lend(const struct comm_comm *comm, const struct client_call *call);
 /* Decides whether this rank lends its data for an operation in slices, which begins. */
 void cells_lend_begin(struct comm_comm *comm, const struct client_call *call);
+static inline void cells_lend_write_note(const struct client_cells *cells, uint64_t seq)
+{
+    unsigned char *at = cells_header(cells->shared, cells->rank, seq)->data + CELLS_NOTE_AT;
+    memcpy(at, &cells->lending.note, sizeof cells->lending.note);
+}
 static inline bool cells_lends(const struct client_cells *cells)
 {
     return cells->lending.note.lent != 0;
@@ -136,6 +141,8 @@ static inline bool cells_lends(const struct client_cells *cells)
 /* All ranks have published the first slice: finds their data. Returns whether any rank lends. Sets `mixes` if
  * one lends by its process, and another one works in place. */
 bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, bool *mixes);
+/* The same of an operation with a count for each rank, of which all tables are there. */
+bool cells_lend_look_at_tables(struct client_cells *cells, const struct cells_slot *slot, bool *mixes);
 /* Without the lock: whether all that was read of others' memory could be read, and was theirs until now. */
 bool cells_lend_holds(struct client_cells *cells);
 /* The operation, whose first slice has been taken, ends; or it goes to commd. */

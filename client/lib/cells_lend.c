@@ -55,25 +55,29 @@ static bool is_own_part(const struct client_cells *cells, const struct client_ca
            (unsigned char *)call->input.at + in == (unsigned char *)call->output.at + out;
 }
 
+/* Whether others need data of this rank that are not in a cell. */
 static bool has_data(const struct client_cells *cells, const struct client_call *call)
 {
-    return call->terms.has_layouts == 0 && call->input.at != NULL &&
-           cells_published_bytes(&call->terms, cells->rank_count, cells->rank) > 0;
+    bool are_long = call->terms.has_layouts != 0
+                        ? !cells_blocks_fit(call, cells->rank_count)
+                        : cells_published_bytes(&call->terms, cells->rank_count, cells->rank) > 0;
+    return call->input.at != NULL && are_long;
 }
 
 /* Whether nobody writes to this rank's input before all ranks have read it. */
 static bool keeps_its_input(const struct client_cells *cells, const struct client_call *call)
 {
-    bool in_two_steps = cells_cut(&call->terms, cells->rank_count).steps > 1;
-    return !has_data(cells, call) || in_two_steps || is_own_part(cells, call) ||
-           !call_reads_output_of(call, call);
+    bool has_counts = call->terms.has_layouts != 0;
+    bool in_two_steps = !has_counts && cells_cut(&call->terms, cells->rank_count).steps > 1;
+    bool is_same = !has_counts && is_own_part(cells, call);
+    return !has_data(cells, call) || in_two_steps || is_same || !call_reads_output_of(call, call);
 }
 
 /* Its memory, if it may be lent as a file; otherwise null. */
 static struct client_memory *find_lendable(const struct comm_comm *comm, const struct client_call *call)
 {
     const struct client_cells *cells = comm->cells;
-    if (!has_data(cells, call) || !keeps_its_input(cells, call)) {
+    if (call->terms.has_layouts != 0 || !has_data(cells, call) || !keeps_its_input(cells, call)) {
         return NULL;
     }
     struct client_memory *memory =
@@ -167,13 +171,16 @@ static bool offer_process(struct client_cells *cells)
  * a place are shared work, and the slices overlap. The limits are measured, on one machine with two
  * processors.
  */
-static bool pays_by_process(const struct client_cells *cells, const struct op_terms *terms)
+static bool pays_by_process(const struct client_cells *cells, const struct client_call *call)
 {
+    const struct op_terms *terms = &call->terms;
     bool has_parts = op_kind_has_input_blocks(terms->kind) || terms->kind == OP_KIND_ALL_GATHER;
+    uint64_t size_bytes =
+        terms->has_layouts != 0 ? call_buffer_bytes(call, &call->input) : cells_size_bytes(cells, terms);
     uint64_t most = !has_parts                     ? BY_PROCESS_WHOLE_MAX_BYTES
                     : op_kind_reduces(terms->kind) ? BY_PROCESS_REDUCED_MAX_BYTES
                                                    : BY_PROCESS_MAX_BYTES;
-    return (has_parts || cells->rank_count == 2) && cells_size_bytes(cells, terms) <= most;
+    return (has_parts || cells->rank_count == 2) && size_bytes <= most;
 }
 
 /* The input has no file. */
@@ -181,7 +188,7 @@ static void begin_by_process(struct comm_comm *comm, const struct client_call *c
 {
     struct cells_lending *lending = &comm->cells->lending;
     if (lending->refused >= IN_VAIN_MAX || !has_data(comm->cells, call) || lending->note.keeps == 0 ||
-        !pays_by_process(comm->cells, &call->terms) || !offer_process(comm->cells)) {
+        !pays_by_process(comm->cells, call) || !offer_process(comm->cells)) {
         return;
     }
     if (have_all_mapped(comm->cells, CELLS_OFFER_SELF)) {
@@ -235,7 +242,8 @@ static void withdraw(struct client_cells *cells, uint32_t offer)
 
 void cells_lend_withdraw(struct comm_comm *comm, const struct cells_slot *slot)
 {
-    bool lends = slot->step_count > 0 && slot->call.terms.has_layouts == 0 && cells_lends(comm->cells);
+    bool may_lend = slot->step_count > 0 || slot->call.terms.has_layouts != 0;
+    bool lends = may_lend && cells_lends(comm->cells);
     if (lends) {
         withdraw(comm->cells, comm->cells->lending.note.lent - 1u);
     }
@@ -424,6 +432,32 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, 
     }
     *mixes = lending->by_process && !all_keep;
     return any;
+}
+
+bool cells_lend_look_at_tables(struct client_cells *cells, const struct cells_slot *slot, bool *mixes)
+{
+    struct cells_lending *lending = &cells->lending;
+    bool all_keep = true;
+    lending->by_process = false;
+    lending->by_all = true;
+    lending->remote.any = lending->remote.failed = false;
+    for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
+        bool is_own = rank == cells->rank;
+        struct cells_note note = is_own ? lending->note : cells_note_of(cells->shared, rank, slot->seq);
+        bool lends = note.lent == CELLS_OFFER_SELF + 1u;
+        lending->by_process = lending->by_process || lends;
+        all_keep = all_keep && note.keeps == 1;
+        lending->by_all =
+            lending->by_all && (lends || cells_blocks_of_fit(cells->shared, cells->rank_count, slot->seq,
+                                                             &slot->call.terms, rank));
+        note.lent = is_own ? 0 : note.lent;
+        note.offset_bytes = cells_block_at(cells->shared, cells->rank_count, slot->seq, rank, cells->rank);
+        lending->lent[rank] = NULL;
+        lending->lent_by[rank] = CELLS_OFFER_SELF;
+        find_in_process(cells, rank, &note);
+    }
+    *mixes = lending->by_process && !all_keep;
+    return lending->by_process;
 }
 
 bool cells_lend_holds(struct client_cells *cells)

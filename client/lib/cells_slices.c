@@ -113,9 +113,12 @@ static struct cells_slice slice_of(struct client_cells *cells, const struct clie
 }
 
 /* With a count for each rank, the step 0 is the table. */
-static struct cells_blocks_slice blocks_slice_of(const struct cells_slot *slot, uint64_t step)
+static struct cells_blocks_slice blocks_slice_of(struct client_cells *cells, const struct cells_slot *slot,
+                                                 uint64_t step)
 {
-    return (struct cells_blocks_slice){.index = step - 1, .count = slot->step_count - 1};
+    return (struct cells_blocks_slice){.index = step - 1,
+                                       .count = slot->step_count - (slot->ends_apart ? 2 : 1),
+                                       .remote = cells->lending.remote.any ? &cells->lending.remote : NULL};
 }
 
 static void write_slice(struct client_cells *cells, uint64_t seq, const struct client_call *call,
@@ -139,11 +142,11 @@ static void write_next(struct client_cells *cells, const struct cells_slot *slot
     if (is_apart(slot, slot->step + 1)) {
         return;
     }
-    if (slot->call.terms.has_layouts != 0) {
-        struct cells_blocks_slice slice = blocks_slice_of(slot, slot->step + 1);
+    if (slot->call.terms.has_layouts != 0 && !cells_lends(cells)) {
+        struct cells_blocks_slice slice = blocks_slice_of(cells, slot, slot->step + 1);
         cells_blocks_write_slice(cells->shared, cells->rank_count, cells->rank, cells->place, &slot->call,
                                  &slice);
-    } else {
+    } else if (slot->call.terms.has_layouts == 0) {
         write_slice(cells, slot->seq + 1, &slot->call, slot->step + 1);
     }
 }
@@ -157,7 +160,7 @@ static void read_this(struct client_cells *cells, const struct cells_slot *slot)
         struct cells_slice slice = slice_of(cells, &slot->call, slot->step);
         cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, &slice);
     } else if (slot->step > 0) {
-        struct cells_blocks_slice slice = blocks_slice_of(slot, slot->step);
+        struct cells_blocks_slice slice = blocks_slice_of(cells, slot, slot->step);
         cells_blocks_read_slice(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call,
                                 &slice);
     }
@@ -166,10 +169,10 @@ static void read_this(struct client_cells *cells, const struct cells_slot *slot)
 void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
-    cells_lend_begin(comm, call);
     if (call->terms.has_layouts != 0) {
         return; /* cells_put writes the table */
     }
+    cells_lend_begin(comm, call);
     cells->writing = true;
     comm->copying++;
     client_leave(comm->client);
@@ -183,9 +186,8 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call)
 void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
 {
     cells_write_header(cells->shared, cells->rank, slot->seq, cells->place, &slot->call);
-    struct cell_header *header = cells_header(cells->shared, cells->rank, slot->seq);
-    header->said.terms = cells_said(slot);
-    memcpy(header->data + CELLS_NOTE_AT, &cells->lending.note, sizeof cells->lending.note);
+    cells_header(cells->shared, cells->rank, slot->seq)->said.terms = cells_said(slot);
+    cells_lend_write_note(cells, slot->seq);
     cells->place = (cells->place + 1) % CELLS_PLACES;
     cells_publish(cells->shared, cells->rank_count, cells->rank, slot->seq, true);
 }
@@ -227,7 +229,7 @@ enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     if (more && !refuses) {
         write_next(cells, slot);
     }
-    bool holds = !more || slot->call.terms.has_layouts != 0 || (!refuses && cells_lend_holds(cells));
+    bool holds = !more || (!refuses && cells_lend_holds(cells));
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
     pthread_cond_broadcast(&comm->client->changed);
@@ -256,18 +258,25 @@ enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slo
 {
     struct client_cells *cells = comm->cells;
     const struct op_terms *terms = &slot->call.terms;
-    uint64_t slices = cells_slices_of_blocks(cells->shared, cells->rank_count, slot->seq, terms);
+    bool mixes, any = cells_lend_look_at_tables(cells, slot, &mixes);
+    uint64_t most_bytes = any && cells->lending.by_all ? LENT_SLICE_BYTES : CELLS_SLICE_MAX_BYTES;
+    uint64_t slices = cells_slices_of_blocks(cells->shared, cells->rank_count, slot->seq, terms, most_bytes);
     if (slices == 0) {
         return CELLS_DIRECT;
     }
-    if (!may_begin_again(&slot->call)) {
+    cells_lend_map(comm, slot->seq);
+    if (mixes) {
+        cells_lend_returned(cells);
+    }
+    if (mixes || !may_begin_again(&slot->call)) {
         slot->op->number = cells->seq = ++slot->seq; /* of the first slice */
         cells_hand_over(cells->shared, cells->rank_count, cells->rank, slot->seq);
         return CELLS_BY_COMMD;
     }
     slot->elements = cells_elements(cells->shared, cells->rank_count, slot->seq, terms);
-    slot->step_count = slices + 1;
-    cells->seq = slot->seq + slices;
+    slot->ends_apart = slot->may_fail = any;
+    slot->step_count = slices + (any ? 2 : 1);
+    cells->seq = slot->seq + slot->step_count - 1;
     cells_use_slices(comm, true);
     return CELLS_WAIT;
 }
@@ -298,7 +307,7 @@ void cells_return_slices(struct client_cells *cells, struct cells_slot *slot)
     if (slot->step_count > 1) {
         cells->seq = slot->seq; /* ranks that had no slices have taken no number for them */
     }
-    if (slot->step > 0 && slot->call.terms.has_layouts == 0) {
+    if (slot->step > 0) {
         cells_lend_returned(cells);
     }
     uint64_t step = slot->step - (slot->may_fail ? 1 : 0);

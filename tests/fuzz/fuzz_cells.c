@@ -223,7 +223,8 @@ static void publish_blocks(struct world *world, struct client_call *call, struct
     cells_blocks_write(world->shared, world->ranks, world->rank, world->seq, call);
     (void)let_others(world, input);
     scribble_places(world, input);
-    uint64_t slices = cells_slices_of_blocks(world->shared, world->ranks, world->seq, &call->terms);
+    uint64_t slices =
+        cells_slices_of_blocks(world->shared, world->ranks, world->seq, &call->terms, CELLS_SLICE_MAX_BYTES);
     cells_blocks_read(world->shared, world->ranks, world->rank, world->seq, call);
     for (uint64_t i = 0; i < slices && i < SLICES_MAX; i++) {
         struct cells_blocks_slice slice = {.index = fuzz_below(input, 2) ? i : slices - 1 - i,

@@ -3,10 +3,10 @@
  *
  *   slices_read NAME RANK SIZE HOW
  *
- * HOW is "holes": in some operations, the kernel cannot read a page of one rank's input, though the rank
- * itself can. Or "mixes": in every second operation, some ranks work in place. It checks every element, and
- * prints how many operations it has checked. If something is wrong, it prints that on standard error, and
- * exits with 1.
+ * HOW is "first", "middle" or "last": in some operations, the kernel cannot read that page of what others
+ * need of one rank's input, though the rank itself can. Or it is "mixes": in every second operation, a rank
+ * works in place. It checks every element, and prints how many operations it has checked. If something is
+ * wrong, it prints that on standard error, and exits with 1.
  */
 #include <commclient.h>
 
@@ -18,6 +18,7 @@
 
 #include "tests/system/cells_rank.h"
 
+#define RANKS_MAX 8u
 #define COUNTS 3u
 #define COUNT_MAX 300000u /* of a block */
 #define WARM_UPS 3u
@@ -25,7 +26,22 @@
 #define TIMEOUT_MS 20000u
 #define PAGE_BYTES ((size_t)4096)
 
-enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SCATTER, BROADCAST, GATHER, REDUCE, KINDS };
+/* The last ones have a count for each rank. */
+enum kind {
+    ALL_REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    SCATTER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    ALL_GATHER_V,
+    REDUCE_SCATTER_V,
+    ALL_TO_ALL_V,
+    SCATTER_V,
+    KINDS
+};
 
 static const size_t counts[COUNTS] = {16000, 60001, COUNT_MAX};
 static uint32_t *input, *output, operations;
@@ -49,20 +65,27 @@ static uint32_t number_of(uint32_t of_rank, size_t index)
 
 static bool has_input_blocks(enum kind kind)
 {
-    return kind == REDUCE_SCATTER || kind == ALL_TO_ALL || kind == SCATTER;
+    return kind == REDUCE_SCATTER || kind == ALL_TO_ALL || kind == SCATTER || kind >= REDUCE_SCATTER_V;
 }
 
 static bool has_output_blocks(enum kind kind)
 {
-    return kind == ALL_GATHER || kind == ALL_TO_ALL || kind == GATHER;
+    return kind == ALL_GATHER || kind == ALL_TO_ALL || kind == GATHER || kind == ALL_GATHER_V ||
+           kind == ALL_TO_ALL_V;
+}
+
+/* In the inputs of some kinds, the last rank's block comes first. */
+static size_t input_block(enum kind kind, uint32_t of_rank)
+{
+    return kind == ALL_TO_ALL_V || kind == SCATTER_V ? size - 1 - of_rank : of_rank;
 }
 
 /* What element `index` of the rank's result must be. */
 static uint32_t expected(enum kind kind, size_t count, size_t index)
 {
     uint32_t sum = 0;
-    size_t before = has_input_blocks(kind) ? rank * count : 0;
-    if (kind == BROADCAST || kind == SCATTER) {
+    size_t before = has_input_blocks(kind) ? input_block(kind, rank) * count : 0;
+    if (kind == BROADCAST || kind == SCATTER || kind == SCATTER_V) {
         return number_of(0, before + index);
     }
     if (has_output_blocks(kind)) {
@@ -76,7 +99,20 @@ static uint32_t expected(enum kind kind, size_t count, size_t index)
 
 static comm_result_t submit(enum kind kind, const uint32_t *from, uint32_t *to, size_t count)
 {
+    size_t each[RANKS_MAX], places[RANKS_MAX];
+    for (uint32_t of_rank = 0; of_rank < size; of_rank++) {
+        each[of_rank] = count;
+        places[of_rank] = input_block(kind, of_rank) * count;
+    }
     switch (kind) {
+    case ALL_GATHER_V:
+        return comm_all_gather_v(comm, from, to, each, NULL, COMM_U32, NULL);
+    case REDUCE_SCATTER_V:
+        return comm_reduce_scatter_v(comm, from, to, each, COMM_U32, COMM_SUM, NULL);
+    case ALL_TO_ALL_V:
+        return comm_all_to_all_v(comm, from, each, places, to, each, NULL, COMM_U32, NULL);
+    case SCATTER_V:
+        return comm_scatter_v(comm, from, each, places, to, count, COMM_U32, 0, NULL);
     case ALL_REDUCE:
         return comm_all_reduce(comm, from, to, count, COMM_U32, COMM_SUM, NULL);
     case ALL_GATHER:
@@ -110,13 +146,16 @@ static void run(enum kind kind, size_t count, bool in_place, size_t hole_at)
     for (size_t i = 0; i < in_count; i++) {
         input[i] = number_of(rank, i);
     }
-    hole = (unsigned char *)input + hole_at / PAGE_BYTES * PAGE_BYTES;
-    if (hole_at != SIZE_MAX && mprotect(hole, PAGE_BYTES, PROT_NONE) != 0) {
-        must(COMM_INTERNAL, "mprotect");
+    if (hole_at != SIZE_MAX) {
+        hole = (unsigned char *)input + hole_at / PAGE_BYTES * PAGE_BYTES;
+        must(mprotect(hole, PAGE_BYTES, PROT_NONE) == 0 ? COMM_OK : COMM_INTERNAL, "mprotect");
     }
     uint32_t *to = !in_place ? output : kind == REDUCE_SCATTER ? input + rank * count : input;
     must(submit(kind, input, to, count), "submission");
     must(comm_sync(comm, 0), "comm_sync");
+    if (hole_at != SIZE_MAX) { /* this rank's input may not have been needed */
+        must(mprotect(hole, PAGE_BYTES, PROT_READ | PROT_WRITE) == 0 ? COMM_OK : COMM_INTERNAL, "mprotect");
+    }
     for (size_t i = 0; has_result && !root_sends && i < out_count; i++) {
         if (to[i] != expected(kind, count, i)) {
             fprintf(stderr, "rank %u, kind %d, %zu elements, operation %u: element %zu is %u\n", rank,
@@ -130,7 +169,8 @@ static void run(enum kind kind, size_t count, bool in_place, size_t hole_at)
 /* A page of the input that others read of this rank. */
 static size_t hole_of(enum kind kind, size_t count, uint32_t place)
 {
-    size_t begin = has_input_blocks(kind) && rank == 0 ? count * sizeof *input : 0; /* not the own block */
+    uint32_t for_rank = rank == 0 ? 1 : 0; /* not the own block */
+    size_t begin = has_input_blocks(kind) ? input_block(kind, for_rank) * count * sizeof *input : 0;
     size_t size_bytes = count * sizeof *input;
     return begin + (place == 0 ? 0 : place == 1 ? size_bytes / 2 : size_bytes - 1);
 }
@@ -153,7 +193,7 @@ static void check_holes(char **argv, enum kind kind, size_t count, uint32_t plac
 
 static void check_mixes(char **argv)
 {
-    static const enum kind kinds[] = {ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER};
+    static const enum kind kinds[] = {ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, ALL_TO_ALL_V};
     join(argv, TIMEOUT_MS);
     for (uint32_t i = 0; i < 16; i++) {
         for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
@@ -163,25 +203,39 @@ static void check_mixes(char **argv)
     leave();
 }
 
+/* Returns the number of places if it is none. */
+static uint32_t place_of(const char *how)
+{
+    static const char *const places[PLACES] = {"first", "middle", "last"};
+    uint32_t place = 0;
+    while (place < PLACES && strcmp(how, places[place]) != 0) {
+        place++;
+    }
+    return place;
+}
+
 int main(int argc, char **argv)
 {
     struct sigaction action = {.sa_handler = mend};
-    if (argc != 5 || (strcmp(argv[4], "holes") != 0 && strcmp(argv[4], "mixes") != 0)) {
-        fprintf(stderr, "usage: slices_read NAME RANK SIZE holes|mixes\n");
+    bool mixes = argc == 5 && strcmp(argv[4], "mixes") == 0;
+    uint32_t place = argc == 5 ? place_of(argv[4]) : PLACES;
+    size_t ranks = argc == 5 ? strtoul(argv[3], NULL, 10) : 0;
+    if ((place == PLACES && !mixes) || ranks > RANKS_MAX) {
+        fprintf(stderr, "usage: slices_read NAME RANK SIZE first|middle|last|mixes\n");
         return 2;
     }
-    size_t bytes = (size_t)COUNT_MAX * strtoul(argv[3], NULL, 10) * sizeof *input;
+    size_t bytes = COUNT_MAX * ranks * sizeof *input;
     input = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     output = malloc(bytes);
     if (input == MAP_FAILED || output == NULL || sigaction(SIGSEGV, &action, NULL) != 0) {
         fprintf(stderr, "no memory\n");
         return EXIT_FAILURE;
     }
-    if (strcmp(argv[4], "mixes") == 0) {
+    if (mixes) {
         check_mixes(argv);
     }
-    for (uint32_t i = 0; strcmp(argv[4], "holes") == 0 && i < KINDS * COUNTS * PLACES; i++) {
-        check_holes(argv, (enum kind)(i % KINDS), counts[i / KINDS % COUNTS], i / KINDS / COUNTS);
+    for (uint32_t i = 0; !mixes && i < KINDS * COUNTS; i++) {
+        check_holes(argv, (enum kind)(i % KINDS), counts[i / KINDS], place);
     }
     printf("%u operations checked\n", operations);
     return 0;

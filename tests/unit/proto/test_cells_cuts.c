@@ -154,7 +154,7 @@ static uint64_t slices_of(enum op_kind kind, enum dtype dtype, uint64_t counts[B
     for (uint32_t from = 0; from < BLOCK_RANKS; from++) {
         memcpy(cells_table(shared, BLOCK_RANKS, from, 7), counts[from], sizeof counts[from]);
     }
-    uint64_t slices = cells_slices_of_blocks(shared, BLOCK_RANKS, 7, &terms);
+    uint64_t slices = cells_slices_of_blocks(shared, BLOCK_RANKS, 7, &terms, CELLS_SLICE_MAX_BYTES);
     free(shared);
     return slices;
 }

@@ -274,8 +274,8 @@ COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *n
 /*
  * Leaves the communicator and frees it. Null is accepted. Pending operations get at most one second to
  * finish. Other ranks can still receive the messages that this rank has sent. The caller must have waited
- * for, or freed, all handles of the communicator before. If this thread has an open group, the operations
- * that it has collected for this communicator are not submitted.
+ * for, or freed, all handles of the communicator before. Operations on it that a group has collected are not
+ * submitted. If the group is another thread's, comm_group_end returns COMM_ABORTED there.
  */
 COMM_API void comm_destroy(comm_t *comm);
 

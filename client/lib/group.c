@@ -1,10 +1,18 @@
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <utlist.h>
 
 #include "client/lib/internal.h"
 #include "client/lib/submit.h"
 
-/* Groups of a thread: the operations called within a group are collected, and submitted together. */
+/*
+ * Groups of a thread: the operations called within a group are collected, and submitted together.
+ *
+ * Another thread may leave a communicator meanwhile, and takes its operations out of all open groups. So a
+ * lock guards what groups have collected. A thread that holds it may take the fences' lock, but not a
+ * client's. A group that ends leaves the list first: then it is its thread's alone.
+ */
 
 /* A communicator whose operations in the group have streams. */
 struct streams {
@@ -14,6 +22,7 @@ struct streams {
 };
 
 struct group {
+    struct group *prev, *next; /* the open groups of all threads */
     uint32_t depth;
     struct streams *streams;
     size_t stream_count;
@@ -25,13 +34,60 @@ struct group {
     struct client_entry *entries;
     size_t count;
     size_t capacity;
+    struct kept_error left; /* why operations are missing: another thread has left their communicator */
 };
 
-static _Thread_local struct group group;
+static _Thread_local struct group *group; /* null: this thread has none open */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_once_t once;
+    struct group *open; /* a thread that ends with an open group leaves it here */
+} groups = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+
+static void groups_lock(void)
+{
+    (void)pthread_mutex_lock(&groups.lock);
+}
+
+static void groups_unlock(void)
+{
+    (void)pthread_mutex_unlock(&groups.lock);
+}
+
+/* A child of fork has groups of its own: no other thread may hold the lock when it is copied. */
+static void groups_init(void)
+{
+    (void)pthread_atfork(groups_lock, groups_unlock, groups_unlock);
+}
+
+/* Returns null if memory is short. */
+static struct group *group_open(void)
+{
+    struct group *opened = calloc(1, sizeof *opened);
+    if (opened != NULL) {
+        (void)pthread_once(&groups.once, groups_init);
+        groups_lock();
+        DL_APPEND(groups.open, opened);
+        groups_unlock();
+    }
+    return opened;
+}
+
+/* Ends this thread's group, which other threads cannot reach any more. The caller frees it. */
+static struct group *group_take(void)
+{
+    struct group *taken = group;
+    groups_lock();
+    DL_DELETE(groups.open, taken);
+    groups_unlock();
+    group = NULL;
+    return taken;
+}
 
 bool group_is_open(void)
 {
-    return group.depth > 0;
+    return group != NULL;
 }
 
 comm_result_t group_allows_wait(const char *call, const char *name)
@@ -45,10 +101,16 @@ comm_result_t group_allows_wait(const char *call, const char *name)
 
 comm_result_t comm_group_begin(void)
 {
-    if (group.depth == UINT32_MAX) {
+    if (group == NULL) {
+        group = group_open();
+    }
+    if (group == NULL) {
+        return error_report(COMM_NO_MEMORY, "comm_group_begin: no memory for a group");
+    }
+    if (group->depth == UINT32_MAX) {
         return error_report(COMM_LIMIT, "comm_group_begin: groups are nested too deep");
     }
-    group.depth++;
+    group->depth++;
     return COMM_OK;
 }
 
@@ -68,12 +130,12 @@ static void *with_room(void *array, size_t count, size_t *capacity, size_t eleme
 static comm_result_t add_streams(const struct comm_comm *comm, uint64_t capture_id)
 {
     struct streams *grown =
-        with_room(group.streams, group.stream_count, &group.stream_capacity, sizeof *grown);
+        with_room(group->streams, group->stream_count, &group->stream_capacity, sizeof *grown);
     if (grown == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for a group");
     }
-    group.streams = grown;
-    group.streams[group.stream_count++] =
+    group->streams = grown;
+    group->streams[group->stream_count++] =
         (struct streams){.comm = comm, .comm_id = comm->comm_id, .capture_id = capture_id};
     return COMM_OK;
 }
@@ -82,18 +144,19 @@ static comm_result_t add_streams(const struct comm_comm *comm, uint64_t capture_
  * if it is not there. */
 static const struct streams *find_streams(const struct comm_comm *comm)
 {
-    for (size_t i = 1; i <= group.stream_count; i++) {
-        size_t at = (group.stream_found + i) % group.stream_count;
-        if (group.streams[at].comm == comm) {
-            group.stream_found = at;
-            return &group.streams[at];
+    for (size_t i = 1; i <= group->stream_count; i++) {
+        size_t at = (group->stream_found + i) % group->stream_count;
+        if (group->streams[at].comm == comm) {
+            group->stream_found = at;
+            return &group->streams[at];
         }
     }
     return NULL;
 }
 
-comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
-                                  uint64_t capture_id)
+/* With the groups' lock. */
+static comm_result_t check_capture(const struct comm_comm *comm, const struct client_call *call,
+                                   uint64_t capture_id)
 {
     if (call->options.stream == COMM_STREAM_NONE || comm->gpu == NULL) {
         return COMM_OK;
@@ -107,8 +170,8 @@ comm_result_t group_check_capture(const struct comm_comm *comm, const struct cli
                                   "or none does",
                                   call->name, comm->name);
     }
-    for (size_t i = 0; i < group.stream_count; i++) {
-        const struct streams *other = &group.streams[i];
+    for (size_t i = 0; i < group->stream_count; i++) {
+        const struct streams *other = &group->streams[i];
         if (other->comm_id == comm->comm_id && (other->capture_id == 0) != (capture_id == 0)) {
             return error_report(COMM_INVALID_ARGUMENT,
                                 "%s on \"%s\": in a group, the streams of all ranks of a communicator are "
@@ -120,20 +183,32 @@ comm_result_t group_check_capture(const struct comm_comm *comm, const struct cli
     return add_streams(comm, capture_id);
 }
 
+comm_result_t group_check_capture(const struct comm_comm *comm, const struct client_call *call,
+                                  uint64_t capture_id)
+{
+    groups_lock();
+    comm_result_t result = check_capture(comm, call, capture_id);
+    groups_unlock();
+    return result;
+}
+
 comm_result_t group_add_captured(const struct capture_entry *entry)
 {
-    struct capture_entry *grown =
-        with_room(group.captured, group.captured_count, &group.captured_capacity, sizeof *grown);
-    if (grown == NULL) {
-        return error_report(COMM_NO_MEMORY, "no memory for a group");
-    }
-    group.captured = grown;
     struct client_call *copy = call_copy(entry->call, entry->comm->size);
-    if (copy == NULL) {
+    groups_lock();
+    struct capture_entry *grown = copy != NULL ? with_room(group->captured, group->captured_count,
+                                                           &group->captured_capacity, sizeof *grown)
+                                               : NULL;
+    if (grown != NULL) {
+        group->captured = grown;
+        group->captured[group->captured_count] = *entry;
+        group->captured[group->captured_count++].call = copy;
+    }
+    groups_unlock();
+    if (grown == NULL) {
+        free(copy);
         return error_report(COMM_NO_MEMORY, "no memory for a group");
     }
-    group.captured[group.captured_count] = *entry;
-    group.captured[group.captured_count++].call = copy;
     return COMM_OK;
 }
 
@@ -143,50 +218,92 @@ static void call_free(const struct client_call *call)
     free((struct client_call *)(uintptr_t)call);
 }
 
-/* With the client's lock. */
-static void forget_captured(const struct comm_comm *comm)
+/* How a call's operation ends that is not submitted, because its communicator was left. */
+static void describe_left(const struct comm_comm *comm, const struct client_call *call,
+                          struct kept_error *out)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < group.captured_count; i++) {
-        struct capture_entry *entry = &group.captured[i];
-        if (entry->comm != comm) {
-            group.captured[kept++] = *entry;
-            continue;
-        }
-        capture_release(entry);
-        call_free(entry->call);
-    }
-    group.captured_count = kept;
+    out->data = failure_data(COMM_ABORTED, op_kind_text(call->terms.kind));
+    (void)snprintf(out->text, sizeof out->text,
+                   "%s on \"%s\": this rank left the communicator before the group ended", call->name,
+                   comm->name);
 }
 
-static void forget_streams(const struct comm_comm *comm)
+/* A thread that leaves the communicator itself knows that. Another one learns it when its group ends. */
+static void note_left(struct group *of, const struct kept_error *left)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < group.stream_count; i++) {
-        if (group.streams[i].comm != comm) {
-            group.streams[kept++] = group.streams[i];
+    if (of != group && of->left.data.result == COMM_OK) {
+        of->left = *left;
+    }
+}
+
+/* Takes a captured call of this communicator out of any group. Returns false if there is none. */
+static bool take_captured(const struct comm_comm *comm, struct capture_entry *out)
+{
+    bool found = false;
+    groups_lock();
+    for (struct group *of = groups.open; of != NULL && !found; of = of->next) {
+        size_t at = 0;
+        while (at < of->captured_count && of->captured[at].comm != comm) {
+            at++;
+        }
+        if (at < of->captured_count) {
+            struct kept_error left;
+            found = true;
+            *out = of->captured[at];
+            describe_left(comm, out->call, &left);
+            note_left(of, &left);
+            of->captured_count--;
+            memmove(&of->captured[at], &of->captured[at + 1],
+                    (of->captured_count - at) * sizeof of->captured[0]);
         }
     }
-    group.stream_count = kept;
+    groups_unlock();
+    return found;
+}
+
+/* With the client's lock. To release memory may call the driver, so that is without the groups' lock. */
+static void forget_captured(const struct comm_comm *comm)
+{
+    struct capture_entry entry;
+    while (take_captured(comm, &entry)) {
+        capture_release(&entry);
+        call_free(entry.call);
+    }
+}
+
+/* With the groups' lock. */
+static void forget_streams(struct group *of, const struct comm_comm *comm)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < of->stream_count; i++) {
+        if (of->streams[i].comm != comm) {
+            of->streams[kept++] = of->streams[i];
+        }
+    }
+    of->stream_count = kept;
 }
 
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
                         const struct stream_order *order)
 {
-    struct client_entry *grown = with_room(group.entries, group.count, &group.capacity, sizeof *grown);
-    if (grown == NULL) {
-        return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name, comm->name);
-    }
-    group.entries = grown;
     struct client_call *copy = call_copy(call, comm->size);
     bool has_queue = call->options.queue != NULL;
     struct client_op *op = copy != NULL && has_queue ? op_new(comm, copy) : NULL;
-    if (copy == NULL || (has_queue && op == NULL)) {
+    bool made = copy != NULL && (op != NULL || !has_queue);
+    groups_lock();
+    struct client_entry *grown =
+        made ? with_room(group->entries, group->count, &group->capacity, sizeof *grown) : NULL;
+    if (grown != NULL) {
+        group->entries = grown;
+        group->entries[group->count++] =
+            (struct client_entry){.comm = comm, .call = copy, .request = request, .order = *order, .op = op};
+    }
+    groups_unlock();
+    if (grown == NULL) {
+        free(op);
         free(copy);
         return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name, comm->name);
     }
-    group.entries[group.count++] =
-        (struct client_entry){.comm = comm, .call = copy, .request = request, .order = *order, .op = op};
     return COMM_OK;
 }
 
@@ -200,6 +317,15 @@ static void entry_free(struct client_entry *entry)
 {
     free(entry->op);
     free(call_of(entry));
+}
+
+/* Frees the group, but not what its entries hold. */
+static void group_free(struct group *taken)
+{
+    free(taken->entries);
+    free(taken->captured);
+    free(taken->streams);
+    free(taken);
 }
 
 /* The queue of an operation that was not submitted gets its completion. */
@@ -220,47 +346,62 @@ static void tell_queue(struct client_entry *entry, const comm_failure_t *data, c
 
 void group_drop(void)
 {
-    for (size_t i = 0; i < group.count; i++) {
-        stream_abandon(group.entries[i].comm, &group.entries[i].order);
-        (void)request_leave_group(group.entries[i].request);
-        entry_free(&group.entries[i]);
+    if (group == NULL) {
+        return;
     }
-    free(group.entries);
-    for (size_t i = 0; i < group.captured_count; i++) {
-        capture_drop(&group.captured[i]);
-        call_free(group.captured[i].call);
+    struct group *dropped = group_take();
+    for (size_t i = 0; i < dropped->count; i++) {
+        stream_abandon(dropped->entries[i].comm, &dropped->entries[i].order);
+        (void)request_leave_group(dropped->entries[i].request);
+        entry_free(&dropped->entries[i]);
     }
-    free(group.captured);
-    free(group.streams);
-    group = (struct group){0};
+    for (size_t i = 0; i < dropped->captured_count; i++) {
+        capture_drop(&dropped->captured[i]);
+        call_free(dropped->captured[i].call);
+    }
+    group_free(dropped);
+}
+
+/* With the locks of the client and of the groups, like the next one. */
+static void forget_entry(struct group *of, struct client_entry *entry)
+{
+    struct kept_error left;
+    describe_left(entry->comm, entry->call, &left);
+    note_left(of, &left);
+    entry->request = request_leave_group(entry->request);
+    if (entry->call->options.queue != NULL) {
+        tell_queue(entry, &left.data, left.text);
+    } else if (entry->request != NULL) {
+        request_end(entry->request, COMM_ABORTED, &left.data, left.text);
+    }
+    stream_abandon(entry->comm, &entry->order);
+    entry_free(entry);
+}
+
+static void forget_entries(struct group *of, const struct comm_comm *comm)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < of->count; i++) {
+        if (of->entries[i].comm != comm) {
+            of->entries[kept++] = of->entries[i];
+        } else {
+            forget_entry(of, &of->entries[i]);
+        }
+    }
+    of->count = kept;
 }
 
 void group_forget(struct comm_comm *comm)
 {
-    size_t kept = 0;
+    struct group *each;
     forget_captured(comm);
-    forget_streams(comm);
-    for (size_t i = 0; i < group.count; i++) {
-        struct client_entry *entry = &group.entries[i];
-        if (entry->comm != comm) {
-            group.entries[kept++] = *entry;
-            continue;
-        }
-        char text[ERROR_TEXT_BYTES];
-        (void)snprintf(text, sizeof text,
-                       "%s on \"%s\": this rank left the communicator before the group ended",
-                       entry->call->name, comm->name);
-        comm_failure_t aborted = failure_data(COMM_ABORTED, op_kind_text(entry->call->terms.kind));
-        entry->request = request_leave_group(entry->request);
-        if (entry->call->options.queue != NULL) {
-            tell_queue(entry, &aborted, text);
-        } else if (entry->request != NULL) {
-            request_end(entry->request, COMM_ABORTED, &aborted, text);
-        }
-        stream_abandon(comm, &entry->order);
-        entry_free(entry);
+    groups_lock();
+    DL_FOREACH(groups.open, each)
+    {
+        forget_streams(each, comm);
+        forget_entries(each, comm);
     }
-    group.count = kept;
+    groups_unlock();
 }
 
 /* Whether operations of this call's kind may run as one. */
@@ -382,7 +523,6 @@ static comm_result_t end_captured(const struct group *ended)
     for (size_t i = 0; i < ended->captured_count; i++) {
         call_free(ended->captured[i].call);
     }
-    free(ended->captured);
     return result;
 }
 
@@ -397,37 +537,43 @@ static comm_result_t end_in_streams(struct client_entry *entries, size_t count)
     return first_failure;
 }
 
-comm_result_t comm_group_end(void)
+/* Submits what the group has collected. The first failure is kept. */
+static comm_result_t submit_all(const struct group *ended, struct kept_error *kept)
 {
-    comm_result_t first_failure = COMM_OK;
-    struct kept_error kept;
-    if (group.depth == 0) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_group_end: there is no group");
-    }
-    if (--group.depth > 0) {
-        return COMM_OK;
-    }
-    struct group ended = group;
-    group = (struct group){0};
-    make_buckets(ended.entries, ended.count);
-    for (size_t begin = 0, end; begin < ended.count; begin = end) {
-        const struct comm_client *client = ended.entries[begin].comm->client;
-        for (end = begin; end < ended.count && ended.entries[end].comm->client == client;) {
+    comm_result_t first_failure = ended->left.data.result;
+    *kept = ended->left;
+    make_buckets(ended->entries, ended->count);
+    for (size_t begin = 0, end; begin < ended->count; begin = end) {
+        const struct comm_client *client = ended->entries[begin].comm->client;
+        for (end = begin; end < ended->count && ended->entries[end].comm->client == client;) {
             end++;
         }
-        comm_result_t result = submit_part(&ended.entries[begin], end - begin);
+        comm_result_t result = submit_part(&ended->entries[begin], end - begin);
         if (first_failure == COMM_OK && result != COMM_OK) {
             first_failure = result;
-            error_keep(&kept);
+            error_keep(kept);
         }
     }
-    comm_result_t ordered = end_in_streams(ended.entries, ended.count);
-    comm_result_t captured = end_captured(&ended);
-    ordered = ordered == COMM_OK ? captured : ordered;
-    free(ended.streams);
-    for (size_t i = 0; i < ended.count; i++) {
-        entry_free(&ended.entries[i]);
+    return first_failure;
+}
+
+comm_result_t comm_group_end(void)
+{
+    struct kept_error kept;
+    if (group == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_group_end: there is no group");
     }
-    free(ended.entries);
+    if (--group->depth > 0) {
+        return COMM_OK;
+    }
+    struct group *ended = group_take();
+    comm_result_t first_failure = submit_all(ended, &kept);
+    comm_result_t ordered = end_in_streams(ended->entries, ended->count);
+    comm_result_t captured = end_captured(ended);
+    ordered = ordered == COMM_OK ? captured : ordered;
+    for (size_t i = 0; i < ended->count; i++) {
+        entry_free(&ended->entries[i]);
+    }
+    group_free(ended);
     return first_failure != COMM_OK ? error_report_kept(&kept) : ordered;
 }

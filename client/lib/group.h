@@ -28,8 +28,8 @@ comm_result_t group_add_captured(const struct capture_entry *entry);
  * fails. */
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
                         const struct stream_order *order);
-/* To be called when the communicator is left. Removes what this thread's group has collected for it; the
- * handles end with COMM_ABORTED. */
+/* To be called when the communicator is left. Removes what the open groups of all threads have collected for
+ * it: handles end with COMM_ABORTED, and so does comm_group_end of another thread. With the client's lock. */
 void group_forget(struct comm_comm *comm);
 /* Ends the thread's groups without submitting their operations. Their handles then have no operation. */
 void group_drop(void);

@@ -94,6 +94,86 @@ static void test_a_communicator_left_in_a_group(void **state)
     pair_stop(&pair);
 }
 
+static void *leave_elsewhere(void *comm)
+{
+    comm_destroy(comm);
+    return NULL;
+}
+
+static void *close_elsewhere(void *client)
+{
+    comm_client_close(client);
+    return NULL;
+}
+
+static void run_elsewhere(void *(*run)(void *context), void *context)
+{
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, run, context), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+}
+
+/* The group's thread does not know that: it is told at the end of the group. */
+static void test_a_communicator_that_another_thread_leaves(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *left = pair_comm(&pair, "left", 0, 1);
+    comm_t *other = pair_comm(&pair, "other", 0, 1);
+    void *memory = alloc_parts(&pair, 3);
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    (void)reduce(other, memory, 0, 1, false, false);
+    (void)reduce(left, memory, 0, 1, false, false);
+    comm_request_free(reduce(left, memory, 0, 1, true, false));
+    (void)reduce(other, memory, 1, 2, false, false);
+    run_elsewhere(leave_elsewhere, left);
+    assert_int_equal(comm_group_end(), COMM_ABORTED);
+    assert_string_equal(
+        comm_last_error(),
+        "comm_all_reduce on \"left\": this rank left the communicator before the group ended");
+    assert_int_equal(comm_sync(other, 0), COMM_OK);
+    assert_parts(memory, 2);
+    assert_int_equal(fake_daemon_counts(pair.daemon).submits, 2);
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    assert_int_equal(comm_group_end(), COMM_OK);
+    comm_destroy(other);
+    pair_stop(&pair);
+}
+
+static void test_a_client_that_another_thread_closes(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "closed", 0, 1);
+    unsigned char bytes[BYTES] = {0};
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    assert_int_equal(comm_all_reduce(comm, bytes, bytes, BYTES, COMM_U8, COMM_SUM, NULL), COMM_OK);
+    run_elsewhere(close_elsewhere, pair.client);
+    assert_int_equal(comm_group_end(), COMM_ABORTED);
+    assert_int_equal(fake_daemon_counts(pair.daemon).submits, 0);
+    fake_daemon_stop(pair.daemon);
+}
+
+static void *collect_and_end(void *comm)
+{
+    static unsigned char bytes[BYTES];
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    assert_int_equal(comm_all_reduce(comm, bytes, bytes, BYTES, COMM_U8, COMM_SUM, NULL), COMM_OK);
+    return NULL;
+}
+
+/* Nobody submits what it has collected. */
+static void test_a_thread_that_ends_in_a_group(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "gone", 0, 1);
+    run_elsewhere(collect_and_end, comm);
+    comm_destroy(comm);
+    assert_int_equal(fake_daemon_counts(pair.daemon).submits, 0);
+    pair_stop(&pair);
+}
+
 static void test_a_client_closed_in_a_group(void **state)
 {
     (void)state;
@@ -237,6 +317,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_persistent_operation_keeps_its_place),
         cmocka_unit_test(test_a_communicator_left_in_a_group),
+        cmocka_unit_test(test_a_communicator_that_another_thread_leaves),
+        cmocka_unit_test(test_a_client_that_another_thread_closes),
+        cmocka_unit_test(test_a_thread_that_ends_in_a_group),
         cmocka_unit_test(test_a_client_closed_in_a_group),
         cmocka_unit_test(test_a_handle_freed_in_a_group),
         cmocka_unit_test(test_a_collected_handle_is_not_waited_for),

@@ -224,7 +224,7 @@ static void find_words(struct comms_buffers *buffers)
         return;
     }
     comms_fences_find(fences, of_gpu);
-    buffers->exec.ended_gpu_address = fences->ended_gpu_address;
+    buffers->exec.ended_gpu_word = fences->ended_gpu_word;
     buffers->exec.ended_value = fences->ended_value;
     buffers->exec.ended_by_gpu = &fences->ended_by_gpu;
 }

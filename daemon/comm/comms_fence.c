@@ -79,20 +79,20 @@ enum status comms_fences_take(const struct comms_fence *waits, uint32_t wait_cou
     return STATUS_OK;
 }
 
-static uint64_t gpu_address_of(const struct memory *of_gpu, struct memory *memory,
-                               const _Atomic uint64_t *word)
+static struct gpu_word gpu_word_of(const struct memory *of_gpu, struct memory *memory,
+                                   const _Atomic uint64_t *word)
 {
     const unsigned char *base = memory_range(memory, 0, 1);
-    return gpu_words_address(of_gpu, memory, (uint64_t)((const unsigned char *)(uintptr_t)word - base));
+    return gpu_words_find(of_gpu, memory, (uint64_t)((const unsigned char *)(uintptr_t)word - base));
 }
 
 void comms_fences_find(struct comms_fences *fences, const struct memory *of_gpu)
 {
     for (uint32_t i = 0; i < fences->wait_count; i++) {
-        fences->waits[i].gpu_address = gpu_address_of(of_gpu, fences->memories[i], fences->waits[i].word);
+        fences->waits[i].gpu_word = gpu_word_of(of_gpu, fences->memories[i], fences->waits[i].word);
     }
     if (fences->ended != NULL) {
-        fences->ended_gpu_address = gpu_address_of(of_gpu, fences->ended_memory, fences->ended);
+        fences->ended_gpu_word = gpu_word_of(of_gpu, fences->ended_memory, fences->ended);
     }
 }
 

@@ -16,8 +16,8 @@ struct comms_fences {
     _Atomic uint64_t *ended; /* null: no word is set at the end */
     uint64_t ended_value;
     struct memory *ended_memory;
-    uint64_t ended_gpu_address; /* for streams of GPUs; 0: none */
-    bool ended_by_gpu;          /* a stream writes it, so it must not be set back */
+    struct gpu_word ended_gpu_word;
+    bool ended_by_gpu; /* a stream writes it, so it must not be set back */
 };
 
 /*
@@ -27,7 +27,7 @@ struct comms_fences {
 enum status comms_fences_take(const struct comms_fence *waits, uint32_t wait_count,
                               const struct comms_fence *ended, struct comms_fences **out,
                               struct error *error) COMM_MUST_USE;
-/* Finds the words' addresses for streams of GPUs, if there are any. of_gpu: memory on a GPU. */
+/* Finds where streams of GPUs see the words, at once or later. of_gpu: memory on a GPU. */
 void comms_fences_find(struct comms_fences *fences, const struct memory *of_gpu);
 /* Sets the word `ended`. Null is accepted. */
 void comms_fences_signal(const struct comms_fences *fences);

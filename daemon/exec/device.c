@@ -212,10 +212,10 @@ static enum status put_ended(struct exec_comm *comm, struct exec_op *op, uint32_
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < device_entries(op) && status == STATUS_OK; i++) {
         const struct exec_rank *rank = &op->ranks[i];
-        if (rank->ended_gpu_address != 0) {
+        uint64_t ended_at = gpu_word_address(&rank->ended_gpu_word);
+        if (ended_at != 0) {
             *rank->ended_by_gpu = true; /* the processor must not set it back later */
-            status =
-                gpu_queue_write_word(comm->queues[gpu], rank->ended_gpu_address, rank->ended_value, error);
+            status = gpu_queue_write_word(comm->queues[gpu], ended_at, rank->ended_value, error);
         }
     }
     return status;

@@ -27,7 +27,7 @@ static bool can_run_ahead(const struct exec_comm *comm, const struct exec_op *op
     }
     for (uint32_t i = 0; i < device_entries(op); i++) {
         for (uint32_t w = 0; w < op->ranks[i].wait_count; w++) {
-            if (op->ranks[i].waits[w].gpu_address == 0) {
+            if (gpu_word_address(&op->ranks[i].waits[w].gpu_word) == 0) {
                 return false;
             }
         }
@@ -42,7 +42,7 @@ static enum status put_ahead(struct exec_comm *comm, struct exec_op *op, uint32_
     for (uint32_t i = 0; i < device_entries(op); i++) {
         for (uint32_t w = 0; w < op->ranks[i].wait_count && status == STATUS_OK; w++) {
             const struct fence *fence = &op->ranks[i].waits[w];
-            status = gpu_queue_wait_word(queue, fence->gpu_address, fence->value, error);
+            status = gpu_queue_wait_word(queue, gpu_word_address(&fence->gpu_word), fence->value, error);
         }
     }
     if (status == STATUS_OK) {
@@ -116,7 +116,8 @@ void device_release_words(struct exec_comm *comm, const struct exec_op *op, uint
                                       memory_order_release);
             }
             if (all) {
-                status = gpu_queue_write_word(comm->release_queue, fence->gpu_address, fence->value, &error);
+                status = gpu_queue_write_word(comm->release_queue, gpu_word_address(&fence->gpu_word),
+                                              fence->value, &error);
             }
         }
     }

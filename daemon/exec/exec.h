@@ -190,9 +190,10 @@ struct exec_rank {
     uint64_t input_bytes, output_bytes, residual_bytes; /* of buffers on a GPU: to the last block's end */
     const struct fence *waits; /* the operation begins when all fences of all local ranks are reached */
     uint32_t wait_count;
-    /* A word that the stream of the GPU writes when the rank's outputs are there, if it can; 0: none. Then
-     * *ended_by_gpu is set when that write is put in the stream. It is valid until the operation is done. */
-    uint64_t ended_gpu_address, ended_value;
+    /* A word that the stream of the GPU writes when the rank's outputs are there, if it can. *ended_by_gpu is
+     * set when that write is put in the stream. It is valid until the operation is done. */
+    struct gpu_word ended_gpu_word;
+    uint64_t ended_value;
     bool *ended_by_gpu;
     /* The client memory in which each buffer lies, if any. The operation fails if such memory breaks
      * meanwhile (memory_check). */

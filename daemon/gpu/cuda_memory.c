@@ -220,6 +220,7 @@ static bool memory_stays(struct memory *memory)
 {
     bool stays = gpu_registry_retire(memory->gpus->registry, memory);
     if (stays) {
+        memory_say_ended(memory);
         gpu_groups_sweep(memory->gpus);
     }
     return stays;

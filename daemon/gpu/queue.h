@@ -83,7 +83,7 @@ enum status gpu_queue_decode(struct gpu_queue *queue, const struct gpu_coding *c
                              struct error *error) COMM_MUST_USE;
 
 /* Waits until a word is `value` or above, by signed difference, or writes it. word: a device address of
- * gpu_words_address. Someone must make sure that a wait ends. */
+ * gpu_words_find. Someone must make sure that a wait ends. */
 enum status gpu_queue_wait_word(struct gpu_queue *queue, uint64_t word, uint64_t value,
                                 struct error *error) COMM_MUST_USE;
 enum status gpu_queue_write_word(struct gpu_queue *queue, uint64_t word, uint64_t value,

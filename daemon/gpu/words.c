@@ -1,6 +1,7 @@
 #include "daemon/gpu/words.h"
 
 #include <assert.h>
+#include <stdlib.h>
 
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/host/memory_internal.h"
@@ -15,44 +16,117 @@ uint32_t gpu_words_ahead(const struct gpu_devices *gpus)
     return gpus->ahead;
 }
 
-/* Before the memory is unmapped. No stream waits for its words any more. */
-static bool unregister(struct memory *words)
+enum words_state { WORDS_UNKNOWN, WORDS_ASKED, WORDS_REGISTERED, WORDS_REFUSED };
+
+/* The words of one memory. */
+struct gpu_words {
+    struct gpu_call call; /* first */
+    struct memory *memory;
+    struct gpu_devices *gpus;
+    uint32_t gpu; /* whose thread makes the calls */
+    enum words_state state;
+    cuda_pointer found; /* by that thread */
+    uint64_t base;      /* the same, for the main thread; 0: not registered */
+};
+
+/* --- The GPU's thread --- */
+
+static void register_run(struct gpu_call *call)
 {
-    if (words->words_at != 0 && cuda_enter(words->words_gpus, 0, NULL) == STATUS_OK) {
-        (void)words->words_gpus->driver->host_unregister(words->base);
+    struct gpu_words *words = (struct gpu_words *)call;
+    const struct cuda_driver *driver = words->gpus->driver;
+    unsigned char *base = words->memory->base;
+    words->found = 0;
+    if (cuda_enter(words->gpus, words->gpu, NULL) == STATUS_OK &&
+        driver->host_register(base, (size_t)words->memory->address_bytes,
+                              CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP) == CUDA_RESULT_OK &&
+        driver->host_device_pointer(&words->found, base, 0) != CUDA_RESULT_OK) {
+        (void)driver->host_unregister(base);
+        words->found = 0;
     }
-    return false;
 }
 
-static void register_words(struct gpu_devices *gpus, struct memory *words)
+static void unregister_run(struct gpu_call *call)
 {
-    cuda_pointer at = 0;
-    struct error error;
-    words->stays = unregister;
-    words->words_gpus = gpus;
-    if (words->address_bytes > GPU_WORDS_MAX_BYTES || memory_check(words, &error) != STATUS_OK ||
-        cuda_enter(gpus, 0, &error) != STATUS_OK ||
-        gpus->driver->host_register(words->base, (size_t)words->address_bytes,
-                                    CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP) != CUDA_RESULT_OK) {
-        return; /* the processor looks at them */
+    struct gpu_words *words = (struct gpu_words *)call;
+    if (cuda_enter(words->gpus, words->gpu, NULL) == STATUS_OK) {
+        (void)words->gpus->driver->host_unregister(words->memory->base);
     }
-    if (gpus->driver->host_device_pointer(&at, words->base, 0) != CUDA_RESULT_OK) {
-        (void)gpus->driver->host_unregister(words->base);
+}
+
+/* --- The main thread --- */
+
+static void register_done(struct gpu_call *call)
+{
+    struct gpu_words *words = (struct gpu_words *)call;
+    words->base = words->found;
+    words->state = words->base != 0 ? WORDS_REGISTERED : WORDS_REFUSED;
+    memory_unref(words->memory);
+}
+
+static void unregister_done(struct gpu_call *call)
+{
+    struct gpu_words *words = (struct gpu_words *)call;
+    struct memory *memory = words->memory;
+    free(words);
+    memory_finish(memory);
+}
+
+/* Before the memory is unmapped. No stream waits for its words any more. */
+static bool words_stay(struct memory *memory)
+{
+    struct gpu_words *words = memory->words;
+    memory->words = NULL;
+    if (words->state != WORDS_REGISTERED) {
+        free(words);
+        return false;
+    }
+    words->call = (struct gpu_call){.run = unregister_run, .done = unregister_done};
+    gpu_calls_put(words->gpus, words->gpu, &words->call);
+    return true;
+}
+
+static struct gpu_words *words_new(const struct memory *of_gpu, struct memory *memory)
+{
+    struct gpu_words *words = calloc(1, sizeof *words);
+    if (words != NULL) {
+        *words = (struct gpu_words){.memory = memory, .gpus = of_gpu->gpus, .gpu = (uint32_t)of_gpu->gpu};
+        memory->words = words;
+        memory->stays = words_stay;
+    }
+    return words;
+}
+
+static void ask(struct gpu_words *words)
+{
+    struct error error;
+    if (words->memory->address_bytes > GPU_WORDS_MAX_BYTES ||
+        memory_check(words->memory, &error) != STATUS_OK) {
+        words->state = WORDS_REFUSED; /* the processor looks at them */
         return;
     }
-    words->words_at = at;
+    if (gpu_calls_check(words->gpus, words->gpu, &error) == STATUS_OK) {
+        words->state = WORDS_ASKED;
+        (void)memory_ref(words->memory);
+        words->call = (struct gpu_call){.run = register_run, .done = register_done};
+        gpu_calls_put(words->gpus, words->gpu, &words->call);
+    }
 }
 
-uint64_t gpu_words_address(const struct memory *of_gpu, struct memory *words, uint64_t offset_bytes)
+struct gpu_word gpu_words_find(const struct memory *of_gpu, struct memory *memory, uint64_t offset_bytes)
 {
-    struct gpu_devices *gpus = of_gpu->gpus;
-    if (gpus == NULL || gpus->ahead == 0 || words->gpu != MEMORY_OF_HOST || !words->guarded) {
-        return 0;
+    const struct gpu_devices *gpus = of_gpu->gpus;
+    if (gpus == NULL || gpus->ahead == 0 || memory->gpu != MEMORY_OF_HOST || !memory->guarded) {
+        return (struct gpu_word){.base = NULL};
     }
-    if (words->stays == NULL) {
-        register_words(gpus, words);
+    struct gpu_words *words = memory->words != NULL ? memory->words : words_new(of_gpu, memory);
+    if (words == NULL) {
+        return (struct gpu_word){.base = NULL};
     }
-    return words->words_at != 0 ? words->words_at + offset_bytes : 0;
+    if (words->state == WORDS_UNKNOWN) {
+        ask(words);
+    }
+    return (struct gpu_word){.base = &words->base, .offset_bytes = offset_bytes};
 }
 
 bool gpu_words_may_wait(const struct gpu_devices *gpus, uint32_t gpu)

@@ -1,12 +1,15 @@
 #ifndef DAEMON_GPU_WORDS_H
 #define DAEMON_GPU_WORDS_H
 
+#include "daemon/base/fence.h"
 #include "daemon/gpu/devices.h"
 
 /*
  * Clients' semaphores, as streams of commd see them. A stream of commd may wait for a word that a client's
  * stream writes, and write a word that a client's stream waits for. So commd registers the pages of such
- * words with CUDA, at their first use, until the memory is freed.
+ * words with CUDA, at their first use, until the memory is freed. To register or unregister them, the driver
+ * may wait for all work of a GPU. So the thread of a GPU does that (calls.h), and the processor looks at the
+ * words until they are registered. A later use tries again if that GPU's thread has no room, or is late.
  *
  * commd ends a wait by writing the word. The client can write the words as well, or take the pages out of its
  * file. In the latter case only a stream can end the wait: the device address stays that of the registered
@@ -24,10 +27,11 @@ void gpu_words_set_ahead(struct gpu_devices *gpus, uint32_t ahead);
 uint32_t gpu_words_ahead(const struct gpu_devices *gpus);
 
 /*
- * The device address of a word in a client's host memory, for the streams of all GPUs; 0: it has none, or
- * commd does not run ahead. of_gpu: any memory on a GPU, which names the GPUs. The main thread.
+ * Where the streams of all GPUs see a word in a client's host memory, once it is registered; nowhere, if
+ * commd does not run ahead. The result is valid as long as `words`. of_gpu: any memory on a GPU, which names
+ * the GPUs, and the one whose thread registers the words. The main thread.
  */
-uint64_t gpu_words_address(const struct memory *of_gpu, struct memory *words, uint64_t offset_bytes);
+struct gpu_word gpu_words_find(const struct memory *of_gpu, struct memory *words, uint64_t offset_bytes);
 
 /*
  * An operation with waits for words is put in a stream of the GPU, and is over. CUDA frees memory only when

@@ -186,7 +186,7 @@ static void memory_discharge(struct budget_account *account, uint64_t address_by
     budget_close(account);
 }
 
-static void say_ended(struct memory *memory)
+void memory_say_ended(struct memory *memory)
 {
     if (memory->ended != NULL) {
         memory->ended(memory->ended_context);
@@ -200,12 +200,27 @@ void memory_end(void *context)
     if (memory->charged != NULL) {
         memory_discharge(memory->charged, memory->address_bytes, memory->chunk_count);
     }
-    say_ended(memory);
+    memory_say_ended(memory);
     free(memory);
+}
+
+static void unmap_later(struct memory *memory)
+{
+    guard_remove(&memory->guard);
+    memory->unmapping = (struct unmapping){.base = memory->base,
+                                           .size_bytes = memory->address_bytes,
+                                           .unit_bytes = memory->huge_page_bytes,
+                                           .done = memory_end,
+                                           .context = memory};
+    unmapper_put(memory->unmapper, &memory->unmapping);
 }
 
 void memory_finish(struct memory *memory)
 {
+    if (memory->guarded) {
+        unmap_later(memory);
+        return;
+    }
     if (memory->release_later != NULL) {
         memory->release_later(memory);
         return;
@@ -225,23 +240,9 @@ void memory_unref(struct memory *memory)
     if (memory == NULL || --memory->references > 0) {
         return;
     }
-    bool stays = memory->stays != NULL && memory->stays(memory);
-    if (stays) {
-        say_ended(memory);
+    if (memory->stays == NULL || !memory->stays(memory)) {
+        memory_finish(memory);
     }
-    if (!memory->guarded) {
-        if (!stays) {
-            memory_finish(memory);
-        }
-        return;
-    }
-    guard_remove(&memory->guard);
-    memory->unmapping = (struct unmapping){.base = memory->base,
-                                           .size_bytes = memory->address_bytes,
-                                           .unit_bytes = memory->huge_page_bytes,
-                                           .done = memory_end,
-                                           .context = memory};
-    unmapper_put(memory->unmapper, &memory->unmapping);
 }
 
 enum status memory_charge(struct memory *memory, struct budget_account *account, struct error *error)

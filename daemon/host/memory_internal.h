@@ -34,19 +34,20 @@ struct memory {
     void *releasing;              /* what that needs, of daemon/gpu */
     void (*ended)(void *context); /* null: nobody asked */
     void *ended_context;
-    /* After the last reference: whether the memory has to stay for a while. Then memory_finish ends it. Null:
-     * it never has to. */
+    /* After the last reference: whether the memory has to stay for a while. Then memory_finish ends it,
+     * perhaps within this call. Null: it never has to. */
     bool (*stays)(struct memory *memory);
-    uint64_t words_at; /* of words that GPUs' streams use: the device address of `base`; or 0 */
-    struct gpu_devices *words_gpus;
+    struct gpu_words *words;             /* of daemon/gpu, for words that GPUs' streams use; or null */
     struct gpu_registrable *registrable; /* of daemon/gpu, for memory that NCCL can register; or null */
 };
 
 enum status memory_new(void *base, uint64_t size_bytes, void (*release)(struct memory *memory),
                        struct memory **out, struct error *error) COMM_MUST_USE;
 
-/* Frees memory that `stays` has kept, and its struct. */
+/* Frees memory without references, and its struct: for memory that `stays` has kept. */
 void memory_finish(struct memory *memory);
+/* The memory stays for a while, but its client may free it now. */
+void memory_say_ended(struct memory *memory);
 
 /* For release_later, after `release`: discharges the account, says that the memory has ended, and frees the
  * struct (a struct memory). */

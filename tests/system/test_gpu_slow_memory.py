@@ -5,7 +5,7 @@ import itertools
 import time
 import unittest
 
-from cluster import Cluster
+from cluster import BUILD, Cluster
 from failure_case import FailureCase
 
 WAITS = True
@@ -16,12 +16,13 @@ CLOSES = {"cuIpcCloseMemHandle": "cuda", "cuMemUnmap": "comm", "cuMemFreeAsync":
 SOME = {"cuIpcOpenMemHandle": "cuda", "cuMemMap": "comm", "cuMemPoolImportPointer": "pool", "cuIpcCloseMemHandle": "cuda", "cuMemFreeAsync": "pool"}
 FOREVER_MS = 3600000
 QUICK_S = 1.0
+AHEAD = "gpu_ahead = 8;"
 
 
 class GpuSlowMemory(FailureCase):
-    def cluster(self, symbol, ms=FOREVER_MS, **environment):
+    def cluster(self, symbol, ms=FOREVER_MS, settings="", **environment):
         """The calls are slow while the file `slow` is there."""
-        cluster = Cluster("a", gpus=2, start=False)
+        cluster = Cluster("a", settings, gpus=2, start=False)
         self.addCleanup(cluster.close)
         self.slow = cluster.folder / "slow"
         cluster.daemon_environment = dict(cluster.daemon_environment or {}, CUDA_DOUBLE_SLOW=f"{symbol}:{ms}", CUDA_DOUBLE_SLOW_WHILE=str(self.slow), **environment)
@@ -46,9 +47,9 @@ class GpuSlowMemory(FailureCase):
     def imported(self, cluster):
         return [gpu["memories"] for gpu in cluster.json("a", "gpus")["gpus"]]
 
-    def begin(self, symbol, memory):
+    def begin(self, symbol, memory, settings=""):
         """Ranks on both GPUs are at work when the driver begins to hang."""
-        cluster = self.cluster(symbol, CUDA_DOUBLE_SLOW_DEVICE="0")
+        cluster = self.cluster(symbol, settings=settings, CUDA_DOUBLE_SLOW_DEVICE="0")
         others = [*self.start(cluster, "aa", "gpu-0", "loop", "pause=0.01", f"memory={memory}", devices=[0, 0]),
                   *self.start(cluster, "aa", "gpu-1", "loop", "pause=0.01", f"memory={memory}", devices=[1, 1])]
         return cluster, others, self.imported(cluster)
@@ -125,6 +126,46 @@ class GpuSlowMemory(FailureCase):
                 time.sleep(2)
                 self.check_others_go_on(cluster, others)
                 self.end(cluster, others, before)
+
+    def order(self, cluster, name):
+        """A rank on GPU 0 whose streams order its operations: commd registers their words, so that its own stream can wait for them."""
+        process = cluster.client("a", BUILD / "tests/system/stream_order", name, 0, 1, 0, 10)
+        output, errors = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, output), (0, "30 operations checked\n"), errors)
+
+    def ahead(self, cluster):
+        return cluster.json("a", "gpus")["operations_ahead"]
+
+    def test_registering_words(self):
+        """Until the words are registered, the processor looks at them, and operations go on. Then the GPU waits for them."""
+        cluster, others, before = self.begin("cuMemHostRegister_v2", "cuda", AHEAD)
+        self.slow.touch()
+        self.order(cluster, "waits")
+        self.check_others_go_on(cluster, others)
+        self.assertEqual(self.ahead(cluster), 0)
+        self.end(cluster, others, before)
+        self.order(cluster, "registered")
+        self.assertGreater(self.ahead(cluster), 0)
+
+    def test_unregistering_words(self):
+        """The memory of the words stays until the driver has let go of it."""
+        cluster, others, before = self.begin("cuMemHostUnregister", "cuda", AHEAD)
+        self.slow.touch()
+        self.order(cluster, "ends")
+        self.assertGreater(self.ahead(cluster), 0)
+        self.check_others_go_on(cluster, others)
+        self.end(cluster, others, before)
+
+    def test_words_while_the_daemon_ends(self):
+        for symbol in ("cuMemHostRegister_v2", "cuMemHostUnregister"):
+            with self.subTest(symbol):
+                cluster, _, _ = self.begin(symbol, "cuda", AHEAD)
+                self.slow.touch()
+                self.order(cluster, "ends")
+                began = time.monotonic()
+                cluster.daemons["a"].terminate()
+                self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
+                self.assertLess(time.monotonic() - began, 15)
 
     def test_slow_ones(self):
         """Calls of a fifth of a second: each client waits for its own memory, and nobody is refused."""

@@ -151,7 +151,7 @@ static void submit(uint32_t index)
     uint64_t ended_at = offsetof(struct words, ended) + index * sizeof(uint64_t);
     fences[index] = (struct fence){.word = memory_range(words_memory, ready_at, sizeof(uint64_t)),
                                    .value = index + 1,
-                                   .gpu_address = gpu_words_address(buffers[0], words_memory, ready_at)};
+                                   .gpu_word = gpu_words_find(buffers[0], words_memory, ready_at)};
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         void *at = (void *)(uintptr_t)address(rank);
         ranks[rank] = (struct exec_rank){.input = at,
@@ -165,7 +165,7 @@ static void submit(uint32_t index)
     }
     ranks[0].waits = &fences[index];
     ranks[0].wait_count = 1;
-    ranks[0].ended_gpu_address = gpu_words_address(buffers[0], words_memory, ended_at);
+    ranks[0].ended_gpu_word = gpu_words_find(buffers[0], words_memory, ended_at);
     ranks[0].ended_value = index + 1;
     ranks[0].ended_by_gpu = &by_gpu[index];
     struct exec_call call = {.terms.kind = OP_KIND_ALL_REDUCE,
@@ -285,7 +285,7 @@ static void off(int unused)
     (void)unused;
     open_all(0, 100);
     begin_row(2);
-    CHECK(fences[0].gpu_address == 0 && ran_ahead() == 0);
+    CHECK(gpu_word_address(&fences[0].gpu_word) == 0 && ran_ahead() == 0);
     reach(1);
     run_until(2);
     CHECK(!by_gpu[0] && !by_gpu[1] && atomic_load(&words->ended[1]) == 0);

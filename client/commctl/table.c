@@ -75,6 +75,7 @@ static void format_date(long long seconds, char *text, size_t size)
     }
 }
 
+/* Of texts and numbers. */
 static void format_list(const json_t *list, char *text, size_t size)
 {
     size_t used = 0;
@@ -83,8 +84,9 @@ static void format_list(const json_t *list, char *text, size_t size)
     text[0] = '\0';
     json_array_foreach(list, index, value)
     {
-        int length =
-            snprintf(text + used, size - used, "%s%s", used > 0 ? "," : "", json_string_value(value));
+        char element[CELL_MAX_BYTES];
+        table_format(value, json_is_string(value) ? COLUMN_TEXT : COLUMN_NUMBER, element, sizeof element);
+        int length = snprintf(text + used, size - used, "%s%s", used > 0 ? "," : "", element);
         if (length < 0 || (size_t)length >= size - used) {
             return;
         }

@@ -76,7 +76,7 @@ class GpuTuning(TuningCase):
         self.assertEqual(counts(cluster)[2:], [0, 0, 0, 0], "measurements are not operations of users, and nothing failed")
         table = self.wait_file(cluster)
         self.assertEqual(len(table["sets"][0]["rows"]), len(measured[0]["rows"]))
-        self.assertIn("FASTER", cluster.commctl("a", "gpus", "--tuning").stdout)
+        self.assertRegex(cluster.commctl("a", "gpus", "--tuning").stdout, r"(?m)^GPUS .* FASTER$\n0,1 +all_reduce +4\.0 KiB .* ms +(NCCL|without)$")
         cluster.wait_gpus_idle()
         for nccl_ns, without_ns, engine in ((FAST, SLOW, "NCCL"), (SLOW, FAST, "kernels")):
             with self.subTest(engine):
@@ -87,7 +87,7 @@ class GpuTuning(TuningCase):
                 self.assertEqual((by_nccl > 0, by_kernels > 0), (engine == "NCCL", engine == "kernels"))
                 shown = [row for row in cluster.json("a", "algorithms")["engines"] if row["kind"] in KINDS]
                 self.assertEqual({(row["engine"], row["reason"]) for row in shown}, {(engine, "measured")})
-                self.assertIn("BECAUSE", cluster.commctl("a", "algorithms", "all_reduce").stdout)
+                self.assertRegex(cluster.commctl("a", "algorithms", "all_reduce").stdout, rf"(?m)^GPUS .* BECAUSE$\n0,1 +all_reduce +8 B +{engine} .* measured$")
 
     def test_gpus_that_do_not_reach_each_other(self):
         """NCCL is measured against the way through the host. Until then, NCCL is used."""

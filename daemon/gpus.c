@@ -31,8 +31,10 @@ static void log_absent(const char *why)
 static void load_nccl(const struct conf *conf)
 {
     char why[256];
-    bool is_there = strcmp(conf->gpu_engine, "kernels") != 0 && gpu_nccl_is_there();
-    if (strcmp(conf->gpu_engine, "nccl") == 0 && !is_there) {
+    if (strcmp(conf->gpu_engine, "kernels") == 0) {
+        gpu_nccl_forbid();
+    }
+    if (!gpu_nccl_is_there() && strcmp(conf->gpu_engine, "nccl") == 0) {
         gpu_nccl_absent(why, sizeof why);
         log_warning("gpu_engine = \"nccl\", but NCCL cannot be used: %s; operations run without it", why);
     }

@@ -106,7 +106,8 @@ static void print_engines(const json_t *answer)
         printf("windows of NCCL: refused; commd registers memory without them\n");
     }
     if (error != NULL && error[0] != '\0') {
-        printf("the last failure: %s\n", error);
+        bool has_nccl = json_string_length(json_object_get(answer, "nccl_version")) > 0;
+        printf("%s: %s\n", has_nccl ? "the last failure" : "NCCL is not used", error);
     }
 }
 

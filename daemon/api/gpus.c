@@ -128,6 +128,9 @@ static void fill_engines(const struct gpu_devices *gpus, Commd__Client__GpusRepl
     answer->messages_by_copies = info.messages_by_copies;
     answer->nccl_retired = info.retired;
     answer->nccl_error = info.why;
+    if (!gpu_nccl_is_there()) {
+        gpu_nccl_absent(info.why, sizeof info.why);
+    }
 }
 
 /* What was measured, as far as it fits into a packet. */

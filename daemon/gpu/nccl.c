@@ -25,6 +25,11 @@ void gpu_nccl_absent(char *why, size_t size)
     (void)nccl_library_load(&nccl, why, size);
 }
 
+void gpu_nccl_forbid(void)
+{
+    nccl_library_forbid();
+}
+
 bool gpu_nccl_is_there(void)
 {
     const struct nccl_library *nccl;

@@ -12,6 +12,9 @@
 /* "2.28.9"; "" without NCCL. */
 void gpu_nccl_version(char *text, size_t size);
 
+/* gpu_engine is "kernels": NCCL is not loaded, whoever asks. Call it before all others. */
+void gpu_nccl_forbid(void);
+
 /* Whether NCCL is available. If not, gpu_nccl_absent says why, in at most size bytes. */
 bool gpu_nccl_is_there(void);
 void gpu_nccl_absent(char *why, size_t size);

@@ -1,6 +1,7 @@
 #include "daemon/gpu/nccl_library.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@ static bool look_up(void *library, const char *symbol, void *slot)
     void *address = dlsym(library, symbol);
     memcpy(slot, &address, sizeof address); /* as in proto/cuda_driver.c */
     if (address == NULL) {
-        (void)snprintf(state.why, sizeof state.why, "NCCL has no %s: it is too old", symbol);
+        (void)snprintf(state.why, sizeof state.why, "NCCL has no %s: it is too old, or no NCCL", symbol);
     }
     return address != NULL;
 }
@@ -49,7 +50,6 @@ static void look_up_later(void *library)
 #undef NCCL_LIBRARY_LOOK_UP_LATER
 }
 
-/* A library that is there but cannot be used is worth a warning; none at all is not. */
 static void check(void *library, const char *path)
 {
     if (dlsym(library, DROP_IN_MARK) != NULL) {
@@ -70,19 +70,41 @@ static void check(void *library, const char *path)
     state.loaded = look_up_all(library);
 }
 
+/* Whether the loader did not find this file itself. A library that NCCL needs may be missing, too. */
+static bool is_missing(const char *path, const char *said)
+{
+    char expected[4096];
+    int length =
+        snprintf(expected, sizeof expected, "%s: cannot open shared object file: %s", path, strerror(ENOENT));
+    return length > 0 && (size_t)length < sizeof expected && strcmp(said, expected) == 0;
+}
+
+/* A library that is there but cannot be used is worth a warning; none at all is not. */
 static void load(void)
 {
     const char *other = secure_getenv("COMMD_NCCL_LIBRARY");
     const char *path = other != NULL && other[0] != '\0' ? other : NCCL_LIBRARY;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        (void)snprintf(state.why, sizeof state.why, "no NCCL: %s", dlerror());
-        return;
+    bool missing = false;
+    if (library != NULL) {
+        check(library, path);
+    } else {
+        (void)snprintf(state.why, sizeof state.why, "%s", dlerror());
+        missing = is_missing(path, state.why);
     }
-    check(library, path);
-    if (!state.loaded) {
-        log_line(LOG_LEVEL_WARNING, "%s; commd works without it", state.why);
+    if (!state.loaded && !missing) {
+        log_line(LOG_LEVEL_WARNING, "NCCL cannot be used: %s; commd works without it", state.why);
     }
+}
+
+static void forbid(void)
+{
+    (void)snprintf(state.why, sizeof state.why, "gpu_engine = \"kernels\" in the configuration");
+}
+
+void nccl_library_forbid(void)
+{
+    (void)pthread_once(&state.once, forbid);
 }
 
 bool nccl_library_load(const struct nccl_library **out, char *why, size_t why_size)

@@ -122,5 +122,7 @@ struct nccl_library {
 /* Loads NCCL, once in a process. Returns false with a readable text in why. Thread-safe; NCCL is never
  * unloaded. */
 bool nccl_library_load(const struct nccl_library **out, char *why, size_t why_size);
+/* Before the first load: NCCL is never loaded, because the configuration chooses the kernels. */
+void nccl_library_forbid(void);
 
 #endif

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """NCCL (its double) as the engine of the GPUs of a node: which engine runs an operation, and what happens if NCCL refuses, fails or hangs. If the
 loop's thread calls NCCL, the double ends commd."""
+import pathlib
+import tempfile
 import time
 import unittest
 
@@ -72,6 +74,30 @@ class GpuNccl(FailureCase):
                 if not used:
                     cluster.wait_logged("a", "NCCL 2.18.5 is too old")
                 self.assertEqual("NCCL 2.18.5 is too old" in cluster.log("a"), not used)
+
+    def test_a_library_that_is_no_nccl(self):
+        """It is a warning, and the kernels. Without any library, there is no warning. The administrator sees why."""
+        with tempfile.TemporaryDirectory() as folder:
+            broken = pathlib.Path(folder) / "libnccl.so.2"
+            broken.write_text("not a library")
+            for path, text, warns in ((broken, "file too short", True), ("libm.so.6", "has no ncclGetVersion: it is too old, or no NCCL", True),
+                                      (f"{folder}/none.so", "No such file or directory", False)):
+                for engine in "auto", "nccl":
+                    with self.subTest(text, engine=engine), self.cluster(settings=f'gpu_engine = "{engine}";', COMMD_NCCL_LIBRARY=str(path)) as cluster:
+                        for process in self.ranks(cluster, "aa", "work", "once", devices=[0, 1]):
+                            self.expect(process, "OK", within_s=15)
+                        self.assertEqual(counts(cluster)[0], 0)
+                        self.assertRegex(cluster.commctl("a", "gpus").stdout, f"(?s)^CUDA 13.0, NCCL none,.*\nNCCL is not used: [^\n]*{text}\n")
+                        self.assertEqual(cluster.log("a").count("NCCL cannot be used: "), warns + (engine == "nccl"), cluster.log("a"))
+
+    def test_kernels_do_not_load_nccl(self):
+        """Nobody makes commd load it later, when its loop would wait for that."""
+        with self.cluster(settings='gpu_engine = "kernels";') as cluster:
+            for process in self.ranks(cluster, "aa", "work", "once", devices=[0, 1]):
+                self.expect(process, "OK", within_s=15)
+            self.assertIn("NCCL is not used: gpu_engine = \"kernels\" in the configuration\n", cluster.commctl("a", "gpus").stdout)
+            cluster.commctl("a", "algorithms")
+            self.assertNotIn("nccl", pathlib.Path(f"/proc/{cluster.daemons['a'].pid}/maps").read_text())
 
     def test_an_init_that_hangs(self):
         """The operation waits for a few seconds. Then another engine carries it out. Only NCCL's thread is lost."""

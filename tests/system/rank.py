@@ -5,7 +5,7 @@ Prints FORMED; READY after the first right result; and at its end the last call'
   once      one all-reduce, checked
   loop      all-reduces until one fails, or `seconds` have passed (default 60), or `steps` are done
   idle      forms, waits for `seconds`, then runs one all-reduce
-  moves     one gather to rank 1, one scatter from rank 1 and one all_to_all, of `count` for each block, on a GPU, checked
+  moves     one operation of each of `kinds` (default: gather,scatter,all_to_all), of `count` for each block, on a GPU, checked. The root is rank 1
   split     splits the communicator. The rank `dies` only does what a split does first, an all-gather of color and key, and kills itself
   stream    one all-reduce in the GPU's legacy stream; prints POSTED after posting it; ends when the stream is done
   messages  sends a message of each of `sizes` (bytes, separated by commas) to the next rank, all at once, and receives as many from the rank before;
@@ -138,23 +138,34 @@ def split(library, comm, dies):
 
 
 def moves(library, comm, client, kinds, rank, size, count, device):
-    """Returns the result code of operations that move blocks, or None if a result is wrong."""
+    """Returns the result code of operations of these kinds, or None if a result is wrong."""
     def block(source, target):
         return [(source + 1) * 1000003 + target * 7919 + i * 31 for i in range(count)]
+
+    def total(target):
+        return [sum(each) for each in zip(*(block(r, target) for r in range(size)))]
 
     every = range(size)
     data = {"gather": (block(rank, 1), [value for r in every for value in block(r, 1)] if rank == 1 else None),
             "scatter": ([value for r in every for value in block(1, r)] if rank == 1 else [], block(1, rank)),
-            "all_to_all": ([value for r in every for value in block(rank, r)], [value for r in every for value in block(r, rank)])}
+            "all_to_all": ([value for r in every for value in block(rank, r)], [value for r in every for value in block(r, rank)]),
+            "all_gather": (block(rank, 0), [value for r in every for value in block(r, 0)]),
+            "reduce_scatter": ([value for r in every for value in block(rank, r)], total(rank)),
+            "all_reduce": (block(rank, 0), total(0)), "reduce": (block(rank, 0), total(0) if rank == 1 else None),
+            "broadcast": (block(1, 0), None)}
     send, receive = (Buffer(count * size, device) for _ in range(2))
     result = send.alloc(library, client, "cuda") or receive.alloc(library, client, "cuda")
     for kind in kinds:
         values, expected = data[kind]
         send.fill(values + [-1] * (count * size - len(values)))
         receive.fill([-7] * (count * size))
-        root = () if kind == "all_to_all" else (ctypes.c_uint32(1),)
+        buffers = (send if rank == 1 else receive,) if kind == "broadcast" else (send, receive)
+        expected = block(1, 0) if kind == "broadcast" and rank != 1 else expected
+        operator = (0,) if "reduce" in kind else ()
+        root = (ctypes.c_uint32(1),) if kind in ("gather", "scatter", "reduce", "broadcast") else ()
         call = getattr(library.calls, f"comm_{kind}")
-        result = result or call(comm, send.at, receive.at, ctypes.c_size_t(count), library.DTYPES["i64"], *root, None) or library.comm_sync(comm, 0)
+        result = result or call(comm, *(buffer.at for buffer in buffers), ctypes.c_size_t(count), library.DTYPES["i64"], *operator, *root, None)
+        result = result or library.comm_sync(comm, 0)
         got = receive.read()
         if result == 0 and (got[:len(expected or [])] != (expected or []) or set(got[len(expected or []):]) - {-7}):
             return None

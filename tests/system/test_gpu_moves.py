@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Gathers, scatters and all_to_alls between nodes with GPUs, with and without NCCL (its double) among the GPUs of each node."""
+"""Which operations NCCL (its double) carries out among the GPUs of a node, and what passes through pinned memory, for each kind."""
 import struct
 import unittest
 
@@ -8,6 +8,7 @@ from failure_case import FailureCase
 from test_gpu_nccl import counts
 
 NCCL = 'gpu_engine = "nccl"; '
+KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 
 
 class GpuMoves(FailureCase):
@@ -33,11 +34,25 @@ class GpuMoves(FailureCase):
                 self.run_ranks(cluster, "aabb", [0, 1, 1, 0], "moves", "count=3001")
                 self.assertEqual(counts(cluster)[0], 0)
 
+    def test_each_kind_is_by_nccl(self):
+        """One node and several: each operation counts once on each node, as NCCL's."""
+        for layout, devices, settings in (("aaa", [0, 1, 2], NCCL), ("aaaa", [1, 0, 0, 1], NCCL), ("aaabb", [0, 1, 2, 3, 0], NCCL),
+                                          ("aabb", [0, 1, 2, 3], NCCL + "rails = 3; slice_bytes = 4096;")):
+            with self.subTest(layout=layout, devices=devices), Cluster(sorted(set(layout)), settings, gpus=4) as cluster:
+                self.run_ranks(cluster, layout, devices, "kinds", "count=3001", f"kinds={','.join(KINDS)}")
+                for node in sorted(set(layout)):
+                    shown = cluster.json(node, "gpus")
+                    self.assertEqual([shown[f"operations_by_{engine}"] for engine in ("nccl", "kernels", "host")], [len(KINDS), 0, 0], node)
+
     def test_traffic(self):
-        """In blocks of 8 * count bytes: the root, rank 1, is on node a."""
+        """In blocks of 8 * count bytes, for nodes a and b: to the host, and from it. The root, rank 1, is on node a. Each GPU's share takes its own link."""
         count, layout, devices = 10000, "aabb", [0, 1, 2, 3]
         expected = {"gather": ({}, {1: 2}, {2: 1, 3: 1}, {}), "scatter": ({1: 2}, {}, {}, {2: 1, 3: 1}),
-                    "all_to_all": ({0: 2, 1: 2}, {0: 2, 1: 2}, {2: 2, 3: 2}, {2: 2, 3: 2})}
+                    "all_to_all": ({0: 2, 1: 2}, {0: 2, 1: 2}, {2: 2, 3: 2}, {2: 2, 3: 2}),
+                    "all_reduce": ({0: .5, 1: .5}, {0: .5, 1: .5}, {2: .5, 3: .5}, {2: .5, 3: .5}),
+                    "reduce_scatter": ({0: 2, 1: 2}, {0: 1, 1: 1}, {2: 2, 3: 2}, {2: 1, 3: 1}),
+                    "all_gather": ({0: 1, 1: 1}, {0: 2, 1: 2}, {2: 1, 3: 1}, {2: 2, 3: 2}),
+                    "broadcast": ({1: 1}, {0: 1}, {}, {2: .5, 3: .5}), "reduce": ({0: .5, 1: .5}, {1: 1}, {2: .5, 3: .5}, {})}
         for kind, ways in expected.items():
             with self.subTest(kind=kind), Cluster("ab", NCCL, gpus=4, start=False, client_environment={"CUDA_DOUBLE_PEER": "0"}) as cluster:
                 for name in "ab":

@@ -11,6 +11,7 @@ from test_gpu_tuning import KINDS, TuningCase
 
 BOUNDARY_BYTES = 32768  # up to here, kernels
 NCCL_NS, KERNEL_NS_PER_BYTE = 1000000, 16
+MATRIX_BOUNDARY_BYTES = 8192  # matrix.c has operations of up to 4100 bytes, and of 12,300 and more
 SMALL = [1, 33, 8191, 8192]  # of 4 bytes each
 LARGE = [8193, 9001, 100003]
 KERNELS_ARE_SLOW = {"CUDA_DOUBLE_KERNEL_US": "4000"}
@@ -60,6 +61,36 @@ class Auto(TuningCase, ProgramCase):
         self.run_engines(cluster, devices, 6, SMALL + LARGE)
         by_nccl, by_kernels, by_host, *failures = counts(cluster)
         self.assertEqual((by_nccl, by_kernels, by_host, failures), (18 * len(LARGE), 18 * len(SMALL), 0, [0, 0, 0]))
+
+    def check_matrix(self, cluster, layout, devices):
+        """All types and operators, by kernels up to the boundary and by NCCL above it. Types and operators that NCCL has not stay with the others."""
+        before = counts(cluster)
+        self.check_ranks(cluster, layout, "matrix", name="types", devices=devices)
+        by_nccl, by_kernels, by_host, *failures = (after - old for after, old in zip(counts(cluster), before))
+        self.assertGreater(min(by_nccl, by_kernels), 50)
+        self.assertEqual((by_host, failures), (0, [0, 0, 0]))
+        cluster.wait_gpus_idle()
+
+    def test_all_types_and_operators_by_size(self):
+        for devices in ([0, 1, 2], [0, 1, 1]):
+            with self.subTest(devices=devices):
+                cluster = self.measured_cluster("aaa", devices, boundary_bytes=MATRIX_BOUNDARY_BYTES)
+                self.check_matrix(cluster, "aaa", devices)
+
+    def test_by_size_between_nodes(self):
+        """Node a goes by its table. Node b has none, and so takes the way through the host."""
+        cluster = self.cluster("ab", gpus=2)
+        cluster.start("a")
+        cluster.start("b", "--set", "gpu_tuning=off")
+        cluster.wait_ready()
+        self.run_once(cluster)
+        self.wait_measured(cluster)
+        self.set_boundary(cluster, BOUNDARY_BYTES)
+        self.check_ranks(cluster, "aabb", "engines", 5, ",".join(str(count) for count in SMALL + LARGE), name="sizes", devices=[0, 1, 1, 0])
+        by_nccl, by_kernels, by_host, *failures = counts(cluster)
+        self.assertEqual((by_nccl, by_kernels, by_host, failures), (15 * len(LARGE), 0, 15 * len(SMALL), [0, 0, 0]))
+        self.assertEqual(cluster.json("b", "gpus")["operations_by_nccl"], 0)
+        cluster.wait_gpus_idle()
 
     def test_algorithms_say_which(self):
         cluster = self.measured_cluster("aa", [0, 1])

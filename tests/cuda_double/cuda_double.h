@@ -47,8 +47,8 @@
  *       submitted, whatever its stream. So a wait holds up other streams, too. 0: each stream has a queue of
  *       its own (CUDA_DEVICE_MAX_CONNECTIONS, or 0).
  *   CUDA_DOUBLE_BLOCKING_ALLOCATION
- *       1: cuMemAlloc, cuMemHostAlloc and cuModuleLoadData first wait for all work of the context, as the
- *       driver may (0)
+ *       1: cuMemAlloc, cuMemHostAlloc, cuMemHostRegister and cuModuleLoadData first wait for all work of the
+ *       context, as the driver may (0)
  *   CUDA_DOUBLE_HANG_MS
  *       a call with which NCCL would hang is an error after this time (2000)
  *   CUDA_DOUBLE_NCCL_VERSION

@@ -127,9 +127,11 @@ cuda_result cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
         return CUDA_RESULT_INVALID_VALUE;
     }
     double_lock();
-    if (allocation_overlaps(address, bytes)) {
+    result = settings()->blocking_allocation ? context_await(context_now()) : CUDA_RESULT_OK;
+    if (result == CUDA_RESULT_OK && allocation_overlaps(address, bytes)) {
         result = CUDA_RESULT_HOST_MEMORY_ALREADY_REGISTERED;
-    } else if (allocation_add(&(struct allocation){.address = address,
+    } else if (result == CUDA_RESULT_OK &&
+               allocation_add(&(struct allocation){.address = address,
                                                    .bytes = bytes,
                                                    .kind = ALLOCATION_REGISTERED,
                                                    .ordinal = context_now()->ordinal,

@@ -7,7 +7,7 @@ import time
 import unittest
 
 from cluster import Cluster
-from failure_case import FailureCase
+from failure_case import FailureCase, read_until
 from program_case import ProgramCase
 
 WAITS = True
@@ -63,6 +63,21 @@ class GpuNccl(FailureCase):
                     self.assertIn(f"{by_nccl} by NCCL", cluster.commctl("a", "gpus").stdout)
                     cluster.daemons["a"].terminate()
                     self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
+
+    def test_communicators_on_the_same_gpus_share_one_of_nccl(self):
+        """Also if their ranks have the GPUs in another order, or share them. There is none before the first operation needs it."""
+        with self.cluster(gpus=4) as cluster:
+            idle = self.ranks(cluster, "aa", "idle", "idle", "seconds=600", devices=[0, 1])
+            for process in idle:
+                read_until(process, "FORMED")
+            self.assertEqual(cluster.json("a", "gpus")["nccl_communicators"], 0)
+            ranks = [process for name, devices in (("first", [0, 1]), ("other-way", [1, 0]), ("shared", [0, 1, 1]), ("others", [2, 3]))
+                     for process in self.start(cluster, "a" * len(devices), name, "loop", "steps=40", "pause=0.02", devices=devices)]
+            self.assertEqual(cluster.json("a", "gpus")["nccl_communicators"], 2)
+            for process in ranks:
+                self.expect(process, "OK", within_s=30)
+            for process in idle:
+                process.kill()
 
     def test_versions(self):
         for version, used in ((21805, False), (21903, True), (22203, True), (22703, True), (23200, True)):

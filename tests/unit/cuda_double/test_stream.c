@@ -355,6 +355,22 @@ static void allocating_waits(int unused)
 }
 CASE(allocating_waits)
 
+static void registering_waits(int unused)
+{
+    static _Alignas(4096) unsigned char page[4096];
+    (void)unused;
+    pthread_t thread;
+    setenv("CUDA_DOUBLE_BLOCKING_ALLOCATION", "1", 1);
+    cuda_stream stream = begin();
+    OK(cuda->stream_wait_value(stream, slot(0), 1, 0));
+    CHECK(pthread_create(&thread, NULL, release_later, NULL) == 0);
+    OK(cuda->host_register(page, sizeof page, 0));
+    CHECK(value(0) == 1);
+    OK(cuda->host_unregister(page));
+    pthread_join(thread, NULL);
+}
+CASE(registering_waits)
+
 /* A context that ends does not wait for an event that never comes. */
 static void context_ends(int unused)
 {
@@ -427,6 +443,7 @@ int main(void)
         cmocka_unit_test(test_freeing_waits),
         cmocka_unit_test(test_free_in_order),
         cmocka_unit_test(test_allocating_waits),
+        cmocka_unit_test(test_registering_waits),
         cmocka_unit_test(test_context_ends),
         cmocka_unit_test(test_shared_connections),
         cmocka_unit_test(test_order_with_delays),

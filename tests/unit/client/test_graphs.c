@@ -308,6 +308,33 @@ static void test_groups_that_end_early(void **state)
     pair_stop(&capture.pair);
 }
 
+static void *leave_elsewhere(void *comm)
+{
+    comm_destroy(comm);
+    return NULL;
+}
+
+/* The calls of a group are dropped, with what they hold, and the group's thread is told. The capture stays
+ * valid. */
+static void test_another_thread_leaves_the_communicator(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    expect_ok(comm_group_begin());
+    for (int i = 0; i < 3; i++) {
+        expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    }
+    assert_int_equal(pthread_create(&thread, NULL, leave_elsewhere, capture.comm), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(comm_group_end(), COMM_ABORTED);
+    assert_error_says("this rank left the communicator before the group ended");
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 0);
+    assert_int_equal(comms(&capture), 0);
+    pair_stop(&capture.pair);
+}
+
 /* In a group, the streams of a communicator's rank have one capture, or none. Other communicators may have
  * other ones. */
 static void test_captures_of_a_group(void **state)
@@ -344,12 +371,18 @@ static void test_captures_of_a_group(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_graph_and_its_part),    cmocka_unit_test(test_slots_serve_again),
-        cmocka_unit_test(test_replays_without_commd),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_memory_during_a_capture), cmocka_unit_test(test_the_driver_fails),
-        cmocka_unit_test(test_a_spoilt_capture),        cmocka_unit_test(test_a_group),
-        cmocka_unit_test(test_groups_that_fail),        cmocka_unit_test(test_groups_that_end_early),
+        cmocka_unit_test(test_a_graph_and_its_part),
+        cmocka_unit_test(test_slots_serve_again),
+        cmocka_unit_test(test_replays_without_commd),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_memory_during_a_capture),
+        cmocka_unit_test(test_the_driver_fails),
+        cmocka_unit_test(test_a_spoilt_capture),
+        cmocka_unit_test(test_a_group),
+        cmocka_unit_test(test_groups_that_fail),
+        cmocka_unit_test(test_groups_that_end_early),
         cmocka_unit_test(test_captures_of_a_group),
+        cmocka_unit_test(test_another_thread_leaves_the_communicator),
     };
     return cmocka_run_group_tests_name("graphs", tests, gpu_setup, gpu_teardown);
 }

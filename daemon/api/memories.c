@@ -221,7 +221,7 @@ static enum status chunk_map(struct api_session *session, uint64_t request_id, s
     enum status status =
         memory_gpu(memory) == MEMORY_OF_HOST
             ? error_set(error, STATUS_INVALID_ARGUMENT, "the memory is not virtual memory of a GPU")
-            : gpu_calls_check(session->api->gpus, (uint32_t)memory_gpu(memory), error);
+            : gpu_calls_check(session->api->gpus, (uint32_t)memory_gpu(memory), GPU_CALLS_MEMORY, error);
     status = status == STATUS_OK ? api_late_new(session, request_id, &late, error) : status;
     if (status != STATUS_OK) {
         return status;

@@ -133,7 +133,7 @@ static enum status open_later(struct api_session *session, uint64_t request_id,
                               struct error *error)
 {
     struct api_late *late;
-    enum status status = gpu_calls_check(opening->gpus, opening->gpu, error);
+    enum status status = gpu_calls_check(opening->gpus, opening->gpu, GPU_CALLS_MEMORY, error);
     status = status == STATUS_OK ? budget_charge(session->account, BUDGET_MEMORIES, 1, error) : status;
     if (status != STATUS_OK) {
         return status;

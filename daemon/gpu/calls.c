@@ -17,7 +17,7 @@ struct call_queue {
     struct gpu_call *first, **last;
 };
 
-/* The calls of one GPU. Guarded by the lock of all. */
+/* The calls of one GPU and kind. Guarded by the lock of all. */
 struct gpu_line {
     struct gpu_calls *calls;
     struct call_queue waiting;
@@ -36,8 +36,13 @@ struct gpu_calls {
     bool stopping;
     uint32_t threads;
     uint32_t line_count;
-    struct gpu_line lines[];
+    struct gpu_line lines[]; /* of each GPU: one for each kind */
 };
+
+static struct gpu_line *line_of(struct gpu_calls *calls, uint32_t gpu, enum gpu_calls_kind kind)
+{
+    return &calls->lines[gpu * GPU_CALLS_KINDS + (uint32_t)kind];
+}
 
 static void queue_put(struct call_queue *queue, struct gpu_call *call)
 {
@@ -138,15 +143,15 @@ static void calls_free(struct gpu_calls *calls)
     if (calls->done_fd >= 0) {
         (void)close(calls->done_fd);
     }
-    for (uint32_t gpu = 0; gpu < calls->line_count; gpu++) {
-        (void)pthread_cond_destroy(&calls->lines[gpu].more);
+    for (uint32_t i = 0; i < calls->line_count; i++) {
+        (void)pthread_cond_destroy(&calls->lines[i].more);
     }
     (void)pthread_cond_destroy(&calls->ended);
     (void)pthread_mutex_destroy(&calls->lock);
     free(calls);
 }
 
-static void calls_init(struct gpu_calls *calls, uint32_t gpu_count)
+static void calls_init(struct gpu_calls *calls, uint32_t line_count)
 {
     pthread_condattr_t attributes;
     (void)pthread_condattr_init(&attributes);
@@ -155,9 +160,9 @@ static void calls_init(struct gpu_calls *calls, uint32_t gpu_count)
     (void)pthread_condattr_destroy(&attributes);
     (void)pthread_mutex_init(&calls->lock, NULL);
     calls->done.last = &calls->done.first;
-    calls->line_count = gpu_count;
-    for (uint32_t gpu = 0; gpu < gpu_count; gpu++) {
-        struct gpu_line *line = &calls->lines[gpu];
+    calls->line_count = line_count;
+    for (uint32_t i = 0; i < line_count; i++) {
+        struct gpu_line *line = &calls->lines[i];
         line->calls = calls;
         line->waiting.last = &line->waiting.first;
         (void)pthread_cond_init(&line->more, NULL);
@@ -166,11 +171,12 @@ static void calls_init(struct gpu_calls *calls, uint32_t gpu_count)
 
 enum status gpu_calls_start(struct gpu_devices *gpus, struct loop *loop, struct error *error)
 {
-    struct gpu_calls *calls = calloc(1, sizeof *calls + gpus->count * sizeof calls->lines[0]);
+    uint32_t line_count = gpus->count * GPU_CALLS_KINDS;
+    struct gpu_calls *calls = calloc(1, sizeof *calls + line_count * sizeof calls->lines[0]);
     if (calls == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for calls of the GPUs' driver");
     }
-    calls_init(calls, gpus->count);
+    calls_init(calls, line_count);
     calls->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     enum status status = calls->done_fd < 0 ? error_set_errno(error, errno, "eventfd")
                                             : loop_watch_new(loop, calls->done_fd, LOOP_READ, on_done, calls,
@@ -183,13 +189,14 @@ enum status gpu_calls_start(struct gpu_devices *gpus, struct loop *loop, struct 
     return STATUS_OK;
 }
 
-enum status gpu_calls_check(const struct gpu_devices *gpus, uint32_t gpu, struct error *error)
+enum status gpu_calls_check(const struct gpu_devices *gpus, uint32_t gpu, enum gpu_calls_kind kind,
+                            struct error *error)
 {
     struct gpu_calls *calls = gpus->calls;
     if (calls == NULL) {
         return STATUS_OK;
     }
-    const struct gpu_line *line = &calls->lines[gpu];
+    const struct gpu_line *line = line_of(calls, gpu, kind);
     pthread_mutex_lock(&calls->lock);
     uint64_t begun_ns = line->begun_ns;
     uint32_t count = line->count;
@@ -206,12 +213,12 @@ enum status gpu_calls_check(const struct gpu_devices *gpus, uint32_t gpu, struct
                            gpus->gpus[gpu].info.name, count);
 }
 
-void gpu_calls_put(struct gpu_devices *gpus, uint32_t gpu, struct gpu_call *call)
+void gpu_calls_put(struct gpu_devices *gpus, uint32_t gpu, enum gpu_calls_kind kind, struct gpu_call *call)
 {
     struct gpu_calls *calls = gpus->calls;
     bool queued = false;
     if (calls != NULL) {
-        struct gpu_line *line = &calls->lines[gpu];
+        struct gpu_line *line = line_of(calls, gpu, kind);
         pthread_mutex_lock(&calls->lock);
         queued = start_thread(line);
         if (queued) {
@@ -235,8 +242,8 @@ uint32_t gpu_calls_count(const struct gpu_devices *gpus)
     uint32_t count = 0;
     if (calls != NULL) {
         pthread_mutex_lock(&calls->lock);
-        for (uint32_t gpu = 0; gpu < calls->line_count; gpu++) {
-            count += calls->lines[gpu].count;
+        for (uint32_t i = 0; i < calls->line_count; i++) {
+            count += calls->lines[i].count;
         }
         pthread_mutex_unlock(&calls->lock);
     }
@@ -255,8 +262,8 @@ bool gpu_calls_end(struct gpu_devices *gpus)
     until.tv_sec += END_S;
     pthread_mutex_lock(&calls->lock);
     calls->stopping = true;
-    for (uint32_t gpu = 0; gpu < calls->line_count; gpu++) {
-        pthread_cond_signal(&calls->lines[gpu].more);
+    for (uint32_t i = 0; i < calls->line_count; i++) {
+        pthread_cond_signal(&calls->lines[i].more);
     }
     while (calls->threads > 0 && waited == 0) {
         waited = pthread_cond_timedwait(&calls->ended, &calls->lock, &until);

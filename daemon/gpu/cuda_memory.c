@@ -56,7 +56,7 @@ static void release_later(struct memory *memory)
 {
     struct releasing *releasing = memory->releasing;
     releasing->call = (struct gpu_call){.run = release_run, .done = release_done};
-    gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, &releasing->call);
+    gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, GPU_CALLS_MEMORY, &releasing->call);
 }
 
 enum status cuda_release_later(struct memory *memory, struct error *error)
@@ -412,7 +412,7 @@ enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct err
     }
     (void)memory_ref(memory);
     mapping->call = (struct gpu_call){.run = mapping_run, .done = mapping_done};
-    gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, &mapping->call);
+    gpu_calls_put(memory->gpus, (uint32_t)memory->gpu, GPU_CALLS_MEMORY, &mapping->call);
     return STATUS_OK;
 }
 
@@ -467,5 +467,5 @@ void gpu_memory_open(struct gpu_opening *opening)
 {
     opening->memory = NULL;
     opening->call = (struct gpu_call){.run = opening_run, .done = opening_done};
-    gpu_calls_put(opening->gpus, opening->gpu, &opening->call);
+    gpu_calls_put(opening->gpus, opening->gpu, GPU_CALLS_MEMORY, &opening->call);
 }

@@ -82,7 +82,7 @@ static bool words_stay(struct memory *memory)
         return false;
     }
     words->call = (struct gpu_call){.run = unregister_run, .done = unregister_done};
-    gpu_calls_put(words->gpus, words->gpu, &words->call);
+    gpu_calls_put(words->gpus, words->gpu, GPU_CALLS_WORDS, &words->call);
     return true;
 }
 
@@ -105,11 +105,11 @@ static void ask(struct gpu_words *words)
         words->state = WORDS_REFUSED; /* the processor looks at them */
         return;
     }
-    if (gpu_calls_check(words->gpus, words->gpu, &error) == STATUS_OK) {
+    if (gpu_calls_check(words->gpus, words->gpu, GPU_CALLS_WORDS, &error) == STATUS_OK) {
         words->state = WORDS_ASKED;
         (void)memory_ref(words->memory);
         words->call = (struct gpu_call){.run = register_run, .done = register_done};
-        gpu_calls_put(words->gpus, words->gpu, &words->call);
+        gpu_calls_put(words->gpus, words->gpu, GPU_CALLS_WORDS, &words->call);
     }
 }
 

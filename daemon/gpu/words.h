@@ -8,8 +8,8 @@
  * Clients' semaphores, as streams of commd see them. A stream of commd may wait for a word that a client's
  * stream writes, and write a word that a client's stream waits for. So commd registers the pages of such
  * words with CUDA, at their first use, until the memory is freed. To register or unregister them, the driver
- * may wait for all work of a GPU. So the thread of a GPU does that (calls.h), and the processor looks at the
- * words until they are registered. A later use tries again if that GPU's thread has no room, or is late.
+ * may wait for all work of a GPU. So a thread of a GPU does that (calls.h), and the processor looks at the
+ * words until they are registered. A later use tries again if that thread has no room, or is late.
  *
  * commd ends a wait by writing the word. The client can write the words as well, or take the pages out of its
  * file. In the latter case only a stream can end the wait: the device address stays that of the registered

@@ -142,6 +142,7 @@ class GpuSlowMemory(FailureCase):
         self.slow.touch()
         self.order(cluster, "waits")
         self.check_others_go_on(cluster, others)
+        self.check_new_communicator(cluster, "aa", "same-gpu", [0, 0])  # it opens memory
         self.assertEqual(self.ahead(cluster), 0)
         self.end(cluster, others, before)
         self.order(cluster, "registered")
@@ -154,6 +155,7 @@ class GpuSlowMemory(FailureCase):
         self.order(cluster, "ends")
         self.assertGreater(self.ahead(cluster), 0)
         self.check_others_go_on(cluster, others)
+        self.check_new_communicator(cluster, "aa", "same-gpu", [0, 0])
         self.end(cluster, others, before)
 
     def test_words_while_the_daemon_ends(self):

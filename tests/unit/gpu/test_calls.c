@@ -79,7 +79,7 @@ static void put(struct one *one, uint32_t gpu, int number, _Atomic int *count, a
 {
     *one =
         (struct one){.call = {.run = run, .done = done}, .number = number, .count = count, .blocks = blocks};
-    gpu_calls_put(gpus, gpu, &one->call);
+    gpu_calls_put(gpus, gpu, GPU_CALLS_MEMORY, &one->call);
 }
 
 /* Calls of one GPU run in their order. One that does not return holds up its own GPU alone. */
@@ -117,18 +117,18 @@ static void bounds(int unused)
     (void)unused;
     open_all();
     for (uint32_t i = 0; i < GPU_CALLS_MAX; i++) {
-        CHECK_RESULT(gpu_calls_check(gpus, 0, &error), STATUS_OK);
+        CHECK_RESULT(gpu_calls_check(gpus, 0, GPU_CALLS_MEMORY, &error), STATUS_OK);
         put(&ones[i], 0, (int)i, &count, &blocks);
     }
-    CHECK_RESULT(gpu_calls_check(gpus, 0, &error), STATUS_LIMIT);
-    CHECK_RESULT(gpu_calls_check(gpus, 1, &error), STATUS_OK);
+    CHECK_RESULT(gpu_calls_check(gpus, 0, GPU_CALLS_MEMORY, &error), STATUS_LIMIT);
+    CHECK_RESULT(gpu_calls_check(gpus, 1, GPU_CALLS_MEMORY, &error), STATUS_OK);
     case_sleep_ms((long)(GPU_CALLS_LATE_NS / TIME_MS) + 100);
-    CHECK_RESULT(gpu_calls_check(gpus, 0, &error), STATUS_DEVICE);
+    CHECK_RESULT(gpu_calls_check(gpus, 0, GPU_CALLS_MEMORY, &error), STATUS_DEVICE);
     CHECK(strstr(error.text, "an earlier call of the driver") != NULL);
-    CHECK_RESULT(gpu_calls_check(gpus, 1, &error), STATUS_OK);
+    CHECK_RESULT(gpu_calls_check(gpus, 1, GPU_CALLS_MEMORY, &error), STATUS_OK);
     atomic_store(&blocks, false);
     await_calls(0);
-    CHECK_RESULT(gpu_calls_check(gpus, 0, &error), STATUS_OK);
+    CHECK_RESULT(gpu_calls_check(gpus, 0, GPU_CALLS_MEMORY, &error), STATUS_OK);
     close_all();
 }
 

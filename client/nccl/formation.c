@@ -233,7 +233,11 @@ static ncclResult_t init(const char *call, ncclComm_t *out, int size, const nccl
     struct nccl_config config = {.blocking = true};
     struct formation model = {.out = out};
     char why[128];
-    if (out == NULL || size < 1 || rank < 0 || rank >= size) {
+    if (out == NULL) {
+        return group_note(failure_set(NCCL_INVALID_ARGUMENT,
+                                      "%s: the argument for the communicator is a null pointer", call));
+    }
+    if (size < 1 || rank < 0 || rank >= size) {
         return group_note(failure_set(NCCL_INVALID_ARGUMENT, "%s: rank %d of %d ranks", call, rank, size));
     }
     if (!config_read(source, &config, why, sizeof why)) {

@@ -76,6 +76,7 @@ static void refuse_communicators(void)
     expect(ncclCommInitRank(&made, 2, program_id, -1), ncclInvalidArgument, "a negative rank");
     expect(ncclCommInitRank(&made, 0, program_id, 0), ncclInvalidArgument, "no ranks");
     expect(ncclCommInitRank(NULL, 1, program_id, 0), ncclInvalidArgument, "no place for the handle");
+    expect_text("null pointer");
     expect(ncclCommInitRank(&made, 1, foreign, 0), ncclInvalidArgument, "an id of another library");
     expect_text("do all ranks load");
     expect(ncclCommInitRankScalable(&made, 1, 0, 0, &program_id, NULL), ncclInvalidArgument, "no ids");

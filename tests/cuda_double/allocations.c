@@ -155,6 +155,7 @@ bool memory_may_touch(cuda_context context, const struct allocation *allocation,
     case ALLOCATION_POOL_IMPORTED:
         return pool_allows(allocation->pool, context->ordinal); /* for copies, too */
     case ALLOCATION_DEVICE:
+    case ALLOCATION_GRAPH:
         break;
     }
     return touch == TOUCH_COPY || allocation->context == context ||

@@ -32,7 +32,8 @@ static cuda_result give_u64(void *value, uint64_t found)
  * block that is mapped there. */
 static cuda_result give_mapping(void *value, int attribute, const struct allocation *allocation)
 {
-    bool small = allocation->kind == ALLOCATION_DEVICE || allocation->pool != NULL;
+    bool small = allocation->kind == ALLOCATION_DEVICE || allocation->kind == ALLOCATION_GRAPH ||
+                 allocation->pool != NULL;
     if (attribute == CUDA_POINTER_MAPPING_BASE) {
         return give_u64(value, small ? allocation->address - allocation->block_offset : allocation->address);
     }

@@ -91,6 +91,8 @@
  *   - A pool without handle types, the default pool and an imported pool cannot be exported: INVALID_VALUE.
  *     Nor can pointers of a pool that was never exported. The handle of a pool comes back when the pool is
  *     destroyed and its last allocation is freed.
+ *   - Memory that a captured stream allocates is the graph's: of no pool, without handle types, and exported
+ *     by no call. cuMemFreeAsync does not know it.
  *   - cuMemPoolImportPointer is INVALID_VALUE if the pointer is of another pool, or freed. It is
  *     ALREADY_MAPPED if this process still has open what the exporter had at these addresses before.
  *   - Memory of a pool that is freed while another process has it open is poisoned. stderr tells it.

@@ -180,6 +180,9 @@ void allocation_forget(struct allocation *allocation)
         (void)machine_retract(was.address);
         unplace(was.block, was.block_offset, was.bytes);
         break;
+    case ALLOCATION_GRAPH:
+        unplace(was.block, was.block_offset, was.bytes);
+        break;
     case ALLOCATION_POOL:
         pool_end(&was);
         unplace(was.block, was.block_offset, was.bytes);

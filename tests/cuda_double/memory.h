@@ -22,6 +22,7 @@ void arena_unmap(uint64_t address, uint64_t bytes);
 enum allocation_kind {
     ALLOCATION_DEVICE,        /* cuMemAlloc */
     ALLOCATION_POOL,          /* cuMemAllocAsync, cuMemAllocFromPoolAsync */
+    ALLOCATION_GRAPH,         /* the same on a stream that is captured */
     ALLOCATION_IMPORTED,      /* cuIpcOpenMemHandle; covers the whole block */
     ALLOCATION_POOL_IMPORTED, /* cuMemPoolImportPointer */
     ALLOCATION_MAPPED,        /* cuMemMap */

@@ -244,6 +244,16 @@ static cuda_result publish(struct allocation *allocation)
     return machine_publish(&row) ? CUDA_RESULT_OK : CUDA_RESULT_OUT_OF_MEMORY;
 }
 
+/* Memory of a graph: nobody can export it, and it is of no pool. The double keeps it until its context ends.
+ */
+static cuda_result alloc_in_graph(cuda_pointer *pointer, uint64_t bytes)
+{
+    struct allocation *allocation;
+    cuda_result result = memory_alloc(bytes, ALLOCATION_GRAPH, NULL, &allocation);
+    *pointer = result == CUDA_RESULT_OK ? allocation->address : 0;
+    return result;
+}
+
 /* The addresses are there at once, the memory when the stream comes to it. A free that is submitted but has
  * not run gives no memory back yet. */
 static cuda_result alloc_in(struct pool *pool, cuda_pointer *pointer, uint64_t bytes, cuda_stream handle)
@@ -255,7 +265,7 @@ static cuda_result alloc_in(struct pool *pool, cuda_pointer *pointer, uint64_t b
     }
     cuda_result result = stream_find_here(handle, &stream);
     if (result == CUDA_RESULT_OK && stream->capture != NULL) {
-        result = CUDA_RESULT_NOT_SUPPORTED; /* the double has no memory of graphs */
+        return alloc_in_graph(pointer, bytes);
     }
     if (result == CUDA_RESULT_OK) {
         result = memory_alloc(bytes, ALLOCATION_POOL, pool, &allocation);
@@ -278,7 +288,7 @@ static cuda_result alloc_in(struct pool *pool, cuda_pointer *pointer, uint64_t b
 
 cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK || pointer == NULL || bytes == 0) {
         return result != CUDA_RESULT_OK ? result : CUDA_RESULT_INVALID_VALUE;
     }
@@ -289,7 +299,7 @@ cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream han
 
 cuda_result cuMemAllocFromPoolAsync(cuda_pointer *pointer, size_t bytes, cuda_pool pool, cuda_stream handle)
 {
-    cuda_result result = double_enter(__func__, ENTER_BOTH);
+    cuda_result result = double_enter(__func__, ENTER_CONTEXT);
     if (result != CUDA_RESULT_OK || pointer == NULL || bytes == 0) {
         return result != CUDA_RESULT_OK ? result : CUDA_RESULT_INVALID_VALUE;
     }

@@ -206,7 +206,7 @@ static bool is_virtual(const void *at)
 static comm_result_t refuse_by_types(const void *at, unsigned long long types)
 {
     if (!is_virtual(at)) {
-        return refuse(at, "memory that has no handle");
+        return refuse(at, "memory that has no handle, as memory allocated by a CUDA graph");
     }
     if ((types & CUDA_HANDLE_FABRIC) == 0) {
         return refuse(at, "virtual memory that was made without a handle type to pass it by");

@@ -165,6 +165,22 @@ static void test_refused(void **state)
     pair_stop(&capture.pair);
 }
 
+/* Nobody can export what a captured stream allocates, as cudaMallocAsync does. The capture goes on. */
+static void test_memory_of_a_graph(void **state)
+{
+    (void)state;
+    struct capture capture = capture_start(&takes_graphs, CUDA_CAPTURE_MODE_GLOBAL);
+    cuda_pointer memory;
+    GPU_OK(beyond.alloc_pool(&memory, 4096, capture.stream));
+    assert_int_equal(reduce(capture.comm, gpu_address(memory), capture.stream), COMM_UNSUPPORTED);
+    assert_error_says("allocated by a CUDA graph");
+    assert_error_says("use memory of comm_mem_alloc or cudaMalloc");
+    expect_ok(reduce(capture.comm, capture.buffer, capture.stream));
+    assert_int_equal(fake_daemon_counts(capture.pair.daemon).captured, 1);
+    GPU_OK(beyond.graph_exec_destroy(capture_end(&capture)));
+    pair_stop(&capture.pair);
+}
+
 /* Memory that commd does not know yet is registered during the capture, whatever the capture's mode. */
 static void test_memory_during_a_capture(void **state)
 {
@@ -375,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_slots_serve_again),
         cmocka_unit_test(test_replays_without_commd),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_memory_of_a_graph),
         cmocka_unit_test(test_memory_during_a_capture),
         cmocka_unit_test(test_the_driver_fails),
         cmocka_unit_test(test_a_spoilt_capture),

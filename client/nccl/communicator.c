@@ -48,6 +48,7 @@ void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result)
 {
     (void)pthread_mutex_lock(&comm->lock);
     bool abandoned = comm->abandoned;
+    comm->joins[0] = '\0';
     comm->comm = abandoned ? NULL : made;
     comm->state = result;
     if (result != NCCL_SUCCESS) {
@@ -60,6 +61,15 @@ void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result)
     if (abandoned && made != NULL) {
         comm_destroy(made);
     }
+}
+
+bool communicator_joins(struct ncclComm *comm, const char *name)
+{
+    (void)pthread_mutex_lock(&comm->lock);
+    bool wanted = !comm->abandoned;
+    (void)snprintf(comm->joins, sizeof comm->joins, "%s", wanted ? name : "");
+    (void)pthread_mutex_unlock(&comm->lock);
+    return wanted;
 }
 
 static void use_begins(struct ncclComm *comm, int *uses)
@@ -264,15 +274,28 @@ NCCL_EXPORT(ncclResult_t, ncclCommUserRank, ncclComm_t comm, int *rank)
     return get_number(comm, comm != NULL ? &comm->rank : NULL, rank, "ncclCommUserRank");
 }
 
+/* The thread that makes the communicator would wait for the other ranks, perhaps for minutes. If it has not
+ * begun to wait, it does so in vain. */
+static void cancel(const char *name)
+{
+    comm_client_t *client;
+    if (name[0] != '\0' && session_take(&client) == NCCL_SUCCESS) {
+        (void)failure_from_library(comm_cancel(client, name));
+    }
+}
+
 /* Leaves the communicator. If it is being made or split, or a call is being made on it, the thread that does
  * that leaves it. */
 static void leave(struct ncclComm *comm)
 {
+    char joins[sizeof comm->joins];
     group_forget(comm);
     (void)pthread_mutex_lock(&comm->lock);
     comm->abandoned = true;
+    memcpy(joins, comm->joins, sizeof joins);
     comm_t *unused = take_unused(comm);
     (void)pthread_mutex_unlock(&comm->lock);
+    cancel(joins);
     comm_destroy(unused);
     communicator_drop(comm);
 }

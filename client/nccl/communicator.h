@@ -35,6 +35,7 @@ struct ncclComm {
     bool revoked;
     uint32_t part_count; /* of the names that were made of this one */
     char name[68];       /* of the communicator in commd */
+    char joins[68];      /* a thread waits, or will wait, for the other ranks of that name; "": none does */
     comm_t *comm;        /* null before it is made */
     int rank;
     int size;
@@ -62,6 +63,9 @@ struct ncclComm *communicator_new(int rank, int size, int device, struct nccl_co
 void communicator_drop(struct ncclComm *comm);
 /* Ends the making of a communicator: sets its state and text, or destroys what an abandoned one has. */
 void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result);
+/* The thread that makes it is about to wait for the other ranks of that name. Returns false if the program
+ * has left the communicator; if it does so later, the wait is cancelled. */
+bool communicator_joins(struct ncclComm *comm, const char *name);
 /* A split of it keeps it. */
 void communicator_split_begins(struct ncclComm *comm);
 /* The program's thread does not wait for the split: the communicator is in progress until it has ended. */

@@ -14,7 +14,7 @@ static ncclResult_t join(struct formation *formation, comm_t **made)
 {
     comm_client_t *client;
     comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
-    const struct ncclComm *comm = formation->comm;
+    struct ncclComm *comm = formation->comm;
     comm_result_t joined = COMM_DAEMON_LOST;
     options.timeout_ms = FORM_TIMEOUT_MS;
     options.op_timeout_ms = OP_TIMEOUT_MS;
@@ -23,6 +23,9 @@ static ncclResult_t join(struct formation *formation, comm_t **made)
         ncclResult_t result = session_take(&client);
         if (result != NCCL_SUCCESS) {
             return result;
+        }
+        if (!communicator_joins(comm, formation->name)) {
+            return failure_set(NCCL_REMOTE_ERROR, "this rank has left the communicator");
         }
         joined = comm_init(client, formation->name, (uint32_t)comm->rank, (uint32_t)comm->size, comm->device,
                            &options, made);

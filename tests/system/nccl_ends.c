@@ -1,5 +1,6 @@
 #include "tests/system/nccl_program.h"
 
+#include <dirent.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -224,6 +225,27 @@ void case_non_blocking_group(void)
     destroy_all();
 }
 
+static int thread_count(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/task");
+    while (folder != NULL && readdir(folder) != NULL) {
+        count++;
+    }
+    (void)closedir(folder);
+    return count;
+}
+
+/* The thread that made an aborted communicator ends soon. */
+static void await_threads(int count)
+{
+    double began_s = now_s();
+    while (thread_count() > count) {
+        expect_true(now_s() - began_s < 4, "no thread waits for an aborted communicator");
+        (void)usleep(1000);
+    }
+}
+
 /* Rank 0 aborts an init and a split that no other rank joins. */
 void case_abandon(void)
 {
@@ -236,10 +258,13 @@ void case_abandon(void)
         expect(made, ncclSuccess, "the state");
         ncclComm_t own = local->comm;
         double began_s = now_s();
+        int threads = thread_count();
         expect(ncclGetUniqueId(&id), ncclSuccess, "ncclGetUniqueId");
         init_without_waiting(local, size, id, 0);
         check_busy(local, local->comm);
+        (void)usleep(100000); /* by now, the thread that makes it waits for the other rank */
         expect(ncclCommAbort(local->comm), ncclSuccess, "ncclCommAbort");
+        await_threads(threads);
         local->comm = own;
         expect(ncclCommSplit(local->comm, 0, 0, &part, NULL), ncclInProgress, "ncclCommSplit");
         check_busy(local, local->comm);

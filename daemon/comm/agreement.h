@@ -71,6 +71,7 @@ struct agreement_message {
     struct agreement_ballot ballot;
     struct agreement_ballot accepted;    /* PROMISE: of the value; attempt 0: the value is a part */
     const struct agreement_value *value; /* null in ACCEPTED, REJECT; may be null in GONE */
+    bool forgot; /* GONE: the sender may have had a part in a decision that it does not know any more */
 };
 
 /* Callbacks. None may free the agreement. */

@@ -349,6 +349,7 @@ struct comms {
     size_t posts_bytes;
     struct communicator *relaying; /* the one whose message along the tree is being handled; null: none */
     struct comms_past *past; /* loss.c: decisions of communicators that are gone; null before the first */
+    bool forgot_decisions;   /* some such decisions are not there any more */
     struct timer_heap timers;
     uint64_t (*clock)(void); /* may be null */
     struct comms_totals totals;

@@ -43,9 +43,11 @@ static void past_keep(struct communicator *comm)
         comms->past = calloc(1, sizeof *comms->past);
     }
     if (comms->past == NULL) {
+        comms->forgot_decisions = true;
         return;
     }
     uint32_t at = comms->past->next++ % COMMS_PAST_MAX;
+    comms->forgot_decisions = comms->forgot_decisions || comms->past->items[at].agreement != NULL;
     agreement_free(comms->past->items[at].agreement);
     comms->past->items[at].comm_id = comm->comm_id;
     comms->past->items[at].rank_count = comm->terms.size;
@@ -63,12 +65,16 @@ void comms_past_free(struct comms *comms)
     comms->past = NULL;
 }
 
-/* Answers for a communicator that is not here (any more). */
-static void past_answer(struct comms *comms, uint32_t node, const Commd__Mesh__Agree *said)
+/*
+ * Answers for a communicator that is not here (any more), or has no part. If its decision may be one of those
+ * that are forgotten, this node may have gone on with others. So the answer says that it proves nothing.
+ */
+static void past_answer(struct comms *comms, uint32_t node, bool is_here, const Commd__Mesh__Agree *said)
 {
     struct comms_loss_address to = {
         .comms = comms, .node = node, .comm_id = said->comm_id, .previous_id = said->previous_id};
-    struct agreement_message message = {.step = AGREEMENT_GONE};
+    struct agreement_message message = {.step = AGREEMENT_GONE,
+                                        .forgot = !is_here && comms->forgot_decisions};
     if (said->step != COMMD__MESH__AGREE__STEP__REPORT && said->step != COMMD__MESH__AGREE__STEP__PREPARE &&
         said->step != COMMD__MESH__AGREE__STEP__PROMISE && said->step != COMMD__MESH__AGREE__STEP__ACCEPT) {
         return;
@@ -482,22 +488,6 @@ void comms_loss_all_gone(struct communicator *comm)
     }
 }
 
-/*
- * Whether the node's daemon is proven to have ended: its host refuses, it was restarted, or it said goodbye.
- * The mesh says so in its text alone.
- */
-static bool is_proven_dead(const struct error *cause)
-{
-    static const char *const proofs[] = {"no commd listens", "it was restarted", "has no such connection",
-                                         "is shutting down"};
-    for (size_t i = 0; i < sizeof proofs / sizeof proofs[0]; i++) {
-        if (strstr(cause->text, proofs[i]) != NULL) {
-            return true;
-        }
-    }
-    return cause->status == STATUS_SHUTTING_DOWN;
-}
-
 static void node_is_down(struct communicator *comm, uint32_t index, bool dead, uint64_t now_ns)
 {
     struct comms_loss *loss = comm->loss;
@@ -513,12 +503,11 @@ void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t no
     node_is_down(comm, index, false, now_ns);
 }
 
-void comms_loss_node_down(struct communicator *comm, uint32_t node, const struct error *cause,
-                          uint64_t now_ns)
+void comms_loss_node_down(struct communicator *comm, uint32_t node, uint64_t now_ns)
 {
     uint32_t index = comm->loss != NULL ? communicator_node_index(comm, node) : comm->node_count;
     if (index < comm->node_count) {
-        node_is_down(comm, index, is_proven_dead(cause), now_ns);
+        node_is_down(comm, index, mesh_node_process_ended(comm->comms->mesh, node), now_ns);
         communicator_arm(comm);
     }
 }
@@ -574,7 +563,7 @@ void comms_loss_received(struct comms *comms, uint32_t node, const Commd__Mesh__
         end_forming(comm, said, now_ns);
     }
     if (comm == NULL || !can_agree(comm) || !make_agreement(comm, now_ns)) {
-        past_answer(comms, node, said);
+        past_answer(comms, node, comm != NULL, said);
         return;
     }
     if (!comms_loss_from_wire(said, comm, &message, &value)) {
@@ -583,7 +572,7 @@ void comms_loss_received(struct comms *comms, uint32_t node, const Commd__Mesh__
     }
     if (message.step == AGREEMENT_GONE) {
         comm->loss->nodes[index].down = true;
-        comm->loss->nodes[index].dead = true;
+        comm->loss->nodes[index].dead = comm->loss->nodes[index].dead || !message.forgot;
         communicator_queue(comm); /* a next generation that waits for the node fails */
     }
     agreement_received(comm->loss->agreement, index, &message, now_ns);

@@ -16,8 +16,8 @@
 /* When another node wants to agree because a rank is lost: how long operations that run here may still end.
  */
 #define COMMS_LOSS_DRAIN_NS (50 * TIME_MS)
-/* Decisions that are kept for late questions after their communicators are gone; then the oldest is dropped.
- */
+/* Decisions that are kept for late questions after their communicators are gone; then the oldest is dropped,
+ * and what this node says of a communicator that it does not know proves nothing any more. */
 #define COMMS_PAST_MAX 64
 
 struct comms_loss_node {
@@ -87,8 +87,7 @@ void comms_loss_rank_gone(struct communicator *comm, uint32_t rank, uint64_t now
 void comms_loss_all_gone(struct communicator *comm);
 bool comms_loss_rank_is_gone(const struct communicator *comm, uint32_t rank);
 /* Call it for every communicator, before anything else. */
-void comms_loss_node_down(struct communicator *comm, uint32_t node, const struct error *cause,
-                          uint64_t now_ns);
+void comms_loss_node_down(struct communicator *comm, uint32_t node, uint64_t now_ns);
 /* There is no connection to the node of that index in the communicator: it counts as lost. */
 void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t now_ns);
 void comms_loss_received(struct comms *comms, uint32_t node, const Commd__Mesh__Agree *said, uint64_t now_ns);

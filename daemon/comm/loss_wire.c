@@ -39,6 +39,7 @@ void comms_loss_send(const struct comms_loss_address *to, const struct agreement
     body.leader = message->ballot.leader;
     body.accepted_attempt = message->accepted.attempt;
     body.accepted_leader = message->accepted.leader;
+    body.forgot = message->forgot;
     if (message->value != NULL) {
         value_to_wire(to, message->value, &failure, &value);
         body.value = &value;
@@ -86,6 +87,7 @@ bool comms_loss_from_wire(const Commd__Mesh__Agree *said, const struct communica
         .step = (enum agreement_step)said->step,
         .ballot = {said->attempt, said->leader},
         .accepted = {said->accepted_attempt, said->accepted_leader},
+        .forgot = said->forgot,
     };
     if (said->value != NULL) {
         if (!value_from_wire(said->value, comm, value)) {

@@ -336,7 +336,7 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
         if (comm->sparse && cause->status == STATUS_UNREACHABLE && !comms_link_is_needed(comm, node)) {
             continue; /* nobody needed the connection, and the node runs */
         }
-        comms_loss_node_down(comm, node, &lost, now_ns);
+        comms_loss_node_down(comm, node, now_ns);
         if (comm->state == COMMS_COMM_FORMING && !comms_is_next(comm)) {
             comms_formation_node_down(comm, node, &lost, cause->status == STATUS_UNREACHABLE, now_ns);
         } else if (comm->state != COMMS_COMM_FAILED) {

@@ -98,6 +98,7 @@ void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns)
         error_set(&cause, STATUS_NODE_LOST, "node %s: no heartbeat answered for %llu ms%s", peer->name,
                   (unsigned long long)((now_ns - heartbeat->answered_ns) / TIME_MS),
                   suspect ? "; its host says that no commd listens" : "");
+        peer->process_ended = suspect;
         mesh_peer_disconnect(peer, &cause);
         return;
     }

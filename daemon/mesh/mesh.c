@@ -439,6 +439,12 @@ bool mesh_node_is_up(const struct mesh *mesh, uint32_t node)
     return peer->state == MESH_NODE_UP && !peer->closing;
 }
 
+bool mesh_node_process_ended(const struct mesh *mesh, uint32_t node)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->state != MESH_NODE_UP && peer->process_ended;
+}
+
 bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node)
 {
     const struct mesh_peer *peer = peer_named(mesh, name);

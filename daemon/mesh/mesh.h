@@ -144,6 +144,12 @@ bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node);
 /* Whether the node's commd runs, as this node or others say, with or without a connection to it from here. */
 bool mesh_node_is_member(const struct mesh *mesh, uint32_t node);
+/*
+ * Of a node that is not up: whether the process of its last connection is known to have ended. Its host says
+ * that nobody listens, it said goodbye, or another process has taken its place. Silence proves nothing, and
+ * neither do texts: a peer's reason to close a connection may say anything.
+ */
+bool mesh_node_process_ended(const struct mesh *mesh, uint32_t node);
 
 /*
  * mesh_tick dials, probes, and notices silence. mesh_next_deadline_ns says by when it must be called again.

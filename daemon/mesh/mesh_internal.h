@@ -172,6 +172,7 @@ struct mesh_peer {
     uint64_t call_ns;              /* when we dial although our name is the higher one; 0: not decided yet */
     uint64_t let_go_ns;            /* when a connection that nobody needs ends; 0: not decided yet */
     bool removed;                  /* MESH_NODE_REMOVED follows once the connection is over */
+    bool process_ended;            /* see mesh_node_process_ended */
     struct backoff dial;           /* failures since it was last up */
     struct coordinate coordinate;
     uint64_t coordinate_s;        /* as of which time; 0: not known */

@@ -220,6 +220,7 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
     struct error cause;
     struct mesh_contact *contact = mesh_peer_contact_make(peer);
     peer->closing = false;
+    peer->process_ended = false;
     peer_set_state(peer, MESH_NODE_GREETING, now_ns);
     if (contact == NULL) {
         error_set(&cause, STATUS_NO_MEMORY, "no memory for the link to node %s", peer->name);
@@ -317,6 +318,9 @@ static void peer_dial_after(struct mesh_peer *peer, bool is_failure, bool is_vio
 static void peer_tell_down(struct mesh_peer *peer, const struct error *cause, bool needless, uint64_t now_ns)
 {
     struct error copy = *cause;
+    struct net_peer_statistics statistics;
+    net_peer_statistics(peer->mesh->net, peer->index, &statistics);
+    peer->process_ended = peer->process_ended || statistics.process_ended;
     copy.status = needless                            ? STATUS_UNREACHABLE
                   : copy.status == STATUS_UNREACHABLE ? STATUS_NODE_LOST
                                                       : copy.status;

@@ -123,6 +123,7 @@ struct net_peer_statistics {
     bool waits;               /* up, but its connection is lost, and another one is dialled */
     bool unresolved;          /* its address has a name, which is not resolved: it cannot be dialled */
     bool closed_by_peer;      /* the peer ended the last closed connection and gave the cause */
+    bool process_ended; /* that connection's peer has said goodbye, or has proved to be another process */
     /* When the peer's certificate for its present or last connection expires, in seconds since 1970; 0: not
      * known. */
     uint64_t certificate_ends_s;

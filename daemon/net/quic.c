@@ -426,6 +426,7 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
     out->waits = out->up && peer->up->state == QUIC_STATE_SUSPENDED;
     out->connected_count = contact != NULL ? contact->connected_count : 0;
     out->closed_by_peer = contact != NULL && contact->closed_by_peer;
+    out->process_ended = contact != NULL && contact->process_ended;
     out->unresolved = !peer->has_address;
     out->certificate_ends_s = contact != NULL ? contact->certificate_ends_s : 0;
     out->round_trip_ns = 0;

@@ -106,6 +106,8 @@ static void quic_connection_closed_by_peer(struct quic_connection *connection, s
     if (close->type == NGTCP2_CCERR_TYPE_APPLICATION) {
         enum status status = close->error_code < STATUS_COUNT ? status_from_wire((unsigned)close->error_code)
                                                               : STATUS_PROTOCOL;
+        connection->process_ended =
+            connection->state == QUIC_STATE_UP && status == STATUS_SHUTTING_DOWN; /* a goodbye */
         if (connection->state != QUIC_STATE_UP) {
             status = STATUS_UNREACHABLE;
         } else if (status == STATUS_OK) {

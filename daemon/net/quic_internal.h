@@ -193,6 +193,7 @@ struct quic_connection {
     bool failed;            /* will be closed, for `cause` */
     bool silent;            /* close without telling the peer */
     bool closed_by_peer;    /* the peer closed it and gave the cause */
+    bool process_ended;     /* the process that it led to: see net_peer_statistics */
     bool forgotten;         /* close and keep nothing: later packets belong to no connection */
     bool suspected;         /* an ICMP error came: peer_suspect will be called */
     bool greeted;           /* the peer's greeting has come */
@@ -266,6 +267,7 @@ struct quic_contact {
     uint32_t dial_count;       /* attempts since the last session began: in turn at the two addresses */
     bool goes_home;            /* the next attempt goes to the first address, though a connection is up */
     bool closed_by_peer;       /* see net_peer_statistics */
+    bool process_ended;        /* the same */
     uint64_t home_ns;          /* when it is due; 0: not known */
     uint64_t home_wait_ns;     /* before the last one; 0: there was none for long */
     uint32_t slots;            /* of incoming handshakes from this address and port */

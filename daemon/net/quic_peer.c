@@ -91,6 +91,7 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     struct error cause = connection->cause;
     assert(peer->up == connection);
     peer->contact->closed_by_peer = connection->closed_by_peer;
+    peer->contact->process_ended = connection->process_ended;
     peer->up = NULL; /* a handler below that connects starts a new attempt */
     quic_peer_end_greetings(peer, &cause);
     quic_peer_lose_streams(connection, &cause, false, now_ns);
@@ -293,9 +294,9 @@ static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
         char reason[NODE_NAME_MAX_BYTES + 96];
         /* A restart proves that the old process is gone. A process that has given us up may have gone on
          * without us: see comms_loss_node_down. */
+        suspended->process_ended = !quic_session_same_process(connection, suspended);
         snprintf(reason, sizeof reason, "node %s has lost the connection: %s", peer->name,
-                 quic_session_same_process(connection, suspended) ? "it gave this node up after the patience"
-                                                                  : "it was restarted");
+                 suspended->process_ended ? "it was restarted" : "it gave this node up after the patience");
         quic_connection_abort(suspended, STATUS_NODE_LOST, reason);
         quic_peer_down(suspended, now_ns);
     }

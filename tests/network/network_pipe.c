@@ -328,6 +328,7 @@ static void pipe_peer_statistics(const struct net *base, uint32_t index, struct 
         .datagram_bytes = net->network->conditions.packet_bytes,
         .connected_count = peer->connected_count,
         .closed_by_peer = peer->closed_by_peer,
+        .process_ended = peer->process_ended,
         .unresolved = peer->unresolved,
     };
 }

@@ -71,19 +71,20 @@ static void pipe_end_retire(struct pipe_end *end, const struct error *cause)
 }
 
 static void pipe_close_send(struct pipe_host *from, struct pipe_end *to, enum pipe_packet_kind kind,
-                            const struct error *cause)
+                            bool process_ended, const struct error *cause)
 {
     struct pipe_packet *packet = pipe_packet_new(from, to->host, kind);
     packet->to = pipe_end_ref(to);
     packet->cause = pipe_alloc(1, sizeof *packet->cause);
     *packet->cause = *cause;
+    packet->process_ended = process_ended;
     pipe_packet_send(packet);
 }
 
 static void pipe_end_tell_close(const struct pipe_end *end, const struct error *cause)
 {
     if (end->other != NULL) {
-        pipe_close_send(end->host, end->other, PIPE_CLOSE, cause);
+        pipe_close_send(end->host, end->other, PIPE_CLOSE, false, cause);
     }
 }
 
@@ -114,6 +115,7 @@ static void pipe_end_up(struct pipe_end *end, uint64_t now_ns)
     pipe_event_cancel(net->network, &end->timer);
     pipe_end_peer(end)->connected_count++;
     pipe_end_peer(end)->closed_by_peer = false;
+    pipe_end_peer(end)->process_ended = false;
     if (end->dialed) {
         pipe_tell(end, PIPE_CONFIRM, NULL, 0);
     }
@@ -308,7 +310,7 @@ static void pipe_answer(struct pipe_net *net, const struct pipe_packet *packet)
         error_set(&refusal, STATUS_CERTIFICATE, "node %s does not know node %s", net->host->name,
                   packet->link->from->name);
         net->statistics.refused_handshakes++;
-        pipe_close_send(net->host, dialer, PIPE_REFUSE, &refusal);
+        pipe_close_send(net->host, dialer, PIPE_REFUSE, false, &refusal);
         return;
     }
     struct pipe_peer *peer = &net->peers[index];
@@ -384,10 +386,11 @@ static void pipe_reject(struct pipe_net *net, const struct pipe_packet *packet)
         return;
     }
     struct error cause = packet->to->cause;
-    if (cause.status == STATUS_OK || packet->to->incarnation != net->incarnation) {
+    bool process_ended = packet->to->incarnation != net->incarnation;
+    if (cause.status == STATUS_OK || process_ended) {
         error_set(&cause, STATUS_NODE_LOST, "node %s has no such connection", net->host->name);
     }
-    pipe_close_send(net->host, packet->from, PIPE_CLOSE, &cause);
+    pipe_close_send(net->host, packet->from, PIPE_CLOSE, process_ended, &cause);
 }
 
 static void pipe_closed_by_peer(struct pipe_end *end, const struct pipe_packet *packet, uint64_t now_ns)
@@ -406,6 +409,7 @@ static void pipe_closed_by_peer(struct pipe_end *end, const struct pipe_packet *
     case PIPE_END_UP:
         error_prefix(&cause, "node %s closed the connection", end->remote->name);
         pipe_end_peer(end)->closed_by_peer = true;
+        pipe_end_peer(end)->process_ended = packet->process_ended || cause.status == STATUS_SHUTTING_DOWN;
         pipe_end_take_down(end, &cause, now_ns);
         return;
     case PIPE_END_CLOSING:

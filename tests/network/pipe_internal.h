@@ -105,6 +105,7 @@ struct pipe_packet {
     uint32_t size;       /* for PIPE_BYTES */
     bool fin;            /* the stream has no bytes behind these */
     struct error *cause; /* for PIPE_CLOSE and PIPE_REFUSE; the packet owns it */
+    bool process_ended;  /* for PIPE_CLOSE: the process of the end that it is for knows nothing of it */
 };
 
 enum pipe_end_state {
@@ -152,6 +153,7 @@ struct pipe_peer {
     uint64_t sent_packets, received_packets; /* of streams */
     uint64_t connected_count;
     bool closed_by_peer; /* see net_peer_statistics */
+    bool process_ended;  /* the same */
     bool removed;        /* removed, until it is added again */
     bool unresolved;     /* its address began with "name" */
 };

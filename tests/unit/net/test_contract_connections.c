@@ -149,6 +149,14 @@ enum ending {
 #define ENDING_STREAMS 4
 #define ENDING_SENDS 8
 
+/* Whether the process of the last connection is known to have ended. */
+static bool other_ended(const struct node *node)
+{
+    struct net_peer_statistics statistics;
+    net_peer_statistics(node->net, 0, &statistics);
+    return statistics.process_ended;
+}
+
 static void end_by_disconnect(struct pair *pair, struct node *node, struct node *other)
 {
     struct error cause;
@@ -168,6 +176,7 @@ static void end_by_disconnect(struct pair *pair, struct node *node, struct node 
     assert_int_equal(other->down[0], 1);
     assert_int_equal(other->cause.status, STATUS_PROTOCOL);
     assert_non_null(strstr(other->cause.text, "enough is enough"));
+    assert_false(other_ended(node) || other_ended(other));
 }
 
 static void end_by_free(struct pair *pair, struct node *node, struct node *other)
@@ -177,6 +186,7 @@ static void end_by_free(struct pair *pair, struct node *node, struct node *other
     pair_run(pair, 10 * TIME_MS);
     assert_int_equal(other->down[0], 1);
     assert_int_equal(other->cause.status, STATUS_SHUTTING_DOWN);
+    assert_true(other_ended(other));
     node_start(node, pair->network, node == pair->a ? "a" : "b", 1);
 }
 
@@ -191,6 +201,7 @@ static void end_by_kill(struct pair *pair)
     assert_int_equal(pair->a->cause.status, STATUS_NODE_LOST);
     assert_int_equal(pair->b->cause.status, STATUS_NODE_LOST);
     assert_int_equal(pair->a->suspect[0], 0);
+    assert_false(other_ended(pair->a) || other_ended(pair->b));
 }
 
 static void end_by_cut(struct pair *pair, bool forth, bool back)
@@ -202,6 +213,7 @@ static void end_by_cut(struct pair *pair, bool forth, bool back)
     pair_run(pair, 2 * NETWORK_IDLE_TIMEOUT_NS + TIME_S);
     assert_int_equal(pair->a->down[0], 1);
     assert_int_equal(pair->b->down[0], 1);
+    assert_false(other_ended(pair->a) || other_ended(pair->b));
     network_cut(pair->network, "a", "b", false);
     network_cut(pair->network, "b", "a", false);
 }

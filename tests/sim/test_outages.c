@@ -15,22 +15,37 @@
 /*
  * Outages that are shorter than the patience, on real QUIC. They are:
  *   - a black hole of one node or one link, in one direction or both;
- *   - a path that from then on carries only small packets;
- *   - a new address of a node.
+ *   - a path that from then on carries only small packets, at once or after a black hole;
+ *   - a new address of a node, or of two nodes, one after the other.
  * Links are fresh or warm, the load is light or heavy, and packets are lost or not. No operation may fail,
  * and each result must be right. COMMD_CASES=100 draws 100 cases of each kind.
  */
 
 #define CASES_DEFAULT 8
+#define CASE_STRIDE 16 /* of seeds: cases stay what they are if a fault is added */
 #define OUTAGE_MAX_MS 2000
+/* If two nodes move before an idle link between them has shown either's new address, neither finds the other.
+ */
+#define LEARNT_MS 1000
 /* Added to the outage and to the operation's usual time. What stays changed has no end: from its beginning.
  */
 #define STALL_BOUND_NS (1 * TIME_S)
 
-enum fault { FAULT_HOLE, FAULT_ONE_WAY, FAULT_NODE, FAULT_NARROW, FAULT_ADDRESS, FAULT_COUNT };
+enum fault {
+    FAULT_HOLE,
+    FAULT_ONE_WAY,
+    FAULT_NODE,
+    FAULT_NARROW,
+    FAULT_ADDRESS,
+    FAULT_HOLE_NARROW,
+    FAULT_ADDRESSES,
+    FAULT_COUNT
+};
 
-static const char *const fault_names[] = {"black hole of a link", "one way of a link", "black hole of a node",
-                                          "narrower path", "new address"};
+static const char *const fault_names[] = {
+    "black hole of a link", "one way of a link", "black hole of a node",
+    "narrower path",        "new address",       "black hole of a node, then a narrower path",
+    "two new addresses"};
 
 struct drawn {
     struct random random;
@@ -50,7 +65,7 @@ static bool stays_changed(enum fault fault)
 static void draw(struct drawn *drawn, enum fault fault, uint64_t seed)
 {
     struct random *random = &drawn->random;
-    random_seed(random, seed * FAULT_COUNT + fault);
+    random_seed(random, seed * CASE_STRIDE + fault);
     drawn->fault = fault;
     drawn->nodes = 2 + (uint32_t)random_below(random, 3);
     drawn->rails = 1 + (uint32_t)random_below(random, 3);
@@ -58,7 +73,8 @@ static void draw(struct drawn *drawn, enum fault fault, uint64_t seed)
     drawn->other = (drawn->node + 1 + (uint32_t)random_below(random, drawn->nodes - 1)) % drawn->nodes;
     drawn->heavy = random_chance(random, 0.5);
     drawn->warm = random_chance(random, 0.5);
-    drawn->outage_ns = (100 + random_below(random, OUTAGE_MAX_MS - 100)) * TIME_MS;
+    uint64_t least_ms = fault == FAULT_ADDRESSES ? LEARNT_MS : 100;
+    drawn->outage_ns = (least_ms + random_below(random, OUTAGE_MAX_MS - least_ms)) * TIME_MS;
     static const double losses[] = {0, 0.01, 0.1};
     drawn->conditions = (struct network_conditions){.loss = losses[random_below(random, 3)],
                                                     .delay_ns = 100 * TIME_US,
@@ -90,13 +106,21 @@ static void narrow(struct cluster *cluster, const struct drawn *drawn)
 static void cut(struct cluster *cluster, const struct drawn *drawn, bool is_cut)
 {
     for (uint32_t i = 0; i < drawn->nodes; i++) {
-        bool there = i != drawn->node && (drawn->fault == FAULT_NODE || i == drawn->other);
+        bool all = drawn->fault == FAULT_NODE || drawn->fault == FAULT_HOLE_NARROW;
+        bool there = i != drawn->node && (all || i == drawn->other);
         if (there) {
             cluster_cut(cluster, drawn->node, i, is_cut);
         }
         if (there && drawn->fault != FAULT_ONE_WAY) {
             cluster_cut(cluster, i, drawn->node, is_cut);
         }
+    }
+}
+
+static void move(struct cluster *cluster, const struct drawn *drawn, uint32_t node)
+{
+    for (uint32_t rail = 0; rail < drawn->rails; rail++) {
+        network_rebind(network_of(cluster, rail), cluster->nodes[node].name);
     }
 }
 
@@ -111,13 +135,25 @@ static void begin_fault(struct cluster *cluster, const struct drawn *drawn)
     case FAULT_NARROW:
         narrow(cluster, drawn);
         break;
+    case FAULT_HOLE_NARROW:
+        cut(cluster, drawn, true);
+        narrow(cluster, drawn);
+        break;
     case FAULT_ADDRESS:
-        for (uint32_t rail = 0; rail < drawn->rails; rail++) {
-            network_rebind(network_of(cluster, rail), cluster->nodes[drawn->node].name);
-        }
+    case FAULT_ADDRESSES:
+        move(cluster, drawn, drawn->node);
         break;
     case FAULT_COUNT:
         break;
+    }
+}
+
+static void end_outage(struct cluster *cluster, const struct drawn *drawn)
+{
+    if (drawn->fault == FAULT_ADDRESSES) {
+        move(cluster, drawn, drawn->other);
+    } else if (!stays_changed(drawn->fault)) {
+        cut(cluster, drawn, false);
     }
 }
 
@@ -168,9 +204,7 @@ static uint64_t run_case(enum fault fault, uint64_t seed)
     begin_fault(cluster, &drawn);
     struct sim_op *next = sim_comm_post_all(comm, &call);
     cluster_run(cluster, drawn.outage_ns);
-    if (!passes) {
-        cut(cluster, &drawn, false);
-    }
+    end_outage(cluster, &drawn);
     sim_op_finish(under_way, 30 * TIME_S);
     sim_op_finish(next, 30 * TIME_S);
     uint64_t span_ns = span_of(next), allowed_ns = (passes ? 0 : drawn.outage_ns) + 8 * usual_ns;
@@ -229,12 +263,28 @@ static void test_a_new_address(void **state)
     run_cases(FAULT_ADDRESS);
 }
 
+static void test_a_narrower_path_behind_a_black_hole(void **state)
+{
+    (void)state;
+    run_cases(FAULT_HOLE_NARROW);
+}
+
+static void test_two_new_addresses(void **state)
+{
+    (void)state;
+    run_cases(FAULT_ADDRESSES);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_black_hole_of_a_link), cmocka_unit_test(test_one_way_of_a_link),
-        cmocka_unit_test(test_a_black_hole_of_a_node), cmocka_unit_test(test_a_narrower_path),
+        cmocka_unit_test(test_a_black_hole_of_a_link),
+        cmocka_unit_test(test_one_way_of_a_link),
+        cmocka_unit_test(test_a_black_hole_of_a_node),
+        cmocka_unit_test(test_a_narrower_path),
         cmocka_unit_test(test_a_new_address),
+        cmocka_unit_test(test_a_narrower_path_behind_a_black_hole),
+        cmocka_unit_test(test_two_new_addresses),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

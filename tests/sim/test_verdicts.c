@@ -12,14 +12,14 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Verdicts, drawn at random: 3 to 6 nodes with up to 2 ranks each reduce, and at some moment a daemon is
+ * Verdicts, drawn at random: 2 to 6 nodes with up to 2 ranks each reduce, and at some moment a daemon is
  * killed, a host falls silent, or the cluster is cut in two, in both directions or one. Every rank that is
  * left is told within the bound (half of the cases lose no datagrams). All that go on were told the same
  * result, text, lost ranks and last operation; so were all others. COMMD_CASES says how many cases to draw
  * (100), COMMD_SEED where to begin.
  */
 
-enum { CASES = 100, NODES_LEAST = 3, NODES_MOST = 6, OPS = 3 };
+enum { CASES = 100, NODES_LEAST = 2, NODES_MOST = 6, OPS = 3 };
 enum fault { DAEMON_KILLED, HOST_SILENT, CUT_BOTH_WAYS, CUT_ONE_WAY, FAULTS };
 
 static const char *const fault_names[FAULTS] = {"daemon killed", "host silent", "two-way partition",

@@ -27,7 +27,9 @@
  * - nothing comes from within a call of the same member, or after it left.
  */
 #define NODES_MAX 6
+#ifndef MEMBERS_MAX
 #define MEMBERS_MAX 64
+#endif
 #define OPS_MAX 64
 
 /* The nodes' settings, for the next world_start; 0: the default. */

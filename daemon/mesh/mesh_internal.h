@@ -6,6 +6,7 @@
 #include "daemon/base/backoff.h"
 #include "daemon/base/index_table.h"
 #include "daemon/base/random.h"
+#include "daemon/base/sparse.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
 #include "daemon/mesh/coordinate.h"
@@ -104,8 +105,8 @@ struct mesh_endpoint {
     struct net *net;
     struct mailbox *mailbox, *home; /* of the rail's thread, and of the main thread */
     /* Used by the rail's thread alone: */
-    struct mesh_peer **peers; /* by the net's index; null: the rail's net does not know it */
-    uint32_t peer_count, peer_capacity;
+    struct sparse
+        peers; /* of struct mesh_peer *, by the net's index; null: the rail's net does not know it */
     uint64_t publish_ns; /* TIME_NEVER: no new traffic since the last time */
 };
 

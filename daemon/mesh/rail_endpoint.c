@@ -1,7 +1,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/array.h"
 #include "daemon/base/log.h"
 #include "daemon/mesh/mesh_internal.h"
 
@@ -29,7 +28,7 @@ struct rail_mail *rail_mail_new(struct mesh_endpoint *endpoint, struct mesh_peer
 static void report(struct mesh_endpoint *endpoint, uint32_t peer, enum rail_word word,
                    const struct error *cause)
 {
-    struct rail_mail *mail = rail_mail_new(endpoint, endpoint->peers[peer], word, "");
+    struct rail_mail *mail = rail_mail_new(endpoint, sparse_at(&endpoint->peers, peer), word, "");
     if (mail == NULL) {
         return;
     }
@@ -69,23 +68,16 @@ void rail_connect_failed(void *context, uint32_t peer, const struct error *cause
 static enum status add_peer(struct mesh_endpoint *endpoint, const struct rail_mail *mail, struct error *error)
 {
     uint32_t index = mail->peer->index;
-    struct mesh_peer **peers =
-        array_reserve(endpoint->peers, &endpoint->peer_capacity, sizeof(struct mesh_peer *), index + 1);
-    if (peers == NULL) {
+    void *before = sparse_at(&endpoint->peers, index);
+    if (!sparse_set(&endpoint->peers, index, mail->peer)) {
         return error_set(error, STATUS_NO_MEMORY, "no memory");
     }
-    endpoint->peers = peers;
     enum status status = net_add_peer_at(endpoint->net, mail->peer->name, mail->address, index, error);
-    if (status == STATUS_OK) {
-        peers[index] = mail->peer;
-        endpoint->peer_count = index < endpoint->peer_count ? endpoint->peer_count : index + 1;
+    if (status != STATUS_OK) {
+        bool is_reset = sparse_set(&endpoint->peers, index, before);
+        (void)is_reset; /* its page is there */
     }
     return status;
-}
-
-static bool knows(const struct mesh_endpoint *endpoint, uint32_t index)
-{
-    return index < endpoint->peer_count && endpoint->peers[index] != NULL;
 }
 
 /* The order on a peer that the rail's net knows. */
@@ -136,7 +128,7 @@ void rail_ordered(void *context, uint64_t now_ns)
     (void)now_ns;
     if (mail->word == RAIL_ADD) {
         status = add_peer(endpoint, mail, &error);
-    } else if (knows(endpoint, mail->peer->index)) {
+    } else if (sparse_at(&endpoint->peers, mail->peer->index) != NULL) {
         status = obey(mail, &error);
     }
     if (status != STATUS_OK) {
@@ -170,14 +162,12 @@ void mesh_rail_run(struct mesh *mesh, uint32_t rail, uint64_t now_ns)
         return;
     }
     bool is_new = false;
-    for (uint32_t peer = 0; peer < endpoint->peer_count; peer++) {
+    struct mesh_peer *peer;
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
         struct mesh_rail_statistics seen;
-        if (!knows(endpoint, peer)) {
-            continue;
-        }
-        net_peer_statistics(endpoint->net, peer, &seen.net);
-        net_bulk_statistics(endpoint->net, peer, &seen.bulk);
-        is_new |= publish(&endpoint->peers[peer]->rails[endpoint->rail - 1], &seen);
+        net_peer_statistics(endpoint->net, peer->index, &seen.net);
+        net_bulk_statistics(endpoint->net, peer->index, &seen.bulk);
+        is_new |= publish(&peer->rails[endpoint->rail - 1], &seen);
     }
     endpoint->publish_ns = is_new ? time_after(now_ns, MESH_PUBLISH_NS) : TIME_NEVER;
 }

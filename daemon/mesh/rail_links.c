@@ -367,7 +367,7 @@ uint32_t mesh_rail_count(const struct mesh *mesh)
 void mesh_rails_free(struct mesh *mesh)
 {
     for (uint32_t rail = 1; rail < mesh->rail_count; rail++) {
-        free(mesh->endpoints[rail].peers);
+        sparse_free(&mesh->endpoints[rail].peers);
     }
     free(mesh->endpoints);
 }

@@ -136,7 +136,7 @@ const char *net_quic_node_name(const struct net *net)
 
 const char *net_quic_peer_name(const struct net *net, uint32_t peer)
 {
-    return ((const struct quic_endpoint *)net)->peers[peer]->name;
+    return quic_peer_of((const struct quic_endpoint *)net, peer)->name;
 }
 
 void net_quic_local(const struct net *net, struct quic_address *out)
@@ -146,7 +146,7 @@ void net_quic_local(const struct net *net, struct quic_address *out)
 
 bool net_quic_remote(const struct net *net, uint32_t peer, struct quic_address *out)
 {
-    const struct quic_connection *up = ((const struct quic_endpoint *)net)->peers[peer]->up;
+    const struct quic_connection *up = quic_peer_of((const struct quic_endpoint *)net, peer)->up;
     if (up == NULL || up->transport == NULL) {
         return false;
     }
@@ -261,8 +261,8 @@ static enum status quic_read_address(const struct quic_endpoint *endpoint, const
 static enum status quic_move_peer(struct net *net, uint32_t index, const char *address, struct error *error)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    assert(index < endpoint->peer_count);
-    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     struct quic_address there;
     struct error cause;
     bool known;
@@ -284,8 +284,8 @@ static void quic_set_spare(struct net *net, uint32_t index, const char *address)
     struct quic_address spare;
     struct error why;
     bool known;
-    assert(index < endpoint->peer_count);
-    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     bool has_one = quic_read_address(endpoint, address, &spare, &known, &why) == STATUS_OK && known;
     struct quic_contact *contact = has_one ? quic_contact_of(peer) : peer->contact;
     if (contact != NULL) { /* without memory for a spare address, there is none */
@@ -339,8 +339,8 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
 static enum status quic_connect(struct net *net, uint32_t index, struct error *error)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    assert(index < endpoint->peer_count);
-    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     if (endpoint->freeing) {
         return error_set(error, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
     }
@@ -366,17 +366,18 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
 static void quic_keep_alive(struct net *net, uint32_t index, bool keep)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    if (index < endpoint->peer_count) {
-        endpoint->peers[index]->keep_alive = keep;
-        quic_peer_keep_alive(endpoint->peers[index]);
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    if (peer != NULL) {
+        peer->keep_alive = keep;
+        quic_peer_keep_alive(peer);
     }
 }
 
 static void quic_disconnect(struct net *net, uint32_t index, const struct error *cause)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    assert(index < endpoint->peer_count);
-    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     quic_dial_call_off(endpoint, peer, cause);
     if (peer->greeting != NULL) {
         struct quic_connection *greeting = peer->greeting;
@@ -391,12 +392,13 @@ static void quic_disconnect(struct net *net, uint32_t index, const struct error 
 static void quic_remove_peer(struct net *net, uint32_t index, const struct error *cause)
 {
     const struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    assert(index < endpoint->peer_count);
-    endpoint->peers[index]->removed = true;
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
+    peer->removed = true;
     quic_disconnect(net, index, cause);
     for (struct quic_connection *connection = endpoint->connections; connection != NULL;
          connection = connection->next) { /* also one that was authenticated in this turn */
-        if (connection->peer == endpoint->peers[index] && connection->authenticated) {
+        if (connection->peer == peer && connection->authenticated) {
             quic_connection_abort(connection, cause->status, cause->text);
         }
     }
@@ -418,8 +420,8 @@ static void quic_stream_reset(struct net_stream *stream)
 static void quic_peer_statistics(const struct net *net, uint32_t index, struct net_peer_statistics *out)
 {
     const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
-    assert(index < endpoint->peer_count);
-    const struct quic_peer *peer = endpoint->peers[index];
+    const struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     const struct quic_contact *contact = peer->contact;
     *out = contact != NULL ? contact->past : (struct net_peer_statistics){0};
     out->up = peer->up != NULL && !peer->up->failed;

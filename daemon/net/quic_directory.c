@@ -1,7 +1,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/array.h"
 #include "daemon/base/hash.h"
 #include "daemon/net/quic_internal.h"
 
@@ -17,25 +16,25 @@ static uint64_t name_hash(const char *name)
 
 static uint64_t hash_of_name(const void *context, uint32_t index)
 {
-    return name_hash(((const struct quic_endpoint *)context)->peers[index]->name);
+    return name_hash(quic_peer_of(context, index)->name);
 }
 
 static bool has_name(const void *context, uint32_t index, const void *key)
 {
-    return strcmp(((const struct quic_endpoint *)context)->peers[index]->name, key) == 0;
+    return strcmp(quic_peer_of(context, index)->name, key) == 0;
 }
 
 static uint64_t hash_of_address(const void *context, uint32_t index)
 {
     struct quic_address_key key;
-    quic_address_key(&((const struct quic_endpoint *)context)->peers[index]->address, &key);
+    quic_address_key(&quic_peer_of(context, index)->address, &key);
     return hash_bytes(0, &key, sizeof key);
 }
 
 static bool has_address(const void *context, uint32_t index, const void *key)
 {
     struct quic_address_key own;
-    quic_address_key(&((const struct quic_endpoint *)context)->peers[index]->address, &own);
+    quic_address_key(&quic_peer_of(context, index)->address, &own);
     return memcmp(&own, key, sizeof own) == 0;
 }
 
@@ -53,7 +52,7 @@ struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *nam
 {
     const struct index_table_entries names = names_of(endpoint);
     uint32_t index = index_table_find(&endpoint->peers_by_name, &names, name_hash(name), name);
-    return index != INDEX_TABLE_NONE ? endpoint->peers[index] : NULL;
+    return index != INDEX_TABLE_NONE ? quic_peer_of(endpoint, index) : NULL;
 }
 
 static uint32_t find_address(const struct quic_endpoint *endpoint, const struct quic_address *address)
@@ -67,7 +66,9 @@ static uint32_t find_address(const struct quic_endpoint *endpoint, const struct 
 struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address)
 {
     uint32_t index = find_address(endpoint, address);
-    return index != INDEX_TABLE_NONE && !endpoint->peers[index]->removed ? endpoint->peers[index] : NULL;
+    return index != INDEX_TABLE_NONE && !quic_peer_of(endpoint, index)->removed
+               ? quic_peer_of(endpoint, index)
+               : NULL;
 }
 
 /* Several peers may share an address (a relay). What comes from there then counts as the first one's. */
@@ -84,29 +85,21 @@ static bool index_address(struct quic_endpoint *endpoint, const struct quic_peer
     return true;
 }
 
-static bool grow(struct quic_endpoint *endpoint, uint32_t count)
-{
-    struct quic_peer **peers =
-        array_reserve(endpoint->peers, &endpoint->peer_capacity, sizeof(struct quic_peer *), count);
-    if (peers != NULL) {
-        endpoint->peers = peers;
-    }
-    return peers != NULL;
-}
-
 enum status quic_directory_add(struct quic_endpoint *endpoint, struct quic_peer *peer, struct error *error)
 {
     const struct index_table_entries names = names_of(endpoint);
-    if (!grow(endpoint, peer->index + 1) || !index_table_reserve(&endpoint->peers_by_name, &names)) {
+    const struct quic_peer *present = quic_peer_of(endpoint, peer->index);
+    if (present != NULL) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "peer %s: peer %s has its index", peer->name,
+                         present->name);
+    }
+    if (!index_table_reserve(&endpoint->peers_by_name, &names) ||
+        !sparse_set(&endpoint->peers, peer->index, peer)) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
-    if (endpoint->peers[peer->index] != NULL) {
-        return error_set(error, STATUS_ALREADY_EXISTS, "peer %s: peer %s has its index", peer->name,
-                         endpoint->peers[peer->index]->name);
-    }
-    endpoint->peers[peer->index] = peer;
     if (!index_address(endpoint, peer)) {
-        endpoint->peers[peer->index] = NULL;
+        bool cleared = sparse_set(&endpoint->peers, peer->index, NULL);
+        (void)cleared; /* its page is there */
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
     index_table_add(&endpoint->peers_by_name, &names, peer->index);
@@ -140,16 +133,15 @@ struct quic_contact *quic_contact_of(struct quic_peer *peer)
 
 void quic_directory_free(struct quic_endpoint *endpoint)
 {
-    for (uint32_t i = 0; i < endpoint->peer_count; i++) {
-        struct quic_peer *peer = endpoint->peers[i];
-        if (peer != NULL && peer->contact != NULL) {
+    struct quic_peer *peer;
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
+        if (peer->contact != NULL) {
             quic_inbox_clear(&peer->contact->line);
             free(peer->contact);
         }
         free(peer);
     }
-    free(endpoint->peers);
-    endpoint->peers = NULL;
+    sparse_free(&endpoint->peers);
     endpoint->peer_count = 0;
     index_table_free(&endpoint->peers_by_name);
     index_table_free(&endpoint->peers_by_address);

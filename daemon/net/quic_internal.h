@@ -12,6 +12,7 @@
 #include "daemon/base/index_table.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
+#include "daemon/base/sparse.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/net/net.h"
@@ -319,9 +320,8 @@ struct quic_endpoint {
     uint64_t probe_secret;                   /* random: see quic_probe.c */
     uint32_t process_id;                     /* random: the upper half of the ids of all its sessions */
 
-    struct quic_peer **peers;
-    uint32_t peer_count;
-    uint32_t peer_capacity;
+    struct sparse peers; /* of struct quic_peer *: see quic_peer_of */
+    uint32_t peer_count; /* the highest index, plus one */
     struct index_table peers_by_name;
     struct index_table peers_by_address;
     struct quic_cid *cids;
@@ -359,6 +359,11 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
 
 /* Returns the peer with that address and port. Null if there is none, or if it was removed. */
 struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address);
+/* There is one with that index. */
+static inline struct quic_peer *quic_peer_of(const struct quic_endpoint *endpoint, uint32_t index)
+{
+    return sparse_at(&endpoint->peers, index);
+}
 /* Returns null if no peer has that name. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
 /* Adds a peer with an index, of which it becomes the owner. ALREADY_EXISTS, NO_MEMORY: it stays the caller's.

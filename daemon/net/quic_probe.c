@@ -29,8 +29,8 @@ static void probe_id(const struct quic_endpoint *endpoint, uint32_t index, uint8
 bool quic_probe(struct net *net, uint32_t index)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    assert(index < endpoint->peer_count);
-    const struct quic_peer *peer = endpoint->peers[index];
+    const struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     uint8_t packet[NGTCP2_MAX_UDP_PAYLOAD_SIZE] = {PROBE_LONG_HEADER, PROBE_VERSION >> 24,
                                                    PROBE_VERSION >> 16 & 0xff, PROBE_VERSION >> 8 & 0xff,
                                                    PROBE_VERSION & 0xff};

@@ -299,8 +299,8 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
                              struct net_stream **out, struct error *error)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    assert(index < endpoint->peer_count);
-    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_peer *peer = quic_peer_of(endpoint, index);
+    assert(peer != NULL);
     struct quic_connection *connection = peer->up;
     if (connection == NULL || connection->failed) {
         return error_set(error, STATUS_UNREACHABLE, "no connection to node %s", peer->name);

@@ -4,7 +4,6 @@
 
 #include <utlist.h>
 
-#include "daemon/base/array.h"
 #include "daemon/base/hash.h"
 #include "daemon/net/quic.h"
 #include "daemon/net/quic_tls.h"
@@ -14,35 +13,31 @@
 
 struct tls_peer *tls_peer_at(const struct tls_endpoint *endpoint, uint32_t index)
 {
-    return index < endpoint->peer_capacity ? endpoint->peers[index] : NULL;
+    return sparse_at(&endpoint->peers, index);
 }
 
 /* Returns the peer, which is made if it is missing. Null without memory. */
 static struct tls_peer *peer_place(struct tls_endpoint *endpoint, uint32_t index)
 {
-    struct tls_peer **peers = array_reserve(endpoint->peers, &endpoint->peer_capacity,
-                                            sizeof(struct tls_peer *), (size_t)index + 1);
-    if (peers == NULL) {
+    struct tls_peer *peer = tls_peer_at(endpoint, index);
+    if (peer != NULL) {
+        return peer;
+    }
+    peer = calloc(1, sizeof *peer);
+    if (peer == NULL || !sparse_set(&endpoint->peers, index, peer)) {
+        free(peer);
         return NULL;
     }
-    endpoint->peers = peers;
-    if (peers[index] == NULL) {
-        struct tls_peer *peer = calloc(1, sizeof *peer);
-        const char *name = net_quic_peer_name(endpoint->base.net, index);
-        if (peer == NULL) {
-            return NULL;
-        }
-        (void)strncpy(peer->name, name, NODE_NAME_MAX_BYTES);
-        peer->endpoint = endpoint;
-        peer->index = index;
-        peer->leads = strcmp(endpoint->node_name, name) < 0;
-        peer->tunnel_reader.peer = peer;
-        peer->epochs = (struct log_limit){.burst = TLS_EPOCHS_MAX, .interval_ns = TLS_EPOCH_NS};
-        peer->choice.processors = endpoint->processors;
-        peer->told_way = peer->asked_way = TLS_WAY_NONE;
-        peers[index] = peer;
-    }
-    return peers[index];
+    const char *name = net_quic_peer_name(endpoint->base.net, index);
+    (void)strncpy(peer->name, name, NODE_NAME_MAX_BYTES);
+    peer->endpoint = endpoint;
+    peer->index = index;
+    peer->leads = strcmp(endpoint->node_name, name) < 0;
+    peer->tunnel_reader.peer = peer;
+    peer->epochs = (struct log_limit){.burst = TLS_EPOCHS_MAX, .interval_ns = TLS_EPOCH_NS};
+    peer->choice.processors = endpoint->processors;
+    peer->told_way = peer->asked_way = TLS_WAY_NONE;
+    return peer;
 }
 
 static void tls_peer_is_up(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
@@ -195,7 +190,7 @@ static void endpoint_free(struct tls_endpoint *endpoint)
     loop_timer_free(endpoint->wake);
     loop_timer_free(endpoint->tick);
     free(endpoint->read_buffer);
-    free(endpoint->peers);
+    sparse_free(&endpoint->peers);
     free(endpoint);
 }
 
@@ -203,13 +198,12 @@ static void tls_free(struct net_bulk *bulk)
 {
     struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
     struct net *net = bulk->net;
+    struct tls_peer *peer;
     struct error cause;
     error_set(&cause, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
     endpoint->freeing = true;
-    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
-        if (endpoint->peers[i] != NULL) {
-            tls_peer_down(endpoint->peers[i], &cause, true, endpoint->now_ns);
-        }
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
+        tls_peer_down(peer, &cause, true, endpoint->now_ns);
     }
     tls_tunnel_unregister(endpoint);
     while (endpoint->connections != NULL) {
@@ -218,8 +212,8 @@ static void tls_free(struct net_bulk *bulk)
     while (endpoint->lost_senders != NULL) {
         tls_sender_free(endpoint->lost_senders);
     }
-    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
-        free(endpoint->peers[i]);
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
+        free(peer);
     }
     net->peer_handler = bulk->peer_handler;
     net->bulk = NULL;

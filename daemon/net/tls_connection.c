@@ -90,9 +90,9 @@ static const char *tls_text(struct tls_connection *connection, char out[160])
 static bool is_peer(void *context, const char *name)
 {
     const struct tls_endpoint *endpoint = context;
-    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
-        const struct tls_peer *peer = endpoint->peers[i];
-        if (peer != NULL && peer->is_up && strcmp(peer->name, name) == 0) {
+    const struct tls_peer *peer;
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
+        if (peer->is_up && strcmp(peer->name, name) == 0) {
             return true;
         }
     }
@@ -101,9 +101,9 @@ static bool is_peer(void *context, const char *name)
 
 static struct tls_peer *peer_named(const struct tls_endpoint *endpoint, const char *name)
 {
-    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
-        struct tls_peer *peer = endpoint->peers[i];
-        if (peer != NULL && strcmp(peer->name, name) == 0) {
+    struct tls_peer *peer;
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
+        if (strcmp(peer->name, name) == 0) {
             return peer;
         }
     }

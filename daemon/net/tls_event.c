@@ -225,11 +225,11 @@ void tls_ticked(void *context, uint64_t now_ns)
                                 (unsigned long long)(TLS_HANDSHAKE_NS / TIME_S));
         }
     }
-    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
-        struct tls_peer *peer = endpoint->peers[i];
-        if (peer != NULL && tls_peer_is_connected(peer)) {
+    struct tls_peer *peer;
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
+        if (tls_peer_is_connected(peer)) {
             watch_rate(peer, now_ns);
-        } else if (peer != NULL && redial) {
+        } else if (redial) {
             tls_dial(peer, now_ns);
         }
     }

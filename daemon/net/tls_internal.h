@@ -8,6 +8,7 @@
 #include "daemon/base/backoff.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
+#include "daemon/base/sparse.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/net/bulk.h"
@@ -236,8 +237,7 @@ struct tls_endpoint {
     bool in_event;
     bool freeing;
     struct random random;
-    struct tls_peer **peers; /* by the net's index; null: never connected */
-    uint32_t peer_capacity;
+    struct sparse peers; /* of struct tls_peer *, by the net's index; null: never connected */
     struct tls_connection *connections;
     uint32_t handshakes; /* incoming, not authenticated yet */
     struct tls_sender *lost_senders;

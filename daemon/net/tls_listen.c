@@ -12,11 +12,11 @@ static bool is_expected(const struct tls_endpoint *endpoint, const struct quic_a
 {
     struct quic_address_key theirs, key;
     quic_address_key(from, &theirs);
-    for (uint32_t i = 0; i < endpoint->peer_capacity; i++) {
-        const struct tls_peer *peer = endpoint->peers[i];
+    const struct tls_peer *peer;
+    for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
         struct quic_address remote;
-        if (peer == NULL || peer->leads || peer->epoch == 0 || !peer->is_up ||
-            endpoint->now_ns < peer->held_ns || !net_quic_remote(endpoint->base.net, peer->index, &remote)) {
+        if (peer->leads || peer->epoch == 0 || !peer->is_up || endpoint->now_ns < peer->held_ns ||
+            !net_quic_remote(endpoint->base.net, peer->index, &remote)) {
             continue;
         }
         quic_address_key(&remote, &key);

@@ -295,8 +295,7 @@ static void build(struct loop *loop)
     endpoint->node_name = "b";
     endpoint->listener = -1;
     endpoint->tick_ns = endpoint->redial_ns = TIME_NEVER;
-    endpoint->peers = &world->peer;
-    endpoint->peer_capacity = 1;
+    fuzz_require(sparse_set(&endpoint->peers, 0, peer));
     fuzz_require(loop_timer_new(loop, tls_woken, endpoint, &endpoint->wake, NULL) == STATUS_OK &&
                  loop_timer_new(loop, tls_ticked, endpoint, &endpoint->tick, NULL) == STATUS_OK);
     peer->endpoint = endpoint;
@@ -326,6 +325,7 @@ static void tear_down(void)
     fuzz_require(endpoint->lost_senders == NULL && endpoint->chunks == NULL && endpoint->done.first == NULL);
     loop_timer_free(endpoint->wake);
     loop_timer_free(endpoint->tick);
+    sparse_free(&endpoint->peers);
     free(world->peer);
     free(endpoint);
 }

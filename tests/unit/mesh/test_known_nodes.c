@@ -16,7 +16,10 @@
 #define FIRST_NODES 16u /* of them, this node dials its neighbours */
 #define MORE_NODES 4000u
 #define KNOWN_NODE_MAX_BYTES 512u
-#define RAILS 4u
+#define RAILS 16u /* MESH_RAILS_MAX */
+
+#define NOBODY UINT32_MAX
+static uint32_t linked_node = NOBODY;
 
 struct setup {
     struct loop *loop;
@@ -135,9 +138,15 @@ static void known_nodes(struct setup *setup)
     before = heap_bytes();
     add_nodes(setup, FIRST_NODES, FIRST_NODES + MORE_NODES);
     mesh_tick(setup->mesh, loop_now_ns());
+    if (linked_node != NOBODY) {
+        mesh_need_rails(setup->mesh, linked_node, RAILS);
+    }
     run_rails(setup);
     size_t each = (heap_bytes() - before) / MORE_NODES;
     print_message("a known node without a link, %u rails: %zu bytes\n", mesh_rail_count(setup->mesh), each);
+    if (linked_node != NOBODY) {
+        mesh_unneed_rails(setup->mesh, linked_node, RAILS);
+    }
     assert_in_range(each, 1, KNOWN_NODE_MAX_BYTES);
 }
 
@@ -153,6 +162,16 @@ static void test_a_known_node_costs_little_with_rails(void **state)
     known_nodes(setup);
 }
 
+/* Also if the last one is linked: then every rail has to find a peer of a high index. */
+static void test_a_known_node_costs_little_beside_a_linked_one(void **state)
+{
+    struct setup *setup = *state;
+    set_up_rails(setup);
+    linked_node = FIRST_NODES + MORE_NODES - 1;
+    known_nodes(setup);
+    linked_node = NOBODY;
+}
+
 /* A rail gets to know one of the last nodes alone. */
 static void test_a_rail_knows_a_node_that_is_needed(void **state)
 {
@@ -162,10 +181,10 @@ static void test_a_rail_knows_a_node_that_is_needed(void **state)
     uint32_t node = 100;
     set_up_rails(setup);
     add_nodes(setup, 0, node + 1);
-    mesh_need_rails(setup->mesh, node, 3);
+    mesh_need_rails(setup->mesh, node, RAILS);
     run_rails(setup);
     mesh_rails_traffic(setup->mesh, node, &traffic);
-    assert_int_equal(traffic.needed, 2);
+    assert_int_equal(traffic.needed, RAILS - 1);
     for (uint32_t rail = 1; rail < RAILS; rail++) {
         struct net *net = setup->nodes[rail]->net;
         assert_int_equal(net_add_peer_at(net, "node0100", "127.0.0.1:1", node, &error),
@@ -176,7 +195,7 @@ static void test_a_rail_knows_a_node_that_is_needed(void **state)
     }
     mesh_rails_traffic(setup->mesh, 3, &traffic);
     assert_int_equal(traffic.needed, 0);
-    mesh_unneed_rails(setup->mesh, node, 3);
+    mesh_unneed_rails(setup->mesh, node, RAILS);
     mesh_rails_traffic(setup->mesh, node, &traffic);
     assert_int_equal(traffic.needed, 0);
 }
@@ -186,6 +205,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_known_node_costs_little, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_known_node_costs_little_with_rails, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_known_node_costs_little_beside_a_linked_one, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(test_a_rail_knows_a_node_that_is_needed, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -291,7 +291,7 @@ static void the_certificate_says_who_it_is(void **state)
 static SSL *begin_dial(void)
 {
     struct quic_endpoint *endpoint = (struct quic_endpoint *)a->net;
-    struct quic_peer *peer = endpoint->peers[0];
+    struct quic_peer *peer = quic_peer_of(endpoint, 0);
     struct error error;
     assert_int_equal(quic_connection_dial(endpoint, peer, &peer->address, &error), STATUS_OK);
     return peer->dial->tls;

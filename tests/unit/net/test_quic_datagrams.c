@@ -130,7 +130,8 @@ static void keys_are_updated_under_load(void **state)
     unsigned updates = 0;
     for (unsigned i = 0; i < 1000 && !exchanged(&exchange); i++) {
         struct quic_endpoint *endpoint = (struct quic_endpoint *)nodes[i % 2]->net;
-        updates += ngtcp2_conn_initiate_key_update(endpoint->peers[0]->up->transport, loop_now_ns()) == 0;
+        updates +=
+            ngtcp2_conn_initiate_key_update(quic_peer_of(endpoint, 0)->up->transport, loop_now_ns()) == 0;
         quic_run_for(loop, 3);
     }
     end_exchange(&exchange, 20000);
@@ -238,7 +239,7 @@ static void violations_are_told_in_words(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         connect_nodes();
         struct quic_endpoint *endpoint = (struct quic_endpoint *)a->net;
-        quic_connection_fail(endpoint->peers[0]->up, cases[i].failure);
+        quic_connection_fail(quic_peer_of(endpoint, 0)->up, cases[i].failure);
         assert_true(quic_run_until(loop, both_down, NULL, 10000));
         assert_int_equal(a->down_cause.status, STATUS_PROTOCOL);
         assert_int_equal(b->down_cause.status, STATUS_PROTOCOL);
@@ -251,7 +252,7 @@ static void violations_are_told_in_words(void **state)
 
 static struct quic_connection *connection_of(struct quic_node *node)
 {
-    return ((struct quic_endpoint *)node->net)->peers[0]->up;
+    return quic_peer_of((struct quic_endpoint *)node->net, 0)->up;
 }
 
 /* The first packets of some streams are lost. ngtcp2 sends them again: all streams have begun in the end. */

@@ -6,7 +6,7 @@
 
 static struct quic_connection *connection_of(const struct quic_node *node)
 {
-    return ((struct quic_endpoint *)node->net)->peers[0]->up;
+    return quic_peer_of((struct quic_endpoint *)node->net, 0)->up;
 }
 
 static void claim_bytes_that_were_not_sent(struct quic_connection *connection)
@@ -136,7 +136,7 @@ static void numbers_that_lie_end_the_session(void **state)
 
 static struct quic_connection *greeting_of_b(void)
 {
-    return ((struct quic_endpoint *)b->net)->peers[0]->greeting;
+    return quic_peer_of((struct quic_endpoint *)b->net, 0)->greeting;
 }
 
 static bool b_awaits_the_greeting(const void *context)

@@ -266,7 +266,7 @@ static void held_bytes_come_once(void **state)
 /* b's greeting has said how much it has of the stream, which a has not resumed yet. */
 static bool b_awaits_its_stream(const void *context)
 {
-    const struct quic_connection *connection = ((struct quic_endpoint *)b->net)->peers[0]->up;
+    const struct quic_connection *connection = quic_peer_of((struct quic_endpoint *)b->net, 0)->up;
     (void)context;
     return connection != NULL && connection->state == QUIC_STATE_UP && connection->unresumed_count == 1 &&
            connection->unresumed[0].receiver != NULL;

@@ -57,7 +57,7 @@ static void garbage_disturbs_nothing(void **state)
     unsigned sent = 0;
     while (sent < 20000) {
         for (unsigned i = 0; i < 100; i++, sent++) {
-            garbage(&random, endpoint->peers[0]->up->cids);
+            garbage(&random, quic_peer_of(endpoint, 0)->up->cids);
         }
         quic_run_for(loop, 1);
         if (sent == 10000) {
@@ -142,9 +142,9 @@ static void floods_of_handshakes_are_bounded(void **state)
     const struct quic_endpoint *endpoint = (const struct quic_endpoint *)b->net;
     for (unsigned i = 0; i < 300; i++) {
         struct error error;
-        assert_int_equal(
-            quic_connection_dial(attacker, attacker->peers[0], &attacker->peers[0]->address, &error),
-            STATUS_OK);
+        assert_int_equal(quic_connection_dial(attacker, quic_peer_of(attacker, 0),
+                                              &quic_peer_of(attacker, 0)->address, &error),
+                         STATUS_OK);
         if (i % 10 == 0) {
             quic_run_for(loop, 1);
         }
@@ -209,7 +209,7 @@ static void one_rail_tells_nothing_of_another_rails_tokens(void **state)
     uint8_t token[256];
     connect_nodes();
     struct quic_endpoint *endpoint = quic_endpoint_of(a->net);
-    const ngtcp2_cid *seen = ngtcp2_conn_get_dcid(endpoint->peers[0]->up->transport);
+    const ngtcp2_cid *seen = ngtcp2_conn_get_dcid(quic_peer_of(endpoint, 0)->up->transport);
     size_t size = ask_about_connection("b2", seen, token, sizeof token);
     assert_null(quic_connection_find(endpoint, true, token + size - NGTCP2_STATELESS_RESET_TOKENLEN,
                                      NGTCP2_STATELESS_RESET_TOKENLEN));

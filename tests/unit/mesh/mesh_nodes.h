@@ -39,6 +39,7 @@ struct world {
 /* Of nodes that are started next. */
 static uint64_t settings_slice_bytes;
 static const char *settings_algorithms = "";
+static uint64_t settings_incarnation;
 
 static const struct network_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
 
@@ -89,6 +90,7 @@ static inline void node_start(struct world *world, unsigned index, const char *n
     options.instance = instance;
     options.seed = instance;
     options.now_ns = world->now_ns;
+    options.incarnation = settings_incarnation;
     options.slice_bytes = settings_slice_bytes;
     options.algorithms = settings_algorithms;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);

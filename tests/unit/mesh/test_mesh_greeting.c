@@ -15,6 +15,35 @@ static void keep_log(void *context, enum log_level level, const char *line)
     }
 }
 
+/* Why a node lacks the only other one. */
+static const char *reason_of(const struct node *node)
+{
+    static struct mesh_node_info info;
+    mesh_node_info(node->mesh, 0, &info);
+    return info.last_error;
+}
+
+/* The clock of node "b" is two days ahead. Both nodes are told so. */
+static void test_a_wrong_clock_is_refused(void **state)
+{
+    (void)state;
+    struct world world;
+    world_start(&world, 2, &calm, 3);
+    node_stop(&world.nodes[1]);
+    settings_incarnation = (world.now_ns + 2 * 86400 * TIME_S) / TIME_US;
+    node_start(&world, 1, "b", "test", 77);
+    settings_incarnation = 0;
+    knows(&world.nodes[1], "a");
+    run(&world, 30 * TIME_S);
+    assert_false(is_up(&world, 0, 1) || is_up(&world, 1, 0));
+    assert_int_equal(world.nodes[0].ups[0], 0); /* node "b" cannot know before it is told */
+    for (unsigned i = 0; i < 2; i++) {
+        assert_non_null(strstr(reason_of(&world.nodes[i]),
+                               "node b was started more than a day from now, by the clock of node a"));
+    }
+    world_stop(&world);
+}
+
 static void test_another_cluster_is_refused(void **state)
 {
     (void)state;
@@ -405,6 +434,7 @@ int main(void)
 {
     log_set_level(LOG_LEVEL_WARNING);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_wrong_clock_is_refused),
         cmocka_unit_test(test_another_cluster_is_refused),
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_no_greeting),

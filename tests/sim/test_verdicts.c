@@ -15,8 +15,9 @@
  * Verdicts, drawn at random: 2 to 6 nodes with up to 2 ranks each reduce, and at some moment a daemon is
  * killed, a host falls silent, or the cluster is cut in two, in both directions or one. Every rank that is
  * left is told within the bound (half of the cases lose no datagrams). All that go on were told the same
- * result, text, lost ranks and last operation; so were all others. COMMD_CASES says how many cases to draw
- * (100), COMMD_SEED where to begin.
+ * result, text, lost ranks and last operation; so were all others. Then every rank asks for the next
+ * generation, in half of the cases once the cluster is whole again. It is formed once, and of those that go
+ * on alone. COMMD_CASES says how many cases to draw (100), COMMD_SEED where to begin.
  */
 
 enum { CASES = 100, NODES_LEAST = 2, NODES_MOST = 6, OPS = 3 };
@@ -126,6 +127,116 @@ static void check_ops(const struct sim_comm *comm)
     }
 }
 
+/* --- The next generation --- */
+
+struct next {
+    struct comms_member *member; /* null: this rank is not there, or was refused */
+    bool formed;
+};
+
+struct nexts {
+    struct next of[2 * NODES_MOST];
+    uint32_t count;
+};
+
+static void on_formed(void *context, struct comms_member *member, const struct error *result, uint64_t now_ns)
+{
+    struct next *next = context;
+    (void)member;
+    (void)now_ns;
+    if (result->status != STATUS_OK) {
+        fail_msg("the next generation does not form: %s", result->text);
+    }
+    next->formed = true;
+}
+
+static void on_completed(void *context, struct comms_member *member,
+                         const struct comms_completion *completion, uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)completion;
+    (void)now_ns;
+}
+
+static void on_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)now_ns;
+    fail_msg("the next generation failed: %s", cause->text);
+}
+
+static bool all_formed(const void *context)
+{
+    const struct nexts *nexts = context;
+    for (uint32_t i = 0; i < sizeof nexts->of / sizeof *nexts->of; i++) {
+        if (nexts->of[i].member != NULL && !nexts->of[i].formed) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void ask_for_next(struct cluster *cluster, const struct sim_rank *rank, struct nexts *nexts)
+{
+    struct next *next = &nexts->of[rank->rank];
+    struct comms_member_handler handler = {
+        .context = next, .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
+    struct error error;
+    enum status status = comms_member_shrink(rank->member, &(struct comms_shrink){0}, &handler,
+                                             cluster->now_ns, &next->member, &error);
+    bool goes_on = rank->abort_cause.status == STATUS_NODE_LOST;
+    if (status != (goes_on ? STATUS_OK : STATUS_ABORTED)) {
+        fail_msg("rank %u, which %s on: %s", rank->rank, goes_on ? "goes" : "does not go",
+                 status == STATUS_OK ? "OK" : error.text);
+    }
+    next->member = goes_on ? next->member : NULL;
+    nexts->count += goes_on;
+}
+
+static void check_next(struct cluster *cluster, const struct sim_comm *comm)
+{
+    struct nexts nexts = {0};
+    struct communicator_view first = {0}, view;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (comm->ranks[i].member != NULL) {
+            ask_for_next(cluster, &comm->ranks[i], &nexts);
+        }
+    }
+    cluster_touch(cluster);
+    assert_true(cluster_run_until(cluster, all_formed, &nexts, 5 * TIME_S));
+    for (uint32_t i = 0, rank = 0; i < comm->size; i++) {
+        if (nexts.of[i].member != NULL) {
+            comms_member_view(nexts.of[i].member, &view);
+            first = rank == 0 ? view : first;
+            assert_true(view.comm_id == first.comm_id);
+            assert_int_equal(view.generation, 2);
+            assert_int_equal(view.size, nexts.count);
+            assert_int_equal(view.rank, rank++);
+        }
+    }
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (nexts.of[i].member != NULL) {
+            comms_member_leave(nexts.of[i].member, COMMS_LEAVE_ORDERLY, cluster->now_ns);
+        }
+    }
+    cluster_touch(cluster);
+    cluster_run(cluster, 100 * TIME_MS);
+}
+
+/* --- Cases --- */
+
+static void heal(struct cluster *cluster)
+{
+    for (uint32_t i = 0; i < cluster->node_count * cluster->node_count; i++) {
+        if (i / cluster->node_count != i % cluster->node_count) {
+            cluster_cut(cluster, i / cluster->node_count, i % cluster->node_count, false);
+        }
+    }
+    cluster_run(cluster, 10 * TIME_S);
+}
+
 static struct sim_comm *draw_comm(struct cluster *cluster)
 {
     uint32_t node_of_rank[2 * NODES_MOST];
@@ -207,6 +318,10 @@ static void run_case(uint64_t seed, enum fault fault)
     told[fault]++;
     check_verdicts(comm, first, seed);
     check_ops(comm);
+    if (random_below(&chance, 2) == 0) {
+        heal(cluster);
+    }
+    check_next(cluster, comm);
     sim_comm_free(comm);
     cluster_free(cluster);
 }

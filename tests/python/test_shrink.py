@@ -1,4 +1,5 @@
 """Survivors of a lost rank or node go on: shrink, lost, last_seq."""
+import signal
 import sys
 import time
 
@@ -85,3 +86,46 @@ def test_two_ranks_after_each_other(daemons):
             assert process.returncode == 0, f"rank {rank}: {output}{errors}"
             assert output.count("went on after") == 2
             print(rank, output)
+
+
+# --- Two nodes ---
+
+SURVIVOR = """
+import sys
+import numpy
+import commd
+
+comm = commd.init(sys.argv[1], int(sys.argv[2]), 2, timeout=30, op_timeout=20)
+try:
+    for count in range(1 << 30):
+        comm.all_reduce(numpy.zeros(1))
+        if count == 0:
+            print("ready", flush=True)
+except commd.Error as error:
+    print(f"failed {type(error).__name__}: {error}", flush=True)
+try:
+    comm = comm.shrink(timeout=20)
+    print(f"alone: {comm.size}", flush=True)
+except commd.Error as error:
+    print(f"refused {type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "expected"), [("SIGTERM", "alone: 1"), ("SIGKILL", "alone: 1"), ("SIGSTOP", "refused Aborted: ")])
+def test_what_proves_that_the_other_node_is_gone(how, expected):
+    """Node a, the lower one of two, is gone. Node b goes on if it said goodbye, or if its host says that it is. Silence proves nothing."""
+    daemons = Daemons(("a", "b"))
+    try:
+        job = new_job()
+        ranks = [daemons.start([sys.executable, "-u", "-c", SURVIVOR, job, rank], node=node) for rank, node in enumerate("ab")]
+        for rank in ranks:
+            await_line(rank, "ready")
+        daemons.cluster.daemons["a"].send_signal(getattr(signal, how))
+        output, errors = ranks[1].communicate(timeout=60)
+        print(output, errors)
+        lines = output.splitlines()
+        assert lines[-1].startswith(expected) and lines[-2].startswith("failed "), output + errors
+        assert ("minority" in lines[-1]) == (how == "SIGSTOP"), output
+    finally:
+        daemons.cluster.daemons["a"].send_signal(signal.SIGCONT)
+        daemons.close()

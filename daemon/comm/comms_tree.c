@@ -83,6 +83,38 @@ static void give_up(struct communicator *comm, uint32_t index, uint64_t now_ns)
     communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
 }
 
+/* Whether the connection to a node, which is not there, may never come. */
+static bool is_doubtful(const struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    const struct communicator_node *node = &comm->nodes[index];
+    const struct mesh *mesh = comm->comms->mesh;
+    return node->needed &&
+           (mesh_node_process_ended(mesh, node->node) || now_ns - node->need_ns >= COMMS_LINKS_LEAST_NS);
+}
+
+/*
+ * The nodes agree, and there was no connection to some that are lost, too. All that others have lost are
+ * dialled at once, and so is the next node that may lead if those before it are doubtful. Otherwise this
+ * node would find out about them one after the other. What their hosts say may prove that they have ended.
+ */
+static void dial_the_lost(struct communicator *comm, uint64_t now_ns)
+{
+    const struct mesh *mesh = comm->comms->mesh;
+    bool leads = true; /* all lower ones are down or doubtful */
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        const struct communicator_node *node = &comm->nodes[i];
+        if (i == comm->own_index || mesh_node_is_up(mesh, node->node)) {
+            leads = false;
+        } else if (!comm->loss->nodes[i].down) {
+            if (!node->needed && (leads || mesh_node_is_out_of_reach(mesh, node->node))) {
+                comms_link_need(comm, i, MESH_NEED_CALL, now_ns);
+            }
+            leads = leads && is_doubtful(comm, i, now_ns);
+        }
+    }
+    comm->link_ns = time_after(now_ns, COMMS_LINKS_LOOK_NS);
+}
+
 void comms_links_step(struct communicator *comm, uint64_t now_ns)
 {
     const struct mesh *mesh = comm->comms->mesh;
@@ -90,6 +122,9 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns)
         return;
     }
     comm->link_ns = TIME_NEVER;
+    if (comm->sparse && comms_loss_is_frozen(comm)) {
+        dial_the_lost(comm, now_ns);
+    }
     for (uint32_t i = 0; i < comm->node_count; i++) {
         const struct communicator_node *node = &comm->nodes[i];
         if (!node->needed || comm->loss->nodes[i].down || mesh_node_is_up(mesh, node->node)) {
@@ -97,8 +132,9 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns)
         }
         uint64_t waited_ns = now_ns - node->need_ns, most_ns = mesh_patience_ns(mesh);
         most_ns *= mesh_node_is_member(mesh, node->node) ? COMMS_LINKS_PATIENCES : 1;
-        if (waited_ns >= most_ns ||
-            (waited_ns >= COMMS_LINKS_LEAST_NS && mesh_node_is_out_of_reach(mesh, node->node))) {
+        bool is_lost =
+            mesh_node_is_out_of_reach(mesh, node->node) || mesh_node_process_ended(mesh, node->node);
+        if (waited_ns >= most_ns || (waited_ns >= COMMS_LINKS_LEAST_NS && is_lost)) {
             give_up(comm, i, now_ns);
         }
         comm->link_ns = time_after(now_ns, COMMS_LINKS_LOOK_NS);

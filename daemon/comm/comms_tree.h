@@ -21,9 +21,9 @@
 #define COMMS_TREE_RANKS_LEAST 32u
 /* How often it is checked whether needed connections are there. */
 #define COMMS_LINKS_LOOK_NS (50 * TIME_MS)
-/* A node that others have lost is given up after this time without a connection; one that runs, as others
- * say, after COMMS_LINKS_PATIENCES times the patience, as many nodes may dial it at once; others at its end.
- * What others say may be about its last process. */
+/* A node that others have lost, or whose host says that no commd listens, is given up after this time without
+ * a connection; one that runs, as others say, after COMMS_LINKS_PATIENCES times the patience, as many nodes
+ * may dial it at once; others at its end. What others say may be about its last process. */
 #define COMMS_LINKS_PATIENCES 3u
 #define COMMS_LINKS_LEAST_NS (1 * TIME_S)
 

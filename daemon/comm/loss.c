@@ -355,6 +355,7 @@ static bool freeze(struct communicator *comm, const struct error *cause, uint32_
     part_fill(comm, cause, weight, detail, &part);
     if (takes_part) {
         loss->frozen = true;
+        comm->link_ns = comm->sparse ? now_ns : comm->link_ns;
         enum status status = agreement_begin(loss->agreement, &part, now_ns);
         (void)status;
         communicator_arm(comm);
@@ -500,7 +501,7 @@ static void node_is_down(struct communicator *comm, uint32_t index, bool dead, u
 
 void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t now_ns)
 {
-    node_is_down(comm, index, false, now_ns);
+    node_is_down(comm, index, mesh_node_process_ended(comm->comms->mesh, comm->nodes[index].node), now_ns);
 }
 
 void comms_loss_node_down(struct communicator *comm, uint32_t node, uint64_t now_ns)

@@ -146,8 +146,9 @@ bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_member(const struct mesh *mesh, uint32_t node);
 /*
  * Of a node that is not up: whether the process of its last connection is known to have ended. Its host says
- * that nobody listens, it said goodbye, or another process has taken its place. Silence proves nothing, and
- * neither do texts: a peer's reason to close a connection may say anything.
+ * that nobody listens, it said goodbye, or another process has taken its place. Of a node without a
+ * connection, its host says so of the last attempt since mesh_need. Silence proves nothing, and neither do
+ * texts: a peer's reason to close a connection may say anything.
  */
 bool mesh_node_process_ended(const struct mesh *mesh, uint32_t node);
 

@@ -120,6 +120,7 @@ void mesh_need(struct mesh *mesh, uint32_t node, enum mesh_need how)
     peer->needs++;
     peer->calls += how == MESH_NEED_CALL;
     peer->let_go_ns = 0;
+    peer->process_ended = false;
     mesh_peer_arm(peer);
 }
 

@@ -383,6 +383,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
 void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
+    struct net_peer_statistics statistics;
+    net_peer_statistics(peer->mesh->net, node, &statistics);
+    peer->process_ended = statistics.process_ended;
     peer_set_state(peer, MESH_NODE_DOWN, now_ns);
     mesh_peer_back_off(peer, &peer->dial, now_ns);
     mesh_peer_arm(peer);
@@ -524,6 +527,7 @@ static void peer_dial(struct mesh_peer *peer, uint64_t now_ns)
         return;
     }
     peer_set_state(peer, MESH_NODE_CONNECTING, now_ns);
+    peer->process_ended = false;
     if (net_connect(mesh->net, peer->index, &error) != STATUS_OK) {
         mesh_peer_connect_failed(mesh, peer->index, &error, now_ns);
     }

@@ -123,7 +123,9 @@ struct net_peer_statistics {
     bool waits;               /* up, but its connection is lost, and another one is dialled */
     bool unresolved;          /* its address has a name, which is not resolved: it cannot be dialled */
     bool closed_by_peer;      /* the peer ended the last closed connection and gave the cause */
-    bool process_ended; /* that connection's peer has said goodbye, or has proved to be another process */
+    /* That connection's peer has said goodbye, or has proved to be another process; or the last attempt
+     * failed because its host said that nobody listens. */
+    bool process_ended;
     /* When the peer's certificate for its present or last connection expires, in seconds since 1970; 0: not
      * known. */
     uint64_t certificate_ends_s;

@@ -358,6 +358,7 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
     }
     if (!connected && !connecting) {
         peer->outcome_due = true;
+        peer->contact->process_ended = false;
         quic_work_dial(endpoint, peer);
     }
     return STATUS_OK;

@@ -389,6 +389,7 @@ void quic_peer_unreachable(void *context, const struct quic_address *remote, enu
                  kind == QUIC_UNREACHABLE_PORT ? "nobody listens there" : "the host is unreachable");
         quic_connection_abort(peer->dial, STATUS_UNREACHABLE, reason);
         peer->dial->silent = true;
+        peer->contact->process_ended = peer->up == NULL && kind == QUIC_UNREACHABLE_PORT;
     }
     /* An unreachable host may be a link that is down for a moment. It proves nothing about the peer's
      * process. */

@@ -235,6 +235,7 @@ enum status pipe_connect(struct net *base, uint32_t index, struct error *error)
     if (peer->end == NULL) {
         peer->end = pipe_end_new(net, index, PIPE_END_DIALING);
         peer->end->dialed = true;
+        peer->process_ended = false;
         if (peer->answering != NULL) {
             peer->answering->crossed = true;
         }
@@ -424,6 +425,7 @@ static void pipe_nobody(struct pipe_end *end, uint64_t now_ns)
     if (end->state == PIPE_END_DIALING) {
         struct error cause;
         error_set(&cause, STATUS_UNREACHABLE, "nobody listens at node %s", end->remote->name);
+        pipe_end_peer(end)->process_ended = true;
         pipe_dial_failed(end, &cause, now_ns);
     } else if (end->state == PIPE_END_UP && net->base.peer_handler.peer_suspect != NULL) {
         net->base.peer_handler.peer_suspect(net->base.peer_handler.context, end->peer, now_ns);

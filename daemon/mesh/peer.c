@@ -530,6 +530,7 @@ static void peer_dial(struct mesh_peer *peer, uint64_t now_ns)
     peer->process_ended = false;
     if (net_connect(mesh->net, peer->index, &error) != STATUS_OK) {
         mesh_peer_connect_failed(mesh, peer->index, &error, now_ns);
+        peer->process_ended = false; /* there was no attempt: the net speaks of an earlier one */
     }
 }
 

@@ -74,6 +74,13 @@ class Gpu:
         self.call("cuMemcpyDtoH_v2", data, u64(pointer), ctypes.c_size_t(size))
         return data.raw
 
+    def put_from(self, pointer, address, size):
+        """The same from memory of the host, without a copy on the way."""
+        self.call("cuMemcpyHtoD_v2", u64(pointer), ctypes.c_void_p(address), ctypes.c_size_t(size))
+
+    def get_to(self, address, pointer, size):
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(address), u64(pointer), ctypes.c_size_t(size))
+
     def ipc_handle(self, pointer):
         handle = (ctypes.c_ubyte * HANDLE_BYTES)()
         self.call("cuIpcGetMemHandle", handle, u64(pointer))

@@ -1,6 +1,7 @@
 """Runs real daemons and clients for the system tests. If the user is root and may make network namespaces, each node has its own. Otherwise all
 nodes are on loopback. close() removes everything that a Cluster has made: processes, namespaces and files.
 """
+import functools
 import json
 import os
 import pathlib
@@ -32,6 +33,12 @@ def cpu_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def ip(namespace, *commands):
+    """Runs commands of ip in a network namespace, all of them by one process."""
+    subprocess.run(["ip", "-n", namespace, "-batch", "-"], check=True, capture_output=True, text=True, input="\n".join(commands))
+
+
+@functools.cache
 def namespaces_work():
     """Returns whether this user may make network namespaces and join them by veth."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
@@ -144,21 +151,17 @@ class Cluster:
         hub = f"{tag}-hub"
         run("ip", "netns", "add", hub)
         self.namespaces["*hub"] = hub
-        run("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
-        run("ip", "-n", hub, "link", "set", "bridge0", "up")
+        ip(hub, "link add bridge0 type bridge", "link set bridge0 up")
         for index, name in enumerate(self.names):
             namespace = f"{tag}-{name}"
             run("ip", "netns", "add", namespace)
             self.namespaces[name] = namespace
-            run("ip", "-n", namespace, "link", "add", "veth0", "type", "veth", "peer", "name", f"port{index}", "netns", hub)
-            run("ip", "-n", hub, "link", "set", f"port{index}", "master", "bridge0", "up")
-            run("ip", "-n", namespace, "link", "set", "lo", "up")
-            run("ip", "-n", namespace, "link", "set", "veth0", "up")
-            run("ip", "-n", namespace, "addr", "add", f"10.97.0.{index + 1}/24", "dev", "veth0")
+            ip(namespace, f"link add veth0 type veth peer name port{index} netns {hub}", "link set lo up", "link set veth0 up",
+               f"addr add 10.97.0.{index + 1}/24 dev veth0")
             self.addresses[name] = f"10.97.0.{index + 1}:7400"
+        ip(hub, *(f"link set port{index} master bridge0 up" for index in range(len(self.names))))
         if self.relays:
-            run("ip", "-n", hub, "link", "set", "lo", "up")
-            run("ip", "-n", hub, "addr", "add", f"{RELAY_ADDRESS}/24", "dev", "bridge0")
+            ip(hub, "link set lo up", f"addr add {RELAY_ADDRESS}/24 dev bridge0")
         for card in range(1, self.cards):
             self._make_card(hub, card)
 
@@ -166,14 +169,11 @@ class Cluster:
         return f"10.{97 + card}.0.{self.names.index(name) + 1}"
 
     def _make_card(self, hub, card):
-        run("ip", "-n", hub, "link", "add", f"bridge{card}", "type", "bridge")
-        run("ip", "-n", hub, "link", "set", f"bridge{card}", "up")
+        ip(hub, f"link add bridge{card} type bridge", f"link set bridge{card} up")
         for index, name in enumerate(self.names):
-            namespace = self.namespaces[name]
-            run("ip", "-n", namespace, "link", "add", f"veth{card}", "type", "veth", "peer", "name", f"port{index}-{card}", "netns", hub)
-            run("ip", "-n", hub, "link", "set", f"port{index}-{card}", "master", f"bridge{card}", "up")
-            run("ip", "-n", namespace, "link", "set", f"veth{card}", "up")
-            run("ip", "-n", namespace, "addr", "add", f"{self.card_address(name, card)}/24", "dev", f"veth{card}")
+            ip(self.namespaces[name], f"link add veth{card} type veth peer name port{index}-{card} netns {hub}", f"link set veth{card} up",
+               f"addr add {self.card_address(name, card)}/24 dev veth{card}")
+        ip(hub, *(f"link set port{index}-{card} master bridge{card} up" for index in range(len(self.names))))
 
     def set_card(self, name, card, state):
         """state: "up" or "down". Takes the port off the bridge, so that the node itself sees nothing but silence."""

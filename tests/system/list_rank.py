@@ -293,19 +293,27 @@ class Held:
         assert self.calls.comm_pool_free(self.pool, self.memory) == 0
 
 
-def values(rank, block, count):
+PERIOD = 41
+
+
+def value(rank, block, index):
     """Small integers, so that every sum of them is exact in every type that is used here."""
-    start = rank * 7 + block * 3
-    return [(start + each) % 41 for each in range(count)]
+    return (rank * 7 + block * 3 + index) % PERIOD
+
+
+def repeated(letter, numbers, count):
+    """Returns the bytes of that many numbers of a type: these ones again and again."""
+    period = bytes((to_type(letter) * PERIOD)(*numbers))
+    size = count * ctypes.sizeof(to_type(letter))
+    return (period * (size // len(period) + 1))[:size]
 
 
 def data(letter, rank, block, count):
-    return bytes(memoryview((to_type(letter) * count)(*values(rank, block, count))).cast("B")) if count else b""
+    return repeated(letter, (value(rank, block, index) for index in range(PERIOD)), count)
 
 
 def total(letter, size, block, count):
-    columns = zip(*(values(rank, block, count) for rank in range(size)))
-    return bytes(memoryview((to_type(letter) * count)(*map(sum, columns))).cast("B")) if count else b""
+    return repeated(letter, (sum(value(rank, block, index) for rank in range(size)) for index in range(PERIOD)), count)
 
 
 def to_type(letter):

@@ -8,9 +8,9 @@
 
 #define REPLAYS 50
 #define COUNT 1031
-#define MANY_REPLAYS 1000
-#define ITERATIONS 5 /* in a graph */
-#define WORDS 257    /* of each iteration */
+#define MANY_REPLAYS 300 /* of more operations than a communicator may have open */
+#define ITERATIONS 5     /* in a graph */
+#define WORDS 257        /* of each iteration */
 
 typedef struct cuda_graph_exec_handle *graph_exec;
 

@@ -6,6 +6,7 @@
  *
  * MODE is one of:
  *   - until [TIMEOUT_MS]: nothing else happens
+ *   - beside: the same, but slowly, so that others have the processors
  *   - scribble SEED: rank 0 also writes anywhere into the cells
  *   - step STEP SIGNAL: rank 0 gets the signal at a step of a cell's life
  *
@@ -24,7 +25,7 @@
 #include "proto/cells.h"
 #include "tests/system/cells_rank.h"
 
-#define SCRIBBLED_MAX 20000u /* operations; if the ranks no longer use the cells, all of them end well */
+#define SCRIBBLED_MAX 8000u /* operations; if the ranks no longer use the cells, all of them end well */
 #define TIMEOUT_MS 20000u
 #define RANKS_MAX 3u
 #define TIMEOUT_SCRIBBLED_MS 1000u
@@ -126,6 +127,7 @@ static comm_result_t exchange_counted(void)
     return result == COMM_OK ? comm_sync(comm, 0) : result;
 }
 
+static bool is_slow;
 static int step_signal;
 static enum step_of_life step_of_life;
 
@@ -160,6 +162,9 @@ static void run_until(bool scribbles, uint64_t seed)
             exit(EXIT_FAILURE);
         }
         ended += result == COMM_OK;
+        if (is_slow && ended > 1000) {
+            usleep(2000);
+        }
     }
     printf("%llu %s %s\n", (unsigned long long)ended, comm_result_text(result), comm_last_error());
 }
@@ -167,7 +172,7 @@ static void run_until(bool scribbles, uint64_t seed)
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr, "usage: cells_faults NAME RANK SIZE until|scribble|step [NUMBER [SIGNAL]]\n");
+        fprintf(stderr, "usage: cells_faults NAME RANK SIZE until|beside|scribble|step [NUMBER [SIGNAL]]\n");
         return 2;
     }
     const char *mode = argv[4];
@@ -178,6 +183,7 @@ int main(int argc, char **argv)
         step_signal = atoi(argv[6]);
         number = TIMEOUT_STEP_MS;
     }
+    is_slow = strcmp(mode, "beside") == 0;
     join(argv, scribbles ? TIMEOUT_SCRIBBLED_MS : (uint32_t)number);
     run_until(scribbles, number);
     leave();

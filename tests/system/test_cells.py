@@ -21,7 +21,7 @@ class Cells(unittest.TestCase):
         ranks = []
         for rank in range(size):
             cluster.client_environment = {"COMMD_CELLS": "off" if rank in off else "on"}
-            program = "cells_faults" if options[0] in ("until", "scribble", "step") else "cells"
+            program = "cells_faults" if options[0] in ("until", "beside", "scribble", "step") else "cells"
             ranks.append(cluster.client("a", BUILD / "tests/system" / program, name, rank, size, *options))
         return ranks
 
@@ -151,7 +151,7 @@ class Cells(unittest.TestCase):
     def test_a_rank_that_dies_at_any_step(self):
         """If the dead rank had written the number into the cell, the operation ends well on all survivors. Otherwise it ends well on none."""
         with Cluster("a") as cluster:
-            bystanders = self.start(cluster, "bystanders", 2, "until")
+            bystanders = self.start(cluster, "bystanders", 2, "beside")
             self.await_ready(bystanders)
             for step, ended in enumerate(STEPS):
                 ranks = self.start(cluster, f"step{step}", 3, "step", step, int(signal.SIGKILL))
@@ -267,7 +267,7 @@ class Cells(unittest.TestCase):
     def test_a_rank_that_writes_anywhere(self):
         """A rank that scribbles on the cells harms only its own communicator."""
         with Cluster("a") as cluster:
-            bystanders = self.start(cluster, "bystanders", 2, "until")
+            bystanders = self.start(cluster, "bystanders", 2, "beside")
             self.await_ready(bystanders)
             for seed in range(SEED, SEED + 8):
                 ranks = self.start(cluster, f"scribbled{seed}", 3, "scribble", seed)

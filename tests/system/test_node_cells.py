@@ -18,7 +18,7 @@ class NodeCells(unittest.TestCase):
         ranks = []
         for rank, node in enumerate(layout):
             cluster.client_environment = {"COMMD_CELLS": "off" if rank in off else "on"}
-            program = "cells_faults" if options[0] in ("until", "scribble", "step") else "cells"
+            program = "cells_faults" if options[0] in ("until", "beside", "scribble", "step") else "cells"
             ranks.append(cluster.client(node, BUILD / "tests/system" / program, name, rank, len(layout), *options))
         return ranks
 
@@ -126,7 +126,7 @@ class NodeCells(unittest.TestCase):
     def test_a_rank_that_writes_anywhere(self):
         """A rank that scribbles on the cells harms only its own communicator."""
         with Cluster("ab") as cluster:
-            bystanders = self.start(cluster, "bystanders", "ab", "until")
+            bystanders = self.start(cluster, "bystanders", "ab", "beside")
             self.await_ready(bystanders)
             for seed in range(SEED, SEED + 6):
                 for process in self.start(cluster, f"scribbled{seed}", "aab", "scribble", seed):

@@ -1,10 +1,11 @@
 """The list of attacks: how each runs, and what it must show."""
 import re
 
-QUICK_S = 0.8  # how long an attack lasts in `make test`
+QUICK_S = 0.5  # how long an attack lasts in `make test`
 FULL_S = 5
 PATIENCE_S = 10  # a job with an honest node may wait so long for its first communicator
 SILENCE = "nobody says"  # how the fault of an attack that nobody has noticed begins
+NOT_TOLD = "the attacker was told"  # and of one that commd has not refused as it must
 AT_ONCE = ("control", "hello", "second_control", "ack_unsent", "stream_holes")  # lies for which commd ends the connection before a job can form
 
 
@@ -46,7 +47,7 @@ class Local:
     def faults(self, arena, outcome):
         found = common_faults(outcome)
         if self.expects and not set(self.expects) & set(outcome.counts):
-            found.append(f"the attacker was told {outcome.counts or 'nothing'}, not {' or '.join(self.expects)}")
+            found.append(f"{NOT_TOLD} {outcome.counts or 'nothing'}, not {' or '.join(self.expects)}")
         found += [f"the attacker found: {each}" for each in self.forbids if each in outcome.counts]
         if self.log_forbids and re.search(self.log_forbids, arena.cluster.log("a"), re.M):
             found.append(f"the log says {self.log_forbids}")

@@ -29,7 +29,7 @@ class Posted(ProgramCase):
 
     @unittest.skipIf(AVAILABLE_KIB < NEEDED_KIB, "less than 8 GiB of memory are free")
     def test_more_than_a_gibibyte_of_staging(self):
-        self.check((600, MIB, "both"), (5, 128 * MIB, "plain"), (3, 256 * MIB, "group"))
+        self.check((520, MIB, "both"), (5, 104 * MIB, "plain"), (3, 172 * MIB, "group"))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
        run-tests.py --pytest test_*.py            one pytest file, likewise
 
-Programs and then unittest files run two at a time. Beside them run the tests that mostly wait, one after the other. They keep less than half a
-processor busy, and have WAITS = True at their top. A C file has that in a comment of its own. Files with ALONE = True at their top come last, one
-after the other. The line of each shows its seconds, and for how long it and its children kept processors busy. Each skip is shown with its reason: that of unittest, or for cmocka
-the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. All failures are shown once
+Programs and then unittest files run two at a time. Beside them run the tests that mostly wait, one after the other, and three at a time when the others
+have ended. They keep less than half a processor busy, and have WAITS = True at their top. A C file has that in a comment of its own. Files with
+ALONE = True at their top come last, one after the other. The line of each shows its seconds, and for how long it and its children kept processors
+busy. Each skip is shown with its reason: that of unittest, or for cmocka the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. All failures are shown once
 more at the end, each with what its test printed. The last line is "N passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests
 ran and none failed.
 
@@ -22,12 +22,12 @@ A file in the same folder as a conftest.py is for pytest. It runs with the first
 and pytest. If none has them, the file is skipped.
 A program may run COMMD_TEST_TIMEOUT_S seconds (300). A unittest file that needs longer sets TIMEOUT_S = seconds at its top.
 """
-import concurrent.futures
 import contextlib
 import functools
 import importlib.util
 import os
 import pathlib
+import queue
 import re
 import select
 import signal
@@ -176,23 +176,44 @@ class Runner:
         kinds = {"WAITS": [], "ALONE": [], None: []}
         for path in sorted(paths, key=lambda path: path.endswith(".py")):
             kinds[kind_of(path)].append(path)
-        self.run_some((kinds[None], AT_ONCE), (kinds["WAITS"], 1))
-        self.run_some((kinds["ALONE"], 1))
+        self.run_some(*[[kinds[None], kinds["WAITS"]]] * AT_ONCE, [kinds["WAITS"]])
+        self.run_some([kinds["ALONE"]])
         self.run_postponed()
 
-    def run_some(self, *groups):
-        """Runs groups beside each other: (paths, how many of them at once)."""
-        with contextlib.ExitStack() as stack:
-            jobs = []
-            for paths, at_once in groups:
-                pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(at_once))
-                jobs += [pool.submit(self.run, path) for path in paths]
-            try:
-                for done in concurrent.futures.as_completed(jobs):
-                    self.report(*done.result())
-            except KeyboardInterrupt:
-                self.stop_all()  # otherwise the pools would first run all the others
-                raise
+    def run_some(self, *workers):
+        """Each worker has lists of paths. It runs one file after the other, of the first of its lists that still has some. Workers share lists."""
+        ended = queue.SimpleQueue()
+        threads = [threading.Thread(target=self.work, args=(lists, ended), daemon=True) for lists in workers]
+        for thread in threads:
+            thread.start()
+        at_work = len(threads)
+        try:
+            while at_work:
+                done = ended.get()
+                if done is None:
+                    at_work -= 1
+                elif isinstance(done, Exception):
+                    raise done
+                else:
+                    self.report(*done)
+        except KeyboardInterrupt:
+            self.stop_all()  # otherwise the workers would first run all the others
+            raise
+
+    def work(self, lists, ended):
+        try:
+            while path := self.take(lists):
+                ended.put(self.run(path))
+        except Stopped:
+            pass
+        except Exception as error:  # a fault of this program
+            ended.put(error)
+        finally:
+            ended.put(None)
+
+    def take(self, lists):
+        with self.lock:
+            return next((paths.pop(0) for paths in lists if paths), None)
 
 
 def wait_unreaped(process, timeout_s):

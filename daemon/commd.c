@@ -24,8 +24,8 @@
 #define COMMD_SYSCONFDIR "/etc"
 #endif
 
-/* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad configuration. systemd does not restart
- * commd after 78. */
+/* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad or no configuration. systemd does not
+ * restart commd after 78. */
 enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 };
 
 #define STACK_BYTES (8u << 20)       /* the usual limit */

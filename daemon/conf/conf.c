@@ -234,9 +234,10 @@ static enum status read_settings(struct conf *conf, const config_t *parsed, cons
 static enum status read_file(struct conf *conf, const char *path, struct error *error)
 {
     char *text;
-    enum status status = conf_source_read(path, &text, error);
-    if (status != STATUS_OK) {
-        return status;
+    struct error why;
+    enum status status = conf_source_read(path, &text, &why);
+    if (status != STATUS_OK) { /* a missing file is mended as a fault in it is; no restart helps */
+        return error_set(error, status == STATUS_SYSTEM ? STATUS_CONFIG : status, "%s", why.text);
     }
     config_t parsed;
     config_init(&parsed);

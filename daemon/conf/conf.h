@@ -104,7 +104,8 @@ struct conf_options {
 };
 
 /* Reads and checks the file, and nodes_file. With nodes_dns, the nodes are left to the caller (nodes.h).
- * CONFIG with "file:line: key: what was expected", SYSTEM when it cannot be read, NO_MEMORY. */
+ * CONFIG with "file:line: key: what was expected", or when the file cannot be read; SYSTEM when nodes_file
+ * cannot be read; NO_MEMORY. */
 enum status conf_load(const struct conf_options *options, struct conf **out,
                       struct error *error) COMM_MUST_USE;
 void conf_free(struct conf *conf);

@@ -21,6 +21,14 @@ COMMCTL = BUILD / "commctl"
 
 
 class Options(unittest.TestCase):
+    def test_a_file_that_cannot_be_read(self):
+        """The exit code is that of a bad file, after which systemd does not start commd again."""
+        for path, said in (("/nonexistent/commd.conf", "No such file or directory"), ("/", "Is a directory")):
+            for options in ((), ("--check-config",)):
+                ended = run(COMMD, "--config", path, *options, check=False, timeout=20)
+                self.assertEqual(ended.returncode, 78, ended.stderr)
+                self.assertIn(f"{path}: {said}", ended.stderr)
+
     def test_check_config(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "commd.conf"

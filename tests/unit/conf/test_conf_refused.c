@@ -325,14 +325,14 @@ static void test_unreadable(void **state)
     (void)state;
     struct conf_options options = {.path = path};
     unlink(path);
-    assert_refused_with(&options, STATUS_SYSTEM, 0, "No such file or directory");
+    assert_refused_with(&options, STATUS_CONFIG, 0, "No such file or directory");
     assert_int_equal(mkdir(path, 0700), 0);
-    assert_refused_with(&options, STATUS_SYSTEM, 0, "Is a directory");
+    assert_refused_with(&options, STATUS_CONFIG, 0, "Is a directory");
     assert_int_equal(rmdir(path), 0);
     if (geteuid() != 0) {
         write_bytes(OWN, strlen(OWN));
         assert_int_equal(chmod(path, 0), 0);
-        assert_refused_with(&options, STATUS_SYSTEM, 0, "Permission denied");
+        assert_refused_with(&options, STATUS_CONFIG, 0, "Permission denied");
         unlink(path);
     }
     static const char zero[] = OWN "slice_bytes = 5000;\0 garbage";

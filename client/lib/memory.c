@@ -83,6 +83,15 @@ comm_result_t memory_insert(struct comm_client *client, struct client_memory *me
     return COMM_OK;
 }
 
+unsigned memory_files_kept(const struct comm_client *client, bool owned)
+{
+    unsigned kept = 0;
+    for (size_t i = 0; i < client->memory_count; i++) {
+        kept += client->memories[i]->has_fd && client->memories[i]->owned == owned;
+    }
+    return kept;
+}
+
 void memory_remove(struct comm_client *client, const struct client_memory *memory)
 {
     size_t index = upper_index(client, memory->base) - 1;
@@ -293,16 +302,12 @@ comm_result_t memory_populate(struct comm_client *client, void *base, int fd, ui
 static void keep_to_lend(const struct comm_client *client, struct client_memory *memory, int *fd)
 {
     struct rlimit limit = {0};
-    unsigned kept = 0;
     bool has_small_pages = memory->pages == COMM_HUGE_PAGES_NONE || memory->pages == COMM_HUGE_PAGES_AUTO;
     if (memory->size_bytes < MEMORY_LENT_MIN_BYTES || !has_small_pages ||
         getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)*fd >= limit.rlim_cur / 2) {
         return;
     }
-    for (size_t i = 0; i < client->memory_count; i++) {
-        kept += client->memories[i]->owned && client->memories[i]->has_fd;
-    }
-    if (kept < MEMORY_LENT_FDS_MAX) {
+    if (memory_files_kept(client, true) < MEMORY_LENT_FDS_MAX) {
         memory->has_fd = true;
         memory->fd = *fd;
         *fd = -1;

@@ -147,6 +147,9 @@ struct client_memory *memory_before(const struct comm_client *client, const void
 /* Adds it to the caller's memories. Failures are reported. */
 comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory);
 void memory_remove(struct comm_client *client, const struct client_memory *memory);
+/* Returns how many memories keep their file. owned: of those that the library has mapped, or of the others.
+ */
+unsigned memory_files_kept(const struct comm_client *client, bool owned);
 /* Returns the offset of `address` in the file that commd has mapped, or in the memory on a GPU. */
 uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address);
 void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may release the lock */

@@ -54,11 +54,8 @@ static comm_result_t check_registration(const void *memory, size_t size, int mem
 /* Keeps the file, to register it again after commd was lost. Without it, comm_client_reopen says so. */
 static void keep_file(const struct comm_client *client, struct client_memory *memory, int memfd)
 {
-    unsigned kept = 0;
-    for (size_t i = 0; i < client->memory_count; i++) {
-        kept += client->memories[i]->has_fd && !client->memories[i]->owned;
-    }
-    memory->fd = kept < MEMORY_FDS_MAX ? fcntl(memfd, F_DUPFD_CLOEXEC, 0) : -1;
+    bool has_room = memory_files_kept(client, false) < MEMORY_FDS_MAX;
+    memory->fd = has_room ? fcntl(memfd, F_DUPFD_CLOEXEC, 0) : -1;
     memory->has_fd = memory->fd >= 0;
 }
 

@@ -228,7 +228,7 @@ static enum status chunk_map(struct api_session *session, uint64_t request_id, s
     }
     late->work.mapping = (struct gpu_mapping){
         .memory = memory, .size_bytes = size_bytes, .done = chunk_mapped, .context = late};
-    status = gpu_memory_map_later(&late->work.mapping, fd, error);
+    status = gpu_memory_map(&late->work.mapping, fd, error);
     if (status != STATUS_OK) {
         api_late_free(late);
     }

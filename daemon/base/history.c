@@ -107,11 +107,6 @@ void history_add(const struct history_about *about, const char *format, ...)
     copy_printable(event->text, sizeof event->text, text);
 }
 
-uint64_t history_last(void)
-{
-    return last_number;
-}
-
 static uint64_t oldest_kept(const struct ring *ring)
 {
     return ring->count > HISTORY_EVENTS_MAX ? ring->count - HISTORY_EVENTS_MAX : 0;

@@ -83,8 +83,6 @@ void history_add(const struct history_about *about, const char *format, ...)
 #define history_note(kind_, audience_, ...)                                                                  \
     history_add(&(const struct history_about){.kind = (kind_), .audience = (audience_)}, __VA_ARGS__)
 
-/* The number of the latest event; 0: none. */
-uint64_t history_last(void);
 /* The oldest event that is kept and has a number above `after`, or null. Valid until the next history_add. */
 const struct history_event *history_after(uint64_t after);
 /* How many events with numbers above `after` are not kept any more. */

@@ -236,20 +236,6 @@ void gpu_calls_put(struct gpu_devices *gpus, uint32_t gpu, enum gpu_calls_kind k
     }
 }
 
-uint32_t gpu_calls_count(const struct gpu_devices *gpus)
-{
-    struct gpu_calls *calls = gpus->calls;
-    uint32_t count = 0;
-    if (calls != NULL) {
-        pthread_mutex_lock(&calls->lock);
-        for (uint32_t i = 0; i < calls->line_count; i++) {
-            count += calls->lines[i].count;
-        }
-        pthread_mutex_unlock(&calls->lock);
-    }
-    return count;
-}
-
 bool gpu_calls_end(struct gpu_devices *gpus)
 {
     struct gpu_calls *calls = gpus->calls;

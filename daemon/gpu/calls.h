@@ -40,8 +40,6 @@ enum status gpu_calls_check(const struct gpu_devices *gpus, uint32_t gpu, enum g
                             struct error *error) COMM_MUST_USE;
 /* The call belongs to the queue until `done`. If no thread can be started, it is made in place. */
 void gpu_calls_put(struct gpu_devices *gpus, uint32_t gpu, enum gpu_calls_kind kind, struct gpu_call *call);
-/* Returns how many calls wait or run, on all GPUs. */
-uint32_t gpu_calls_count(const struct gpu_devices *gpus);
 
 /* For gpu_devices_close. Waits a few seconds for the calls, then calls `done` of those that were made.
  * Returns false if a thread still uses the GPUs: it, and what waits for it, is left to the end of the

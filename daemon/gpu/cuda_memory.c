@@ -375,13 +375,6 @@ static enum status map_end(struct memory *memory, uint64_t size_bytes, enum stat
     return STATUS_OK;
 }
 
-enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
-{
-    enum status status = map_begin(memory, fd, size_bytes, error);
-    return status != STATUS_OK ? status
-                               : map_end(memory, size_bytes, map_fd(memory, fd, size_bytes, error), error);
-}
-
 static void mapping_run(struct gpu_call *call)
 {
     struct gpu_mapping *mapping = (struct gpu_mapping *)call;
@@ -398,7 +391,7 @@ static void mapping_done(struct gpu_call *call)
     memory_unref(memory);
 }
 
-enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct error *error)
+enum status gpu_memory_map(struct gpu_mapping *mapping, int fd, struct error *error)
 {
     struct memory *memory = mapping->memory;
     enum status status = map_begin(memory, fd, mapping->size_bytes, error);

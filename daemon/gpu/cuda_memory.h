@@ -28,11 +28,9 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
  */
 enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t size_bytes,
                                struct memory **out, struct error *error) COMM_MUST_USE;
-enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes,
-                           struct error *error) COMM_MUST_USE;
 
 /*
- * The same by the GPU's thread. The caller sets memory, size_bytes and done, and keeps the struct until
+ * The GPU's thread maps the chunk. The caller sets memory, size_bytes and done, and keeps the struct until
  * `done`, which is called on the loop's thread: perhaps within this call. This keeps a reference to the
  * memory, and a copy of the descriptor. BUSY if another chunk of the memory is being mapped. Only on success,
  * `done` is called.
@@ -47,7 +45,7 @@ struct gpu_mapping {
     enum status status;
     struct error error;
 };
-enum status gpu_memory_map_later(struct gpu_mapping *mapping, int fd, struct error *error) COMM_MUST_USE;
+enum status gpu_memory_map(struct gpu_mapping *mapping, int fd, struct error *error) COMM_MUST_USE;
 
 /*
  * Opening by the GPU's thread (calls.h): an allocation by its IPC handle, one of a memory pool (cuda_pool.h),

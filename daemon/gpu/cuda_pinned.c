@@ -330,17 +330,6 @@ enum status cuda_pinned_await(struct gpu_devices *gpus, struct gpu_pinned *pinne
     return status;
 }
 
-enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void **out, struct error *error)
-{
-    struct gpu_pinned pinned;
-    enum status status = gpu_pinned_begin(gpus, size_bytes, &pinned, error);
-    status = status == STATUS_OK ? cuda_pinned_await(gpus, &pinned, error) : status;
-    if (status == STATUS_OK) {
-        *out = pinned.memory;
-    }
-    return status;
-}
-
 void gpu_pinned_free(struct gpu_devices *gpus, void *memory)
 {
     if (memory == NULL) {

@@ -81,9 +81,6 @@ enum status gpu_pinned_poll(struct gpu_devices *gpus, struct gpu_pinned *pinned,
 /* Frees the memory, also memory that is not there yet. */
 void gpu_pinned_drop(struct gpu_devices *gpus, struct gpu_pinned *pinned);
 
-/* Waits for the memory, within that time. Not for the loop's thread. Errors as above. */
-enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void **out,
-                             struct error *error) COMM_MUST_USE;
 /* The bytes that an allocation of size_bytes takes. */
 uint64_t gpu_pinned_size(uint64_t size_bytes);
 /* Does not wait for the driver. */

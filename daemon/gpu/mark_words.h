@@ -25,7 +25,7 @@ void gpu_mark_words_free(struct gpu_mark_words *words);
 
 /* Begins to pin the next block if few words are left. Does not wait. */
 void gpu_mark_words_prepare(struct gpu_mark_words *words);
-/* Waits only if all words are in use, and the next block is not pinned yet. Errors: as gpu_pinned_alloc. */
+/* Waits only if all words are in use, and the next block is not pinned yet. Errors: as gpu_pinned_begin. */
 enum status gpu_mark_word_take(struct gpu_mark_words *words, struct gpu_mark_word *out,
                                struct error *error) COMM_MUST_USE;
 void gpu_mark_word_give(struct gpu_mark_words *words, const struct gpu_mark_word *word);

@@ -13,7 +13,7 @@
  * shows its progress. Nothing here blocks: put a mark behind the work, and ask until the mark is reached. If
  * the GPU has failed, functions that put work return DEVICE, with GPU and call in the text; the queue is
  * unusable then. Only one thread at a time may use a queue. Addresses are device addresses, or host memory
- * from gpu_pinned_alloc.
+ * from gpu_pinned_begin.
  */
 struct gpu_queue;
 struct budget_account;

@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* gpu_pinned_alloc allocates no less. */
+/* gpu_pinned_begin allocates no less. */
 #define PIPE_MEMORY_MIN_BYTES UINT64_C(4096)
 
 /*

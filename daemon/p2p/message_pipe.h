@@ -33,7 +33,7 @@ struct message_pipe_end {
     void *buffer;            /* on the queue's GPU */
 };
 
-/* How much pinned memory a pipe for total_bytes takes: a power of two, as gpu_pinned_alloc allocates it. */
+/* How much pinned memory a pipe for total_bytes takes: a power of two, as gpu_pinned_begin allocates it. */
 uint64_t message_pipe_memory_bytes(uint64_t total_bytes);
 
 /*

@@ -1,4 +1,4 @@
-#include "daemon/base/history.h"
+#include "tests/lib/latest_event.h"
 #include "tests/unit/api/api_node.h"
 
 /* Which users see which events, and the pages in which the events come. The process has one list of events,
@@ -37,7 +37,7 @@ static void expect(struct client *client, uint64_t after, const char *expected)
     }
     assert_string_equal(texts, expected);
     assert_false(page->more);
-    assert_int_equal(page->cursor, history_last());
+    assert_int_equal(page->cursor, latest_event());
     event_free(event);
 }
 
@@ -46,14 +46,14 @@ static void test_who_sees_what(void **state)
     (void)state;
     struct node *node = node_new();
     struct client user = client_new(node), admin = admin_new(node);
-    uint64_t before = history_last();
+    uint64_t before = latest_event();
     add(HISTORY_FOR_ALL, 0, "all");
     add(HISTORY_FOR_ADMINISTRATORS, 0, "secret");
     add(HISTORY_FOR_USER, geteuid(), "own");
     add(HISTORY_FOR_USER, OTHER_UID, "other");
     expect(&user, before, "all,own");
     expect(&admin, before, "all,secret,own,other");
-    expect(&user, history_last(), "");
+    expect(&user, latest_event(), "");
     expect(&user, before + 2, "own");
     client_free(&user);
     client_free(&admin);
@@ -65,7 +65,7 @@ static void test_fields(void **state)
     (void)state;
     struct node *node = node_new();
     struct client user = client_new(node);
-    uint64_t before = history_last();
+    uint64_t before = latest_event();
     add(HISTORY_FOR_USER, geteuid(), "2 ranks");
     Commd__Client__Event *event = ask(&user, before);
     const Commd__Client__EventInfo *row = event->reply->events->events[0];
@@ -88,7 +88,7 @@ static void test_pages(void **state)
     (void)state;
     struct node *node = node_new();
     struct client user = client_new(node);
-    uint64_t after = history_last();
+    uint64_t after = latest_event();
     unsigned seen = 0, pages = 0;
     bool more = true;
     for (unsigned i = 0; i < HISTORY_EVENTS_MAX; i++) {
@@ -107,7 +107,7 @@ static void test_pages(void **state)
     assert_int_equal(seen, HISTORY_EVENTS_MAX / 8);
     assert_true(pages >= 2);
     add(HISTORY_FOR_ALL, 0, "overwrites one");
-    Commd__Client__Event *event = ask(&user, history_last() - 1 - HISTORY_EVENTS_MAX);
+    Commd__Client__Event *event = ask(&user, latest_event() - 1 - HISTORY_EVENTS_MAX);
     assert_int_equal(event->reply->events->missed, 1);
     event_free(event);
     client_free(&user);

@@ -1,11 +1,11 @@
 #include "tests/unit/cuda_double/case.h"
+#include "tests/unit/gpu/map_now.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
-#include "daemon/gpu/cuda_memory.h"
 #include "daemon/gpu/words.h"
 
 /*
@@ -76,7 +76,7 @@ static struct memory *import(void)
     struct error error;
     int fd = case_shared_memory(0, PART);
     CHECK_RESULT(gpu_memory_reserve(gpus, 0, PART, &memory, &error), STATUS_OK);
-    CHECK_RESULT(gpu_memory_map(memory, fd, PART, &error), STATUS_OK);
+    map_now(memory, fd, PART);
     CHECK(close(fd) == 0);
     return memory;
 }

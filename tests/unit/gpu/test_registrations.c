@@ -1,7 +1,7 @@
 #include "tests/unit/cuda_double/case.h"
+#include "tests/unit/gpu/map_now.h"
 
 #include "daemon/base/time.h"
-#include "daemon/gpu/cuda_memory.h"
 #include "daemon/gpu/groups.h"
 #include "daemon/gpu/nccl.h"
 #include "daemon/gpu/registrations.h"
@@ -117,7 +117,7 @@ static struct memory *import(uint32_t gpu)
     int fd = case_shared_memory((int)gpu, PART);
     CHECK_RESULT(gpu_memory_reserve(gpus, gpu, 2 * PART, &memory, &error), STATUS_OK);
     CHECK_RESULT(memory_charge(memory, account, &error), STATUS_OK);
-    CHECK_RESULT(gpu_memory_map(memory, fd, PART, &error), STATUS_OK);
+    map_now(memory, fd, PART);
     CHECK(close(fd) == 0);
     return memory;
 }

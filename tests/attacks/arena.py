@@ -143,10 +143,11 @@ class Groups:
 class Arena:
     """Context manager. Local attacks happen on node a. restore() replaces a daemon that died, or a pair that failed."""
 
-    def __init__(self, nodes="ab", settings="", build=None):
+    def __init__(self, nodes="ab", settings="", build=None, pause_s=0):
+        """pause_s: how long the pair leaves the processors to others after each operation."""
         options = {} if build is None else {"build": build}
         self.cluster = Cluster(nodes, 'log_level = "warning";\n' + settings, start=False, **options)
-        self.pair, self.runs = [], 0
+        self.pair, self.runs, self.pause_s = [], 0, pause_s
         name = f"commd-attacks-{self.cluster.folder.name[-8:]}"
         self.groups = Groups(name, Groups.MEMORY)
         # Daemons and users have a processor cgroup each, as a service and its users have slices. So neither side gets more time by having more
@@ -197,7 +198,7 @@ class Arena:
         self.runs += 1
         path = self.cluster.folder / f"samples-{self.runs}"
         Samples.make(path)
-        self.pair = [self.program("pair.py", self.cluster.socket(node), PAIR, f"pair-{self.runs}", rank, path) for rank, node in enumerate("ab")]
+        self.pair = [self.program("pair.py", self.cluster.socket(node), PAIR, f"pair-{self.runs}", rank, path, self.pause_s) for rank, node in enumerate("ab")]
         for process in self.pair:
             read_until(process, "READY")
         self.samples = Samples(path)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""One of two well-behaved ranks: pair.py SOCKET USER NAME RANK FILE
+"""One of two well-behaved ranks: pair.py SOCKET USER NAME RANK FILE PAUSE
 
-The rank runs all-reduces of 64 KiB, one after the other, and checks each. It ends when standard input ends, or when an all-reduce fails. Rank 0
-writes to FILE when each began and how long it took (class Samples). Prints READY, and at its end OK, WRONG, or the failure's code and text.
+The rank runs all-reduces of 64 KiB, PAUSE seconds after each other, and checks each. It ends when standard input ends, or when an all-reduce fails.
+Rank 0 writes to FILE when each began and how long it took (class Samples). Prints READY, and at its end OK, WRONG, or the failure's code and text.
 """
 import ctypes
 import mmap
@@ -53,10 +53,10 @@ def become(user):
 
 
 def patterns(factor):
-    return [struct.pack(f"<{COUNT}q", *(factor * (i + 7919 * number) for i in range(COUNT))) for number in range(PATTERNS)]
+    return [struct.pack(f"<{COUNT}q", *range(factor * 7919 * number, factor * (7919 * number + COUNT), factor)) for number in range(PATTERNS)]
 
 
-def loop(library, comm, buffer, rank, samples):
+def loop(library, comm, buffer, rank, samples, pause_s):
     inputs, sums = patterns(rank + 1), patterns(3)
     step = 0
     while step == 0 or step % 16 or not select.select([sys.stdin], [], [], 0)[0]:
@@ -73,11 +73,13 @@ def loop(library, comm, buffer, rank, samples):
         step += 1
         if step == 1:
             print("READY", flush=True)
+        if pause_s:
+            time.sleep(pause_s)
     return "OK"
 
 
 def main():
-    path, user, name, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
+    path, user, name, rank, file, pause_s = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5], float(sys.argv[6])
     os.environ["COMMD_SOCKET"] = path
     library, samples = Library(), Samples(file)
     become(user)
@@ -86,7 +88,7 @@ def main():
     if not result:
         result, comm = library.init(client, name, rank, 2, op_timeout_ms=OP_TIMEOUT_MS)
     result = result or library.comm_mem_alloc(client, 8 * COUNT, -1, ctypes.byref(buffer))
-    said = f"{library.NAMES[result]} {library.error()}" if result else loop(library, comm, buffer, rank, samples)
+    said = f"{library.NAMES[result]} {library.error()}" if result else loop(library, comm, buffer, rank, samples, pause_s)
     print(said, flush=True)
     os._exit(0 if said == "OK" else 1)  # the other rank may have ended between two operations; then no agreement is possible
 

@@ -19,7 +19,7 @@ class Attacks(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.arena = Arena(cls.nodes)
+        cls.arena = Arena(cls.nodes, pause_s=0.002)
         cls.addClassCleanup(cls.arena.__exit__)
 
     def check(self, attack):

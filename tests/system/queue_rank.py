@@ -66,7 +66,8 @@ class QueueRank:
 
     def reduce(self, cookie, count=1, expected="OK", **options):
         """Starts an all-reduce in place, of numbers that differ by rank, element and cookie. Returns the buffer."""
-        values = (ctypes.c_int64 * count)(*((self.rank + 1) * 1000003 + 7 * i + cookie for i in range(count)))
+        first = (self.rank + 1) * 1000003 + cookie
+        values = (ctypes.c_int64 * count)(*range(first, first + 7 * count, 7))
         given = self.options(cookie, **options)
         self.buffers.append(values)
         code = self.calls.comm_all_reduce(self.comm, values, values, count, Library.DTYPES["i64"], 0, ctypes.byref(given))
@@ -95,8 +96,8 @@ class QueueRank:
         self.queue = None
 
     def sums(self, cookie, count=1):
-        ranks = self.size * (self.size + 1) // 2
-        return [ranks * 1000003 + self.size * (7 * i + cookie) for i in range(count)]
+        first = self.size * (self.size + 1) // 2 * 1000003 + self.size * cookie
+        return list(range(first, first + 7 * self.size * count, 7 * self.size))
 
     def next(self, most=64, timeout_ms=20000, expected="OK"):
         completions = (Library.Completion * most)()

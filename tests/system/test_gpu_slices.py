@@ -131,8 +131,8 @@ class GpuSliceFailures(FailureCase):
         """A step of an all-reduce fails on node a. All ranks get one result, with the GPU and the step. A communicator in host memory, and one of GPUs on
         the other node, go on meanwhile, and nothing is left."""
         cluster = self.cluster(rule)
-        others = self.start(cluster, "ab", "host", "loop", "steps=150", "pause=0.01")
-        others += self.start(cluster, "bb", "gpus-of-b", "loop", "steps=150", "pause=0.01", devices=[0, 1])
+        others = self.start(cluster, "ab", "host", "loop", "steps=60", "pause=0.025")
+        others += self.start(cluster, "bb", "gpus-of-b", "loop", "steps=60", "pause=0.025", devices=[0, 1])
         ranks = self.ranks(cluster, layout, "broken", "loop", "count=100000", devices=devices)
         lines = {self.last_line(process, 20) for process in ranks}
         self.assertEqual(len(lines), 1, lines)

@@ -50,8 +50,8 @@ class GpuSlowMemory(FailureCase):
     def begin(self, symbol, memory, settings=""):
         """Ranks on both GPUs are at work when the driver begins to hang."""
         cluster = self.cluster(symbol, settings=settings, CUDA_DOUBLE_SLOW_DEVICE="0")
-        others = [*self.start(cluster, "aa", "gpu-0", "loop", "pause=0.01", f"memory={memory}", devices=[0, 0]),
-                  *self.start(cluster, "aa", "gpu-1", "loop", "pause=0.01", f"memory={memory}", devices=[1, 1])]
+        others = [*self.start(cluster, "aa", "gpu-0", "loop", "pause=0.03", f"memory={memory}", devices=[0, 0]),
+                  *self.start(cluster, "aa", "gpu-1", "loop", "pause=0.03", f"memory={memory}", devices=[1, 1])]
         return cluster, others, self.imported(cluster)
 
     def end(self, cluster, others, before):

@@ -14,7 +14,7 @@
  * Any operation, of any size, type, operator, root and layout, on any set of nodes and ranks, by any
  * algorithm, over any network.
  */
-#define CASES_DEFAULT 2000
+#define CASES_DEFAULT 1200
 #define CASE_NODES_MAX 9
 #define CASE_RANKS_MAX 24
 #define CASE_DATAGRAM_NODES_MAX 4

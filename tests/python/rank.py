@@ -16,7 +16,8 @@ if not any((pathlib.Path(folder) / "commd").is_dir() for folder in sys.path):
 
 
 class Decorators(types.ModuleType):
-    """What test files decorate their tests with. A rank runs no test, and to import pytest would take a third of its start. All else comes from pytest."""
+    """What test files decorate their tests with. A rank runs no test, and to import pytest would take a third of its start. All else comes from
+    pytest."""
 
     class mark:
         @staticmethod

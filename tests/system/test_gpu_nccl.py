@@ -25,20 +25,23 @@ def counts(cluster):
 
 
 class GpuEngines(ProgramCase):
-    def check_surface(self, layout, devices, settings, **environment):
-        with Cluster("a", settings, gpus=4, daemon_environment=environment, client_environment=environment) as cluster:
-            self.check_ranks(cluster, layout, "surface", 3, devices=devices)
-            return counts(cluster)
+    def check_surface(self, cluster, layout, devices):
+        """Returns how much each engine has done of it."""
+        before = counts(cluster)
+        self.check_ranks(cluster, layout, "surface", 3, name=f"surface-{len(layout)}", devices=devices)
+        return [after - earlier for after, earlier in zip(counts(cluster), before)]
 
     def test_every_kind_with_each_engine(self):
-        for layout, devices in (("aaaa", [0, 1, 2, 3]), ("aaaaa", [2, 0, 1, 0, 1]), ("aaaaaa", [0, 0, 1, 1, 2, 2])):
-            for engine, peer in (("nccl", 1), ("nccl", 0), ("auto", 1), ("auto", 0), ("kernels", 1)):
-                with self.subTest(layout=layout, engine=engine, peer=peer):
-                    by_nccl, by_kernels, _, refused, failed, _ = self.check_surface(layout, devices, f'gpu_engine = "{engine}";', CUDA_DOUBLE_PEER=str(peer))
-                    self.assertEqual(by_nccl > 0, engine == "nccl" or (engine, peer) == ("auto", 0))
-                    self.assertEqual((refused, failed), (0, 0))
-                    if peer:
-                        self.assertGreater(by_kernels, 0, "scans, and operations of one GPU")
+        for engine, peer in (("nccl", 1), ("nccl", 0), ("auto", 1), ("auto", 0), ("kernels", 1)):
+            environment = {"CUDA_DOUBLE_PEER": str(peer)}
+            with Cluster("a", f'gpu_engine = "{engine}";', gpus=4, daemon_environment=environment, client_environment=environment) as cluster:
+                for layout, devices in (("aaaa", [0, 1, 2, 3]), ("aaaaa", [2, 0, 1, 0, 1]), ("aaaaaa", [0, 0, 1, 1, 2, 2])):
+                    with self.subTest(layout=layout, engine=engine, peer=peer):
+                        by_nccl, by_kernels, _, refused, failed, _ = self.check_surface(cluster, layout, devices)
+                        self.assertEqual(by_nccl > 0, engine == "nccl" or (engine, peer) == ("auto", 0))
+                        self.assertEqual((refused, failed), (0, 0))
+                        if peer:
+                            self.assertGreater(by_kernels, 0, "scans, and operations of one GPU")
 
 
 class GpuNccl(FailureCase):

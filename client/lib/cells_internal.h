@@ -28,6 +28,7 @@ struct cells_loan {
     unsigned char *base;
     size_t size_bytes;
     pid_t pid; /* of the process, if that is what was offered, and this process may read it; otherwise 0 */
+    uint64_t answer_at; /* there: this rank's challenge */
 };
 
 /* Operations in slices whose data are not copied: see proto/cells.h. At most one such operation is open. */

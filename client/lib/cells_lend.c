@@ -36,7 +36,7 @@ void cells_lend_open(struct client_cells *cells)
     uint64_t challenge;
     if (!cells_is_between_nodes(cells) && cells_remote_is_allowed() &&
         getrandom(&challenge, sizeof challenge, GRND_NONBLOCK) == sizeof challenge) {
-        cells->lending.challenge = challenge;
+        cells->lending.challenge = cells->lending.remote.challenge = challenge;
         atomic_store_explicit(&cells->shared->ranks[cells->rank].challenge, challenge, memory_order_relaxed);
     }
 }
@@ -336,6 +336,7 @@ static bool try_process(struct client_cells *cells, struct cells_loan *loan, con
                cells_remote_prepare(&cells->lending.remote, cells->rank_count) &&
                cells_remote_has(offer->pid, cells->lending.challenge, answer_at);
     loan->pid = may ? offer->pid : 0;
+    loan->answer_at = answer_at;
     return may;
 }
 
@@ -384,7 +385,7 @@ void cells_lend_map(struct comm_comm *comm, uint64_t seq)
     }
 }
 
-/* Null if the note makes no sense: then what lies in the cell is taken for the rank's data. */
+/* Null if it lends no file, or the note makes no sense. */
 static const unsigned char *find(const struct client_cells *cells, uint32_t rank,
                                  const struct cells_note *note, uint64_t size_bytes)
 {
@@ -401,10 +402,24 @@ static const unsigned char *find(const struct client_cells *cells, uint32_t rank
 static void find_in_process(struct client_cells *cells, uint32_t rank, const struct cells_note *note)
 {
     struct cells_remote *remote = &cells->lending.remote;
+    const struct cells_loan *loan = &cells->lending.loans[rank][CELLS_OFFER_SELF];
     bool lends = note->lent == CELLS_OFFER_SELF + 1u;
-    remote->pids[rank] = lends ? cells->lending.loans[rank][CELLS_OFFER_SELF].pid : 0;
+    remote->pids[rank] = lends ? loan->pid : 0;
+    remote->answers_at[rank] = loan->answer_at;
     remote->at[rank] = note->offset_bytes;
     remote->any = remote->any || remote->pids[rank] != 0;
+}
+
+/* If the rank lends what this process cannot find, nothing is read: its place has no data, and slices may be
+ * longer than that. */
+static void find_data(struct client_cells *cells, uint32_t rank, const struct cells_note *note,
+                      uint64_t size_bytes)
+{
+    struct cells_lending *lending = &cells->lending;
+    lending->lent[rank] = find(cells, rank, note, size_bytes);
+    lending->lent_by[rank] = note->lent != 0 ? (uint8_t)(note->lent - 1u) : 0;
+    find_in_process(cells, rank, note);
+    lending->remote.failed = lending->remote.failed || (note->lent != 0 && !is_read(cells, rank));
 }
 
 bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, bool *mixes)
@@ -426,9 +441,7 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, 
         bool has_none = cells_published_bytes(terms, cells->rank_count, rank) == 0;
         lending->by_all = lending->by_all && (has_none || note.lent != 0);
         note.lent = is_own ? 0 : note.lent;
-        lending->lent[rank] = find(cells, rank, &note, size_bytes);
-        lending->lent_by[rank] = note.lent != 0 ? (uint8_t)(note.lent - 1u) : 0;
-        find_in_process(cells, rank, &note);
+        find_data(cells, rank, &note, size_bytes);
     }
     *mixes = lending->by_process && !all_keep;
     return any;
@@ -455,6 +468,8 @@ bool cells_lend_look_at_tables(struct client_cells *cells, const struct cells_sl
         lending->lent[rank] = NULL;
         lending->lent_by[rank] = CELLS_OFFER_SELF;
         find_in_process(cells, rank, &note);
+        bool is_missing = lends && !is_own && !is_read(cells, rank);
+        lending->remote.failed = lending->remote.failed || is_missing;
     }
     *mixes = lending->by_process && !all_keep;
     return lending->by_process;

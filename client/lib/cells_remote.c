@@ -35,32 +35,38 @@ bool cells_remote_is_allowed(void)
     return scope == '0';
 }
 
-/* Returns false unless all was read. */
-static bool read_all(pid_t pid, uint64_t at, void *to, size_t size_bytes)
+/*
+ * Reads the challenge with the data. The kernel looks up the process once for both. So they are of one
+ * program, whatever has ended meanwhile, or has begun under this pid. Returns how many of the data it has
+ * read.
+ */
+static size_t read_some(pid_t pid, uint64_t challenge, uint64_t answer_at, uint64_t at, void *to,
+                        size_t size_bytes)
 {
-    size_t done = 0;
-    while (done < size_bytes) {
-        struct iovec here = {.iov_base = (unsigned char *)to + done, .iov_len = size_bytes - done};
-        struct iovec there = {.iov_base = (void *)(uintptr_t)(at + done), .iov_len = size_bytes - done};
-        ssize_t got = process_vm_readv(pid, &here, 1, &there, 1, 0);
-        if (got <= 0) {
-            return false;
-        }
-        done += (size_t)got;
-    }
-    return true;
+    uint64_t answer = ~challenge;
+    struct iovec here[2] = {{.iov_base = &answer, .iov_len = sizeof answer},
+                            {.iov_base = to, .iov_len = size_bytes}};
+    struct iovec there[2] = {{.iov_base = (void *)(uintptr_t)answer_at, .iov_len = sizeof answer},
+                             {.iov_base = (void *)(uintptr_t)at, .iov_len = size_bytes}};
+    ssize_t got = process_vm_readv(pid, here, 2, there, 2, 0);
+    return got > (ssize_t)sizeof answer && answer == challenge ? (size_t)got - sizeof answer : 0;
 }
 
-bool cells_remote_has(pid_t pid, uint64_t number, uint64_t at)
+bool cells_remote_has(pid_t pid, uint64_t challenge, uint64_t at)
 {
-    uint64_t found = ~number;
-    return pid > 0 && read_all(pid, at, &found, sizeof found) && found == number;
+    unsigned char first;
+    return pid > 0 && read_some(pid, challenge, at, at, &first, sizeof first) == sizeof first;
 }
 
 void cells_remote_read(struct cells_remote *remote, uint32_t rank, size_t offset_bytes, void *to,
                        size_t size_bytes)
 {
-    if (!remote->failed && size_bytes > 0) {
-        remote->failed = !read_all(remote->pids[rank], remote->at[rank] + offset_bytes, to, size_bytes);
+    size_t done = 0;
+    while (!remote->failed && done < size_bytes) {
+        size_t got =
+            read_some(remote->pids[rank], remote->challenge, remote->answers_at[rank],
+                      remote->at[rank] + offset_bytes + done, (unsigned char *)to + done, size_bytes - done);
+        remote->failed = got == 0;
+        done += got;
     }
 }

@@ -14,6 +14,8 @@
 struct cells_remote {
     pid_t pids[CELLS_RANKS_MAX]; /* 0: the rank's input is not read in this way */
     uint64_t at[CELLS_RANKS_MAX];
+    uint64_t answers_at[CELLS_RANKS_MAX]; /* there: this rank's challenge, in the rank's process */
+    uint64_t challenge;
     bool any;
     bool failed; /* something could not be read; the program must not see the result */
     unsigned char *pieces;
@@ -28,9 +30,10 @@ void cells_remote_free(struct cells_remote *remote);
 /* Whether it is worth trying: a kernel that forbids it to most processes (Yama) writes each attempt to its
  * log. */
 bool cells_remote_is_allowed(void);
-/* Whether the process has this number there, and the kernel lets this one read it. */
-bool cells_remote_has(pid_t pid, uint64_t number, uint64_t at);
-/* Copies what lies `offset_bytes` behind the start of the rank's input. Sets `failed` if it cannot. */
+/* Whether the process has the challenge there, and the kernel lets this one read it. */
+bool cells_remote_has(pid_t pid, uint64_t challenge, uint64_t at);
+/* Copies what lies `offset_bytes` behind the start of the rank's input. Sets `failed` if it cannot, or if the
+ * process is another one by now. */
 void cells_remote_read(struct cells_remote *remote, uint32_t rank, size_t offset_bytes, void *to,
                        size_t size_bytes);
 

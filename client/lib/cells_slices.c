@@ -194,8 +194,9 @@ void cells_put_slice(struct client_cells *cells, const struct cells_slot *slot)
 
 /* All ranks have published the first slice. If one lends, all take one more number. Returns whether nothing
  * may be read, and commd must carry out the operation. */
-static bool look_for_loans(struct client_cells *cells, struct cells_slot *slot)
+static bool look_for_loans(struct comm_comm *comm, struct cells_slot *slot)
 {
+    struct client_cells *cells = comm->cells;
     bool mixes, any = cells_lend_look(cells, slot, &mixes);
     if (any && cells_cut(&slot->call.terms, cells->rank_count).steps == 1) {
         slot->ends_apart = true;
@@ -203,7 +204,11 @@ static bool look_for_loans(struct client_cells *cells, struct cells_slot *slot)
         slot->step_count = cut_of(cells, &slot->call.terms).slice_count + 1;
         cells->seq = slot->seq + slot->step_count - 1;
     }
-    return mixes;
+    if (mixes) {
+        DEBUG("\"%s\": a rank works in place, and others would read processes: commd has the operation",
+              comm->name);
+    }
+    return mixes || cells->lending.remote.failed;
 }
 
 enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
@@ -211,11 +216,7 @@ enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     struct client_cells *cells = comm->cells;
     struct client_op *op = slot->op;
     bool may_lend = slot->step == 0 && slot->call.terms.has_layouts == 0;
-    bool refuses = may_lend && look_for_loans(cells, slot);
-    if (refuses) {
-        DEBUG("\"%s\": a rank works in place, and others would read processes: commd has the operation",
-              comm->name);
-    }
+    bool refuses = may_lend && look_for_loans(comm, slot);
     bool more = slot->step + 1 < slot->step_count;
     op->staging = true; /* it must not end meanwhile */
     comm->copying++;
@@ -268,7 +269,7 @@ enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slo
     if (mixes) {
         cells_lend_returned(cells);
     }
-    if (mixes || !may_begin_again(&slot->call)) {
+    if (mixes || cells->lending.remote.failed || !may_begin_again(&slot->call)) {
         slot->op->number = cells->seq = ++slot->seq; /* of the first slice */
         cells_hand_over(cells->shared, cells->rank_count, cells->rank, slot->seq);
         return CELLS_BY_COMMD;

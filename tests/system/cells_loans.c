@@ -4,13 +4,15 @@
  *
  *   cells_loans NAME RANK SIZE STEP SIGNAL file|process
  *
- * The ranks lend memory of comm_mem_alloc, or ordinary memory, which is read from their processes. Rank 0
- * goes to a step of an operation that all lend to, and gets the signal there. If something is wrong, it
- * prints that on standard error, and exits with 1.
+ * The ranks lend memory of comm_mem_alloc, or ordinary memory, which is read from their processes. Rank 0, or
+ * the last one if it lies, goes to a step of an operation that all lend to, and gets the signal there. If
+ * something is wrong, it prints that on standard error, and exits with 1.
  */
 #include <commclient.h>
 
 #include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,32 +24,50 @@
 
 /* Elements of a block: more than a cell takes, and one slice. */
 #define COUNT 40000u
+/* The same, and more than all places behind those of the last rank. */
+#define COUNT_OF_LIES 1000000u
 #define WARM_UPS 50u
 #define TIMEOUT_MS 1500u
 
-/* What rank 0 has done when the signal comes. */
+/* What the rank has done when the signal comes. */
 enum step {
     STEP_BEFORE,    /* nothing */
     STEP_PUBLISHED, /* the others have read its memory, and wait until it has read theirs */
     STEP_DONE,      /* it has said that it has read theirs */
-    STEP_WITHDRAWN  /* the same, but it has said before that its memory is not lent any more */
+    STEP_WITHDRAWN, /* the same, but it has said before that its memory is not lent any more */
+    STEP_LIES,      /* it has said that it lends, but not what */
+    STEP_REPLACED   /* as STEP_DONE, but its process does not know the challenges any more */
 };
 
 static uint32_t *input, *output;
+static uint32_t count = COUNT;
 
 static uint32_t number_of(uint32_t of_rank, uint32_t operation, uint32_t index)
 {
     return (index + 1) * 2654435761u ^ (of_rank + 1) * 40503u ^ operation * 69069u;
 }
 
-/* Publishes what the number of the operation before said. */
-static void repeat(struct cells_shared *shared, uint64_t seq, uint64_t before)
+/* Publishes what the number of the operation before said, or that it lends by an offer that cannot be. */
+static void repeat(struct cells_shared *shared, uint64_t seq, uint64_t before, bool lies)
 {
+    const uint8_t none = UINT8_MAX;
     const struct cell_header *said = cells_header(shared, rank, before);
     struct cell_header *header = cells_header(shared, rank, seq);
     header->said = said->said;
     memcpy(header->data, said->data, sizeof header->data);
+    if (lies) {
+        memcpy(header->data + CELLS_NOTE_AT + offsetof(struct cells_note, lent), &none, sizeof none);
+    }
     cells_publish(shared, size, rank, seq, true);
+}
+
+static void await_others(struct cells_shared *shared, uint64_t head)
+{
+    for (uint32_t other = 0; other < size; other++) {
+        while (other != rank && cells_head(shared, other) < head) {
+            usleep(1000);
+        }
+    }
 }
 
 static void go_to_step(enum step step, int signal_number)
@@ -56,28 +76,24 @@ static void go_to_step(enum step step, int signal_number)
     struct cells_shared *shared = (struct cells_shared *)(void *)find_cells(&bytes);
     uint64_t last = cells_head(shared, rank);
     if (cells_note_of(shared, rank, last - 1).lent == 0) {
-        fprintf(stderr, "rank 0 lends nothing\n");
+        fprintf(stderr, "rank %u lends nothing\n", rank);
         exit(EXIT_FAILURE);
     }
-    for (uint32_t other = 1; other < size; other++) {
-        while (cells_head(shared, other) < last + 1) {
-            usleep(1000);
-        }
-    }
+    await_others(shared, last + 1);
     if (step == STEP_WITHDRAWN) {
         uint32_t offer = cells_note_of(shared, rank, last - 1).lent - 1u;
         atomic_store(&shared->ranks[rank].offers[offer].stamp, 0);
     }
+    if (step == STEP_REPLACED) { /* as if another program ran under its pid */
+        uint64_t at = shared->ranks[rank].offers[CELLS_OFFER_SELF].answers_at;
+        memset((void *)(uintptr_t)at, 0, size * sizeof(uint64_t));
+    }
     if (step != STEP_BEFORE) {
-        repeat(shared, last + 1, last - 1);
+        repeat(shared, last + 1, last - 1, step == STEP_LIES);
+        await_others(shared, last + 2);
     }
-    for (uint32_t other = 1; step != STEP_BEFORE && other < size; other++) {
-        while (cells_head(shared, other) < last + 2) {
-            usleep(1000);
-        }
-    }
-    if (step >= STEP_DONE) {
-        repeat(shared, last + 2, last);
+    if (step != STEP_BEFORE && step != STEP_PUBLISHED && step != STEP_LIES) {
+        repeat(shared, last + 2, last, false);
     }
     usleep(30000);
     (void)raise(signal_number);
@@ -85,9 +101,20 @@ static void go_to_step(enum step step, int signal_number)
 
 static void check(uint32_t operation)
 {
-    for (uint32_t i = 0; i < size * COUNT; i++) {
-        if (output[i] != number_of(i / COUNT, operation, i % COUNT)) {
+    for (uint32_t i = 0; i < size * count; i++) {
+        if (output[i] != number_of(i / count, operation, i % count)) {
             fprintf(stderr, "rank %u, operation %u: element %u is %u\n", rank, operation, i, output[i]);
+            exit(EXIT_FAILURE);
+        }
+    }
+}
+
+/* What the last rank lends is nowhere. */
+static void check_nothing_was_read(void)
+{
+    for (uint32_t i = (size - 1) * count; i < size * count; i++) {
+        if (output[i] != 0xa5a5a5a5u) {
+            fprintf(stderr, "rank %u: element %u is %u, from nowhere\n", rank, i, output[i]);
             exit(EXIT_FAILURE);
         }
     }
@@ -100,30 +127,35 @@ int main(int argc, char **argv)
         return 2;
     }
     void *memory;
+    enum step step = (enum step)atoi(argv[4]);
+    count = step == STEP_LIES ? COUNT_OF_LIES : COUNT;
     uint32_t ended = 0;
     comm_result_t result = COMM_OK;
     join(argv, TIMEOUT_MS);
     if (strcmp(argv[6], "file") == 0) {
-        must(comm_mem_alloc(client, COUNT * sizeof *input, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
+        must(comm_mem_alloc(client, count * sizeof *input, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
     } else {
-        memory = calloc(COUNT, sizeof *input);
+        memory = calloc(count, sizeof *input);
         must(memory != NULL ? COMM_OK : COMM_NO_MEMORY, "calloc");
     }
     input = memory;
-    output = malloc(size * COUNT * sizeof *output);
+    output = malloc(size * count * sizeof *output);
     while (output != NULL && result == COMM_OK) {
-        memset(output, 0xa5, size * COUNT * sizeof *output);
-        for (uint32_t i = 0; i < COUNT; i++) {
+        memset(output, 0xa5, size * count * sizeof *output);
+        for (uint32_t i = 0; i < count; i++) {
             input[i] = number_of(rank, ended, i);
         }
-        if (rank == 0 && ended == WARM_UPS) {
-            go_to_step((enum step)atoi(argv[4]), atoi(argv[5]));
+        if (rank == (step == STEP_LIES ? size - 1 : 0) && ended == WARM_UPS) {
+            go_to_step(step, atoi(argv[5]));
         }
-        result = comm_all_gather(comm, input, output, COUNT, COMM_U32, NULL);
+        result = comm_all_gather(comm, input, output, count, COMM_U32, NULL);
         result = result == COMM_OK ? comm_sync(comm, 0) : result;
         if (result == COMM_OK) {
             check(ended++);
         }
+    }
+    if (step == STEP_LIES && output != NULL) {
+        check_nothing_was_read();
     }
     printf("%u %s %s\n", ended, comm_result_text(result), comm_last_error());
     leave();

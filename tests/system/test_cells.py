@@ -193,6 +193,22 @@ class Cells(unittest.TestCase):
                     self.assertIn(f"rank 0 (pid {ranks[0].pid})", line, f"{way}, step {step}")
                     self.assertEqual(int(line.split()[0]), 50 + ended, f"{way}, step {step}")
 
+    def test_a_rank_that_lies_about_its_memory(self):
+        """It says that it lends, and there is nothing. The others read nothing behind its places."""
+        with Cluster("a") as cluster:
+            for way in "file", "process":
+                ranks = self.lend(cluster, 4, signal.SIGKILL, way)
+                for line in self.finish(ranks[:2], within_s=20):
+                    self.assertIn(f"rank 2 (pid {ranks[2].pid})", line, way)
+                    self.assertEqual(int(line.split()[0]), 50, way)
+
+    def test_a_process_that_is_not_the_ranks_any_more(self):
+        """What is read of it is nobody's result."""
+        with Cluster("a") as cluster:
+            ranks = self.lend(cluster, 5, signal.SIGKILL, "process")
+            for line in self.finish(ranks[1:], within_s=20):
+                self.assertEqual(int(line.split()[0]), 50)
+
     def test_a_rank_that_stops_while_memory_is_lent(self):
         with Cluster("a") as cluster:
             for way, (step, ended) in itertools.product(("file", "process"), enumerate((0, 0, 1))):

@@ -37,9 +37,8 @@ struct cells_lending {
     uint64_t operations; /* that could have lent memory */
     uint32_t in_vain;    /* operations in a row that offered memory, and others had not mapped it */
     uint32_t refused;    /* the same of the process; and those that lent, and went to commd */
-    uint32_t memory_ids[CELLS_FILES]; /* what this rank offers; 0: nothing */
-    uint64_t used[CELLS_FILES];       /* the last of these operations on it */
-    uint64_t challenge;
+    uint32_t memory_ids[CELLS_FILES];  /* what this rank offers; 0: nothing */
+    uint64_t used[CELLS_FILES];        /* the last of these operations on it */
     uint64_t answers[CELLS_RANKS_MAX]; /* all ranks' challenges; others read them here */
     struct cells_note note;            /* of this rank's operation */
     const unsigned char *lent[CELLS_RANKS_MAX];

@@ -36,7 +36,7 @@ void cells_lend_open(struct client_cells *cells)
     uint64_t challenge;
     if (!cells_is_between_nodes(cells) && cells_remote_is_allowed() &&
         getrandom(&challenge, sizeof challenge, GRND_NONBLOCK) == sizeof challenge) {
-        cells->lending.challenge = cells->lending.remote.challenge = challenge;
+        cells->lending.remote.challenge = challenge;
         atomic_store_explicit(&cells->shared->ranks[cells->rank].challenge, challenge, memory_order_relaxed);
     }
 }
@@ -183,6 +183,22 @@ static bool pays_by_process(const struct client_cells *cells, const struct clien
     return (has_parts || cells->rank_count == 2) && size_bytes <= most;
 }
 
+/* Whether all pages are in memory. Otherwise a reader would wait for a page in the kernel, past its deadline:
+ * for swap, a file system, or a program that provides pages (userfaultfd). */
+static bool is_resident(const void *at, size_t size_bytes)
+{
+    unsigned char pages[BY_PROCESS_MAX_BYTES / CELLS_PAGE_BYTES + 2];
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE), before = (uintptr_t)at % page_bytes;
+    size_t count = (before + size_bytes + page_bytes - 1) / page_bytes;
+    bool known = count <= sizeof pages &&
+                 mincore((unsigned char *)(uintptr_t)at - before, count * page_bytes, pages) == 0;
+    size_t i = 0;
+    while (known && i < count && (pages[i] & 1) != 0) {
+        i++;
+    }
+    return known && i == count;
+}
+
 /* The input has no file. */
 static void begin_by_process(struct comm_comm *comm, const struct client_call *call)
 {
@@ -191,12 +207,12 @@ static void begin_by_process(struct comm_comm *comm, const struct client_call *c
         !pays_by_process(comm->cells, call) || !offer_process(comm->cells)) {
         return;
     }
-    if (have_all_mapped(comm->cells, CELLS_OFFER_SELF)) {
-        lending->note.lent = CELLS_OFFER_SELF + 1u;
-        lending->note.offset_bytes = (uint64_t)(uintptr_t)call->input.at;
-    } else {
+    if (!have_all_mapped(comm->cells, CELLS_OFFER_SELF)) {
         lending->refused++;
         lending->note.offered = CELLS_OFFER_SELF + 1u;
+    } else if (is_resident(call->input.at, call_buffer_bytes(call, &call->input))) {
+        lending->note.lent = CELLS_OFFER_SELF + 1u;
+        lending->note.offset_bytes = (uint64_t)(uintptr_t)call->input.at;
     }
 }
 
@@ -332,9 +348,9 @@ static void begin_loan(struct comm_client *client, struct cells_loan *loan, cons
 static bool try_process(struct client_cells *cells, struct cells_loan *loan, const struct cells_offer *offer)
 {
     uint64_t answer_at = offer->answers_at + cells->rank * sizeof(uint64_t);
-    bool may = cells->lending.challenge != 0 &&
+    bool may = cells->lending.remote.challenge != 0 &&
                cells_remote_prepare(&cells->lending.remote, cells->rank_count) &&
-               cells_remote_has(offer->pid, cells->lending.challenge, answer_at);
+               cells_remote_has(offer->pid, cells->lending.remote.challenge, answer_at);
     loan->pid = may ? offer->pid : 0;
     loan->answer_at = answer_at;
     return may;

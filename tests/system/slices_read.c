@@ -5,14 +5,20 @@
  *
  * HOW is "first", "middle" or "last": in some operations, the kernel cannot read that page of what others
  * need of one rank's input, though the rank itself can. Or it is "mixes": in every second operation, a rank
- * works in place. It checks every element, and prints how many operations it has checked. If something is
- * wrong, it prints that on standard error, and exits with 1.
+ * works in place. Or it is "absent": a page of rank 0's input comes late, and the others must not wait for it
+ * past their deadline. It checks every element, and prints how many operations it has checked. If something
+ * is wrong, it prints that on standard error, and exits with 1.
  */
 #include <commclient.h>
 
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,6 +31,8 @@
 #define PLACES 3u
 #define TIMEOUT_MS 20000u
 #define PAGE_BYTES ((size_t)4096)
+#define ABSENT_S 6
+#define ABSENT_TIMEOUT_MS 1000u
 
 /* The last ones have a count for each rank. */
 enum kind {
@@ -203,6 +211,62 @@ static void check_mixes(char **argv)
     leave();
 }
 
+/* Provides the page after a while. */
+static void *provide(void *argument)
+{
+    const int *faults = argument;
+    struct timespec pause = {.tv_sec = ABSENT_S};
+    struct uffdio_zeropage zero = {.range = {.start = (uintptr_t)hole, .len = PAGE_BYTES}};
+    (void)nanosleep(&pause, NULL);
+    must(ioctl(*faults, UFFDIO_ZEROPAGE, &zero) == 0 ? COMM_OK : COMM_INTERNAL, "UFFDIO_ZEROPAGE");
+    return NULL;
+}
+
+/* Removes the page, which then comes late. */
+static void remove_page(int *faults, pthread_t *provider)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_register range = {.range = {.start = (uintptr_t)hole, .len = PAGE_BYTES},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    *faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    bool works = *faults >= 0 && ioctl(*faults, UFFDIO_API, &api) == 0 &&
+                 madvise(hole, PAGE_BYTES, MADV_DONTNEED) == 0 &&
+                 ioctl(*faults, UFFDIO_REGISTER, &range) == 0 &&
+                 pthread_create(provider, NULL, provide, faults) == 0;
+    must(works ? COMM_OK : COMM_INTERNAL, "userfaultfd");
+}
+
+static void check_absent(char **argv)
+{
+    const size_t count = counts[1];
+    struct timespec began, ended;
+    pthread_t provider;
+    int faults = -1;
+    join(argv, ABSENT_TIMEOUT_MS);
+    for (uint32_t i = 0; i < WARM_UPS; i++) {
+        run(ALL_GATHER, count, false, SIZE_MAX);
+    }
+    hole = (unsigned char *)input + count / 2 * sizeof *input / PAGE_BYTES * PAGE_BYTES;
+    if (rank == 0) {
+        remove_page(&faults, &provider);
+    }
+    (void)clock_gettime(CLOCK_MONOTONIC, &began);
+    comm_result_t result = submit(ALL_GATHER, input, output, count);
+    result = result == COMM_OK ? comm_sync(comm, 0) : result;
+    (void)clock_gettime(CLOCK_MONOTONIC, &ended);
+    if (rank != 0 && (result != COMM_TIMED_OUT || ended.tv_sec - began.tv_sec >= ABSENT_S - 1)) {
+        fprintf(stderr, "rank %u: %s after %d s\n", rank, comm_result_text(result),
+                (int)(ended.tv_sec - began.tv_sec));
+        exit(EXIT_FAILURE);
+    }
+    if (rank == 0) {
+        (void)pthread_join(provider, NULL);
+        (void)close(faults);
+    }
+    fprintf(stderr, "rank %u: %s\n", rank, comm_last_error());
+    leave();
+}
+
 /* Returns the number of places if it is none. */
 static uint32_t place_of(const char *how)
 {
@@ -218,10 +282,11 @@ int main(int argc, char **argv)
 {
     struct sigaction action = {.sa_handler = mend};
     bool mixes = argc == 5 && strcmp(argv[4], "mixes") == 0;
+    bool absent = argc == 5 && strcmp(argv[4], "absent") == 0;
     uint32_t place = argc == 5 ? place_of(argv[4]) : PLACES;
     size_t ranks = argc == 5 ? strtoul(argv[3], NULL, 10) : 0;
-    if ((place == PLACES && !mixes) || ranks > RANKS_MAX) {
-        fprintf(stderr, "usage: slices_read NAME RANK SIZE first|middle|last|mixes\n");
+    if ((place == PLACES && !mixes && !absent) || ranks > RANKS_MAX) {
+        fprintf(stderr, "usage: slices_read NAME RANK SIZE first|middle|last|mixes|absent\n");
         return 2;
     }
     size_t bytes = COUNT_MAX * ranks * sizeof *input;
@@ -234,7 +299,10 @@ int main(int argc, char **argv)
     if (mixes) {
         check_mixes(argv);
     }
-    for (uint32_t i = 0; !mixes && i < KINDS * COUNTS; i++) {
+    if (absent) {
+        check_absent(argv);
+    }
+    for (uint32_t i = 0; place < PLACES && i < KINDS * COUNTS; i++) {
         check_holes(argv, (enum kind)(i % KINDS), counts[i / KINDS], place);
     }
     printf("%u operations checked\n", operations);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Long collectives of plain memory within a node go through cells in slices. Every element is right, whatever the ranks do meanwhile."""
+import os
 import signal
 import time
 import unittest
@@ -89,6 +90,12 @@ class Slices(ProgramCase):
 
     def test_some_ranks_work_in_place(self):
         self.check_read("mixes", "a rank works in place, and others would read processes")
+
+    def test_a_page_that_comes_late(self):
+        """The others do not wait in the kernel for a page of a rank's input, but time out."""
+        if os.geteuid() != 0:
+            self.skipTest("a page that the kernel waits for needs root (userfaultfd)")
+        self.check_read("absent", "has not (copied its part|posted it)")
 
     def test_processes_that_cannot_be_read(self):
         """A rank in a pid namespace of its own, again."""

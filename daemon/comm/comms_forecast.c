@@ -5,12 +5,13 @@
 #include "daemon/comm/meeting.h"
 #include "daemon/mesh/member_rings.h"
 
-#define HANDSHAKE_LATENCIES 4     /* QUIC's two round trips, with Hello */
-#define DIALS_AT_ONCE 2           /* need.c */
-#define NEIGHBOURS 8              /* members.h */
-#define LINK_BYTES (128.0 * 1024) /* the most that a link may hold while it is idle */
-#define KNOWN_NODE_BYTES 512.0    /* of a node without a link, with any number of rails */
-#define ROSTER_ENTRY_BYTES 48.0   /* a name of 8 bytes, one rank */
+#define HANDSHAKE_LATENCIES 4 /* QUIC's two round trips, with Hello */
+#define DIALS_AT_ONCE 2       /* need.c */
+#define NEIGHBOURS 8          /* members.h */
+/* The most that a link may hold while it is idle. ngtcp2 keeps up to 30 KiB more after bulk data. */
+#define LINK_BYTES (128.0 * 1024)
+#define KNOWN_NODE_BYTES 512.0  /* of a node without a link, with any number of rails */
+#define ROSTER_ENTRY_BYTES 48.0 /* a name of 8 bytes, one rank */
 #define RANK_BYTES (sizeof(uint32_t) + sizeof(bool) + sizeof(uint64_t) + sizeof(uint32_t))
 
 static double larger(double a, double b)

@@ -239,7 +239,7 @@ static enum cells_way compare_tables(struct cells_shared *shared, uint32_t rank_
     bool agree = true;
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         memcpy(tables[rank], cells_table(shared, rank_count, rank, seq),
-               2 * rank_count * sizeof tables[rank][0]);
+               (size_t)rank_count * 2 * sizeof tables[rank][0]);
     }
     for (uint32_t from = 0; from < rank_count; from++) {
         for (uint32_t to = 0; to < rank_count; to++) {

@@ -60,19 +60,23 @@ class Slices(ProgramCase):
         for how in "slow", "bursts", "threads", "away":
             self.check_lent(how, ("aa", "aaa"))
 
-    def test_memory_that_cannot_be_lent(self):
-        """The others cannot open the files of a rank in a pid namespace of its own. What they find there is another process's."""
-        with Cluster(["a"], client_environment={"COMM_DEBUG": "1", "SLICES_LEND": "1"}) as cluster:
+    def check_apart(self, program, how, expected, **environment):
+        """Rank 1 is in a pid namespace of its own. What the others find there is another process's."""
+        with Cluster(["a"], client_environment={"COMM_DEBUG": "1", **environment}) as cluster:
             if not cluster.namespaces:
                 self.skipTest("a pid namespace needs root")
             ranks = [cluster.client("a", *(("unshare", "--pid", "--fork", "--kill-child") if rank == 1 else ()),
-                                    BUILD / "tests/system/slices", "apart", rank, 3, "kinds") for rank in range(3)]
+                                    BUILD / "tests/system" / program, "apart", rank, 3, how) for rank in range(3)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
                 self.assertEqual(process.returncode, 0, errors)
                 self.assertIn("operations checked", output)
                 if rank != 1:
-                    self.assertIn("cannot read memory of rank 1", errors)
+                    self.assertIn(expected, errors)
+
+    def test_memory_that_cannot_be_lent(self):
+        """The others cannot open a rank's files."""
+        self.check_apart("slices", "kinds", "cannot read memory of rank 1", SLICES_LEND="1")
 
     def check_read(self, how, expected):
         """The ranks read each other's processes. At least one of them says what is expected."""
@@ -98,18 +102,7 @@ class Slices(ProgramCase):
         self.check_read("absent", "has not (copied its part|posted it)")
 
     def test_processes_that_cannot_be_read(self):
-        """A rank in a pid namespace of its own, again."""
-        with Cluster(["a"], client_environment={"COMM_DEBUG": "1"}) as cluster:
-            if not cluster.namespaces:
-                self.skipTest("a pid namespace needs root")
-            ranks = [cluster.client("a", *(("unshare", "--pid", "--fork", "--kill-child") if rank == 1 else ()),
-                                    BUILD / "tests/system/slices_read", "apart", rank, 3, "mixes") for rank in range(3)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, errors)
-                self.assertIn("operations checked", output)
-                if rank != 1:
-                    self.assertIn("cannot read the process of rank 1", errors)
+        self.check_apart("slices_read", "mixes", "cannot read the process of rank 1")
 
     def test_a_rank_that_computes_holds_nobody_up(self):
         self.assertNotIn(CEASES, self.check("away", ("aa",))[1], "the library's thread goes on with ordinary memory")

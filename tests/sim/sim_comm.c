@@ -392,3 +392,14 @@ void sim_comm_free(struct sim_comm *comm)
     free(comm->ranks);
     free(comm);
 }
+
+bool sim_comm_all_told(const void *context)
+{
+    const struct sim_comm *comm = context;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
+            return false;
+        }
+    }
+    return true;
+}

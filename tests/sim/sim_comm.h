@@ -145,4 +145,7 @@ bool sim_comm_memory_is_used(const struct sim_comm *comm);
 /* Lets every member leave, and frees everything. */
 void sim_comm_free(struct sim_comm *comm);
 
+/* Whether all ranks that are left have been told that the communicator failed. context: a struct sim_comm. */
+bool sim_comm_all_told(const void *context);
+
 #endif

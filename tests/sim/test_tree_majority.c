@@ -16,17 +16,6 @@
 
 enum { NODES_MAX = 64 };
 
-static bool all_told(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Two ranks on each node. All that are left are told the same within the bound. */
 static void run_loss(uint32_t which, uint32_t nodes, uint32_t lost, bool silent, uint64_t bound_ns)
 {
@@ -47,7 +36,7 @@ static void run_loss(uint32_t which, uint32_t nodes, uint32_t lost, bool silent,
         sim_comm_forget_node(comm, node);
         cluster_bury(cluster, node);
     }
-    assert_true(cluster_run_until(cluster, all_told, comm, 120 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 120 * TIME_S));
     uint64_t took_ns = cluster->now_ns - began_ns;
     for (uint32_t i = 0; i < ranks; i++) {
         const struct sim_rank *rank = &comm->ranks[i];

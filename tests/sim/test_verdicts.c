@@ -48,17 +48,6 @@ struct verdict {
     uint64_t lost; /* a bit for each rank */
 };
 
-static bool all_told(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static struct verdict verdict_of(const struct sim_rank *rank)
 {
     struct comms_verdict_view view;
@@ -304,7 +293,7 @@ static void run_case(uint64_t seed, enum fault fault)
     cluster_run(cluster, random_below(&chance, 60 * TIME_MS));
     uint32_t first = make_fault(cluster, comm, fault);
     uint64_t began_ns = cluster->now_ns;
-    assert_true(cluster_run_until(cluster, all_told, comm, 20 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 20 * TIME_S));
     uint64_t took_ns = cluster->now_ns - began_ns;
     if (took_ns > bound_ns[fault] + (conditions.loss > 0 ? LOSS_SLACK_NS : 0)) {
         fail_msg("case %llu, %s: told after %llu ms", (unsigned long long)seed, fault_names[fault],

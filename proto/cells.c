@@ -28,8 +28,9 @@ static uint64_t published_element_bytes(const struct op_terms *terms, uint32_t r
 
 bool cells_take(const struct op_terms *terms, uint32_t rank_count)
 {
-    uint64_t most = CELLS_DATA_MAX_BYTES / published_element_bytes(terms, rank_count);
-    return is_plain(terms) && (terms->has_layouts != 0 || terms->count_elements <= most);
+    bool fits = terms->count_elements <= CELLS_DATA_MAX_BYTES && /* first, so the product cannot overflow */
+                terms->count_elements * published_element_bytes(terms, rank_count) <= CELLS_DATA_MAX_BYTES;
+    return is_plain(terms) && (terms->has_layouts != 0 || fits);
 }
 
 uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count)

@@ -119,7 +119,7 @@ void cells_close(struct comm_comm *comm)
 /* Whether its input is an output that is not there yet. */
 static bool needs_open(struct client_cells *cells, const struct client_call *call)
 {
-    for (uint32_t i = 0; i < cells->count; i++) {
+    for (uint32_t i = 0; cells->kept_count > 0 && i < cells->count; i++) {
         const struct cells_slot *slot = cells_slot_at(cells, i);
         if (!slot->let_go && call_reads_output_of(call, &slot->call)) {
             return true;
@@ -154,14 +154,15 @@ static bool is_amid_slices(struct client_cells *cells)
     return last != NULL && (last->step_count > 0 || last->call.terms.has_layouts != 0);
 }
 
-/* How many operations may be open beside this one. */
-static uint32_t window_of(struct client_cells *cells, const struct client_call *call)
+static bool is_long(const struct client_cells *cells, const struct client_call *call)
 {
-    bool are_short = !cells_is_between_nodes(cells) && cells_are_short(&call->terms, cells->rank_count);
-    for (uint32_t i = 0; are_short && i < cells->count; i++) {
-        are_short = cells_are_short(&cells_slot_at(cells, i)->call.terms, cells->rank_count);
-    }
-    return are_short ? CELLS_WINDOW : CELLS_LONG_WINDOW;
+    return cells_is_between_nodes(cells) || !cells_are_short(&call->terms, cells->rank_count);
+}
+
+/* How many operations may be open beside this one. */
+static uint32_t window_of(const struct client_cells *cells, const struct client_call *call)
+{
+    return cells->long_count > 0 || is_long(cells, call) ? CELLS_LONG_WINDOW : CELLS_WINDOW;
 }
 
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits)
@@ -204,17 +205,21 @@ static bool may_be_timed(const struct client_cells *cells, const struct cells_sl
            cell_counts_times_next(cell_counts_of(cells->counts, terms->kind, size_bytes), cells->count - 1);
 }
 
-void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
+struct cells_slot *cells_reserve_slot(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
     struct cells_slot *slot = cells_slot_at(cells, cells->count++);
-    slot->op = op;
+    slot->op = NULL;
+    slot->is_long = is_long(cells, call);
+    cells->long_count += slot->is_long;
+    cells->kept_count++;
     cells->seq += cells->is_ahead ? 0 : 1;
     slot->seq = cells->seq;
     slot->call = *call;
     slot->step = slot->step_count = 0;
-    slot->attended = slot->let_go = slot->begins = slot->ends_apart = slot->may_fail = false;
-    if (call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
+    slot->attended = slot->let_go = slot->left_behind = slot->begins = slot->ends_apart = slot->may_fail =
+        false;
+    if (slot->is_long && call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;
         cells->seq += slot->step_count - 1;
@@ -223,10 +228,17 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
         keep_counts(slot, cells->rank_count);
     }
     slot->began_ns = cells_is_between_nodes(cells) || may_be_timed(cells, slot) ? clock_ns() : 0;
-    op->cell = slot;
-    op->number = slot->seq;
     comm->client->cells.open++;
     comm->client->cells.used++;
+    return slot;
+}
+
+void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
+{
+    struct cells_slot *slot = cells_reserve_slot(comm, call);
+    slot->op = op;
+    op->cell = slot;
+    op->number = slot->seq;
 }
 
 void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct client_call *call,
@@ -318,6 +330,9 @@ static void pop(struct comm_comm *comm)
     struct client_cells *cells = comm->cells;
     bool was_ahead = cells->slots[cells->first].let_go;
     uint64_t seq = cells->slots[cells->first].seq;
+    cells->long_count -= cells->slots[cells->first].is_long;
+    cells->kept_count -= !was_ahead;
+    cells->behind_count -= cells->slots[cells->first].left_behind;
     cells->first = (cells->first + 1) % CELLS_WINDOW;
     cells->count--;
     cells->slots[cells->first].begins = cells->count > 0 && was_ahead;
@@ -325,27 +340,47 @@ static void pop(struct comm_comm *comm)
     atomic_store_explicit(&cells->gone, seq, memory_order_release);
 }
 
+static void pop_dropped(struct comm_comm *comm)
+{
+    const struct client_cells *cells = comm->cells;
+    while (cells->count > 0 && cells->slots[cells->first].op == NULL &&
+           !cells->slots[cells->first].left_behind) {
+        pop(comm);
+    }
+}
+
 void cells_forget(struct comm_comm *comm, struct client_op *op)
 {
     if (op->cell != NULL) {
         op->cell->op = NULL;
         op->cell = NULL;
-        while (comm->cells->count > 0 && comm->cells->slots[comm->cells->first].op == NULL) {
-            pop(comm);
-        }
+        pop_dropped(comm);
     }
 }
 
-bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op)
+void cells_forget_behind(struct comm_comm *comm)
+{
+    struct client_cells *cells = comm->cells;
+    for (uint32_t i = 0; cells != NULL && cells->behind_count > 0; i++) {
+        struct cells_slot *slot = cells_slot_at(cells, i);
+        cells->behind_count -= slot->left_behind;
+        slot->left_behind = false;
+    }
+    if (cells != NULL) {
+        pop_dropped(comm);
+    }
+}
+
+bool cells_is_oldest(const struct comm_comm *comm, uint64_t ticket)
 {
     const struct client_op *oldest = comm->ops;
-    while (oldest != op && op_kind_is_message(oldest->kind)) {
+    while (oldest != NULL && op_kind_is_message(oldest->kind)) {
         oldest = oldest->next;
     }
-    return oldest == op;
+    return oldest == NULL || oldest->ticket >= ticket;
 }
 
-static uint64_t timeout_ms_of(const struct comm_comm *comm, const struct cells_slot *slot)
+uint32_t cells_timeout_ms(const struct comm_comm *comm, const struct cells_slot *slot)
 {
     return slot->call.options.timeout_ms != 0 ? slot->call.options.timeout_ms : comm->op_timeout_ms;
 }
@@ -355,7 +390,7 @@ static void begin_if_due(const struct comm_comm *comm, struct cells_slot *slot)
 {
     if (slot->begins) {
         slot->begins = false;
-        slot->op->deadline_ns = clock_after_ms(timeout_ms_of(comm, slot));
+        slot->op->deadline_ns = clock_after_ms(cells_timeout_ms(comm, slot));
     }
 }
 
@@ -370,7 +405,7 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
         cells_return_slices(comm->cells, slot);
     }
     begin_if_due(comm, slot);
-    op->waits_since_ns = op->deadline_ns - timeout_ms_of(comm, slot) * NS_PER_MS;
+    op->waits_since_ns = op->deadline_ns - (uint64_t)cells_timeout_ms(comm, slot) * NS_PER_MS;
     if ((!slot->let_go || cells_keep_data(comm->cells, slot)) && held_return(comm, &slot->call, op)) {
         cells_forget(comm, op);
     } else {
@@ -432,6 +467,24 @@ static bool take_result(struct comm_comm *comm, struct cells_slot *slot)
     return true;
 }
 
+/* The same of an operation that was left behind. If it does not end well, it is made, and handled then. */
+static bool step_behind(struct comm_comm *comm, const struct cells_slot *slot)
+{
+    enum cells_way way = look(comm->cells, slot);
+    bool waits = way == CELLS_DIRECT && comm->failure == COMM_OK && !cells_is_oldest(comm, slot->ticket);
+    if (waits || (way == CELLS_WAIT && comm->failure == COMM_OK)) {
+        return false;
+    }
+    if (way == CELLS_DIRECT) {
+        count_end(comm->cells, slot);
+        pop(comm);
+        pop_dropped(comm);
+    } else {
+        cells_fetch_behind(comm);
+    }
+    return true;
+}
+
 /* Returns whether the oldest published operation has ended, left its cell, or come to its next slice. May
  * release the lock. */
 static bool step(struct comm_comm *comm)
@@ -439,12 +492,15 @@ static bool step(struct comm_comm *comm)
     struct client_cells *cells = comm->cells;
     struct cells_slot *slot = &cells->slots[cells->first];
     struct client_op *op = slot->op;
+    if (slot->left_behind) {
+        return step_behind(comm, slot);
+    }
     if (op->staging) {
         return false; /* another thread takes its result */
     }
     enum cells_way way = look(cells, slot);
     bool failed = comm->failure != COMM_OK;
-    if (way == CELLS_DIRECT && (failed || cells_is_oldest(comm, op))) {
+    if (way == CELLS_DIRECT && (failed || cells_is_oldest(comm, op->ticket))) {
         if (take_result(comm, slot)) {
             ops_end_well(comm, op);
         }
@@ -479,10 +535,17 @@ static bool retire_late(struct comm_comm *comm)
     }
     struct cells_slot *slot = &cells->slots[cells->first];
     uint64_t now_ns = clock_ns();
+    if (slot->left_behind && cells_behind_is_early(comm, slot, now_ns)) {
+        return false;
+    }
+    cells_fetch_behind(comm);
+    if (comm->failure != COMM_OK) {
+        return false;
+    }
     begin_if_due(comm, slot);
     uint64_t deadline_ns = slot->op->deadline_ns;
     if (cells_is_between_nodes(cells)) {
-        if (now_ns >= deadline_ns && cells_is_oldest(comm, slot->op)) {
+        if (now_ns >= deadline_ns && cells_is_oldest(comm, slot->op->ticket)) {
             give_back(comm, slot); /* commd says who is missing */
         }
         return false;

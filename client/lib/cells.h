@@ -97,12 +97,20 @@ bool cells_may_feed(struct comm_comm *comm, const struct client_held *held);
 /* The operation leaves the list. */
 void cells_forget(struct comm_comm *comm, struct client_op *op);
 
+/*
+ * Operations that ended for their caller within their calls, and that have not ended for all: see
+ * cells_early.c. They have no struct client_op, so they are in no list. The first function makes one for
+ * each; if memory is short, the communicator fails. The second one drops them all.
+ */
+void cells_fetch_behind(struct comm_comm *comm);
+void cells_forget_behind(struct comm_comm *comm);
+
 /* Ends operations of all communicators that are complete, and hands over those that go to commd. May release
  * the lock. */
 void cells_progress(struct comm_client *client);
-/* Whether the next operation may be published without cells_progress before it: all that are open were let
- * go, and the window has much room. */
-bool cells_may_look_later(const struct comm_comm *comm);
+/* Whether this operation may be published without cells_progress before it: all that are open were let go,
+ * the window has much room, and the rank does not need all others for it. */
+bool cells_may_look_later(const struct comm_comm *comm, const struct client_call *call);
 /*
  * Publishes an operation for which cells_may_publish said yes, if nothing else is under way, and looks for a
  * moment whether all ranks take part. Returns whether it has ended, with its result in the caller's memory,

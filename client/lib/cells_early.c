@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "client/lib/cells_internal.h"
+#include "client/lib/submit.h"
 
 /*
  * Operations that end early for their caller. Handles end as soon as the rank has what it needs, as in MPI.
@@ -10,6 +11,7 @@
  * the call that begins it: it needs no place in any list.
  */
 
+#define NS_PER_MS 1000000u
 #define LOOKS_AT_ONCE 6u /* with a pause of some 10 ns between two */
 #define SKIPPED_MAX 64u  /* calls that do not look after one whose looks found nothing; doubles */
 /* Measured: without this limit, an all-reduce of 8 KiB between 2 ranks took 5 us in place of 0.5. Why is not
@@ -39,13 +41,14 @@ void cells_let_go(struct comm_comm *comm, struct cells_slot *slot)
     const struct client_cells *cells = comm->cells;
     cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
     slot->let_go = true;
+    comm->cells->kept_count--;
     ops_let_go(comm, slot->op);
 }
 
 struct cells_slot *cells_reader(struct comm_comm *comm)
 {
     struct client_cells *cells = comm->cells;
-    const struct client_op *op = comm->ops;
+    const struct client_op *op = cells->kept_count > 0 ? comm->ops : NULL;
     while (op != NULL && (op_kind_is_message(op->kind) || (op->cell != NULL && op->cell->let_go))) {
         op = op->next;
     }
@@ -65,13 +68,85 @@ bool cells_let_readers_go(struct comm_comm *comm)
     return any;
 }
 
+/* --- Left behind --- */
+
+/*
+ * An operation of which the rank needs nobody's data has ended for it once it is published: that of a
+ * broadcast's root, for example. So has that of a reader if the root's data are there. If it is the call's
+ * only one, it gets a place among the open operations, and no struct client_op: the rank has little to do.
+ * Almost always, all ranks take part later, and its place is free again. Otherwise the operation is made:
+ * commd has to carry it out, its deadline has come, or somebody waits for all. Such operations are older than
+ * all in the communicator's list.
+ */
+static void leave_behind(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs)
+{
+    struct client_cells *cells = comm->cells;
+    struct cells_slot *slot = cells_reserve_slot(comm, call);
+    slot->let_go = slot->left_behind = true;
+    cells->kept_count--;
+    cells->behind_count++;
+    slot->ticket = ++comm->last_ticket;
+    slot->deadline_ns = 0;
+    cells_put_whole(cells, slot->seq, call, needs);
+    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, call, NULL);
+    held_watch(comm->client);
+}
+
+bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns)
+{
+    if (slot->deadline_ns == 0) {
+        slot->deadline_ns = now_ns + (uint64_t)cells_timeout_ms(comm, slot) * NS_PER_MS;
+    }
+    return now_ns < slot->deadline_ns;
+}
+
+static void fetch(struct comm_comm *comm, struct cells_slot *slot, struct client_op *op)
+{
+    slot->left_behind = false;
+    comm->cells->behind_count--;
+    slot->op = op;
+    op->cell = slot;
+    op->number = slot->seq;
+    op->ticket = slot->ticket;
+    op->deadline_ns =
+        slot->deadline_ns != 0 ? slot->deadline_ns : clock_after_ms(cells_timeout_ms(comm, slot));
+    op->submitted_ns = op->deadline_ns - (uint64_t)cells_timeout_ms(comm, slot) * NS_PER_MS;
+    ops_insert(comm, op);
+}
+
+void cells_fetch_behind(struct comm_comm *comm)
+{
+    struct client_cells *cells = comm->cells;
+    for (uint32_t i = 0; cells != NULL && cells->behind_count > 0; i++) {
+        struct cells_slot *slot = cells_slot_at(cells, i);
+        if (!slot->left_behind) {
+            continue;
+        }
+        struct client_op *op = comm->failure == COMM_OK ? op_new(comm, &slot->call) : NULL;
+        if (op == NULL) {
+            member_fail(comm, COMM_NO_MEMORY, "%s on \"%s\": no memory for an operation", slot->call.name,
+                        comm->name);
+            cells_forget_behind(comm);
+            return;
+        }
+        fetch(comm, slot, op);
+    }
+}
+
+/* --- At once --- */
+
+static bool is_of_plain_kind(const struct comm_comm *comm, const struct client_call *call)
+{
+    return !cells_is_between_nodes(comm->cells) && comm->client->trace == NULL &&
+           call->terms.has_layouts == 0;
+}
+
+/* Whether nothing else is under way, and looking is worth it. */
 static bool may_end_at_once(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
-    if (comm->ops != NULL || cells_is_between_nodes(cells) || cells->crowded || comm->client->trace != NULL ||
-        call->terms.has_layouts != 0 ||
-        cells_most_published_bytes(&call->terms, cells->rank_count) > AT_ONCE_MAX_BYTES ||
-        cells_needs_of(cells, call, false) == CELLS_NEEDS_NOBODY) {
+    if (comm->ops != NULL || cells->count > 0 || cells->crowded ||
+        cells_most_published_bytes(&call->terms, cells->rank_count) > AT_ONCE_MAX_BYTES) {
         return false;
     }
     if (cells->skips > 0) {
@@ -104,6 +179,15 @@ static bool all_come_at_once(struct client_cells *cells, uint64_t seq, const str
 bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
+    enum cells_needs needs = cells_needs_of(cells, call, false);
+    if (!is_of_plain_kind(comm, call)) {
+        return false;
+    }
+    if (needs == CELLS_NEEDS_NOBODY ||
+        (needs == CELLS_NEEDS_ROOT && cells_root_is_there(cells->shared, cells->seq + 1, &call->terms))) {
+        leave_behind(comm, call, needs);
+        return true;
+    }
     if (!may_end_at_once(comm, call)) {
         return false;
     }
@@ -111,7 +195,7 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     struct cell_count *count = cell_counts_of(cells->counts, call->terms.kind, size_bytes);
     uint64_t began_ns = cell_counts_times_next(count, 0) ? clock_ns() : 0;
     uint64_t seq = ++cells->seq;
-    cells_put_whole(cells, seq, call, cells_needs_of(cells, call, false));
+    cells_put_whole(cells, seq, call, needs);
     if (!all_come_at_once(cells, seq, &call->terms)) {
         cells->is_ahead = true;
         return false;
@@ -124,18 +208,14 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     return true;
 }
 
-bool cells_may_look_later(const struct comm_comm *comm)
+bool cells_may_look_later(const struct comm_comm *comm, const struct client_call *call)
 {
     const struct client_cells *cells = comm->cells;
-    if (cells->count >= CELLS_WINDOW / 2 || comm->client->cells.open != cells->count) {
+    if (cells->count > 0 && cells_needs_of(cells, call, false) == CELLS_NEEDS_ALL) {
         return false;
     }
-    for (uint32_t i = 0; i < cells->count; i++) {
-        if (!cells->slots[(cells->first + i) % CELLS_WINDOW].let_go) {
-            return false;
-        }
-    }
-    return true;
+    return cells->count < CELLS_WINDOW / 2 && comm->client->cells.open == cells->count &&
+           cells->kept_count == 0;
 }
 
 bool cells_keep_data(const struct client_cells *cells, struct cells_slot *slot)

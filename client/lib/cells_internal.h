@@ -7,16 +7,20 @@
 
 /* An operation that was published and has not ended. */
 struct cells_slot {
-    struct client_op *op; /* null: it was dropped */
+    struct client_op *op; /* null: it was dropped, or left behind */
     uint64_t seq;         /* of the step that is published now, if it has slices */
     uint64_t step_count;  /* of all slices; 0: it has none, or the ranks' tables are not known yet */
     uint64_t step;        /* that is published now */
     uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
+    bool is_long;         /* its data do not lie in headers, or it is between nodes */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
+    bool left_behind;     /* let go within its call; its op is made if it is needed: see cells_early.c */
     bool ends_apart;      /* its last step is the number that it takes because a rank lends */
     bool may_fail;        /* a slice ends for a rank with the next number: reading it may fail */
     bool begins;          /* its deadline begins now: this rank was ahead of others until here */
+    uint64_t ticket;      /* of an operation that was left behind, */
+    uint64_t deadline_ns; /* and its deadline; 0: its time has not begun */
     uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
     struct client_call call;
     size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
@@ -68,6 +72,9 @@ struct client_cells {
     uint32_t skipped_last;  /* and how many they were after the last look that found nothing */
     _Atomic uint64_t crowded_until_ns;
     uint32_t first, count;      /* of the slots, a ring */
+    uint32_t long_count;        /* of them: is_long, */
+    uint32_t kept_count;        /* not let go, */
+    uint32_t behind_count;      /* and left behind */
     struct cell_counts *counts; /* this rank's */
     struct cells_lending lending;
     struct cells_slot slots[CELLS_WINDOW];
@@ -120,6 +127,9 @@ static inline struct op_terms cells_said(const struct cells_slot *slot)
     return said;
 }
 
+/* cells.c: takes a place for an operation, which has no struct client_op yet, and its number or numbers. */
+struct cells_slot *cells_reserve_slot(struct comm_comm *comm, const struct client_call *call);
+uint32_t cells_timeout_ms(const struct comm_comm *comm, const struct cells_slot *slot);
 /* Whether the operation may be published now, if its size allows. waits: it waits for events or streams. */
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits);
 
@@ -166,8 +176,8 @@ enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slo
  * the operation's, and the numbers of the slices behind it are free again. */
 void cells_return_slices(struct client_cells *cells, struct cells_slot *slot);
 
-/* Whether all earlier collectives have ended. */
-bool cells_is_oldest(const struct comm_comm *comm, const struct client_op *op);
+/* Whether all collectives before this ticket have ended. */
+bool cells_is_oldest(const struct comm_comm *comm, uint64_t ticket);
 /* Ends operations that are complete. Returns whether there were any. */
 bool cells_take_ready(struct comm_comm *comm);
 /* --- cells_early.c --- */
@@ -179,6 +189,9 @@ enum cells_needs cells_needs_of(const struct client_cells *cells, const struct c
 /* Publishes an operation that fits into a cell. */
 void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct client_call *call,
                      enum cells_needs needs);
+/* Whether the deadline of the oldest operation, which was left behind, has not come. Its time begins when
+ * this is asked first. */
+bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns);
 /* The rank has what it needs: takes its result, and ends the handle. */
 void cells_let_go(struct comm_comm *comm, struct cells_slot *slot);
 /* The operation whose handle ends when the root's data are there, after all before it; null: none. */

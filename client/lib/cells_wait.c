@@ -116,11 +116,17 @@ static void sleep_at_bell(const struct watch *watch, uint64_t most_ns)
     cells_get_up(cells->shared, cells->rank);
 }
 
+/* The operations of the communicator's list that are in cells. */
+static uint32_t in_cells(const struct comm_comm *comm)
+{
+    return comm->cells != NULL ? comm->cells->count - comm->cells->behind_count : 0;
+}
+
 /* Whether commd has operations of the client, whose ends do not ring the bell. */
 static bool commd_has_any(const struct comm_client *client)
 {
     const struct comm_comm *comm = client->comms;
-    while (comm != NULL && comm->op_count == (comm->cells != NULL ? comm->cells->count : 0)) {
+    while (comm != NULL && comm->op_count == in_cells(comm)) {
         comm = comm->next;
     }
     return comm != NULL;
@@ -167,8 +173,12 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
         held_feed(client);
         return true;
     }
+    cells_fetch_behind(comm);
+    if (cells->count == 0) {
+        return false;
+    }
     const struct cells_slot *slot = &cells->slots[cells->first];
-    if (!cells_is_oldest(comm, slot->op)) {
+    if (!cells_is_oldest(comm, slot->op->ticket)) {
         return false; /* commd has an earlier one */
     }
     if (slot->op->staging) { /* another thread copies a slice, and says when it has */

@@ -164,7 +164,7 @@ static void buckets_grow(struct comm_comm *comm)
     }
 }
 
-static void list_append(struct comm_comm *comm, struct client_op *op)
+static void bucket_add(struct comm_comm *comm, struct client_op *op)
 {
     if (comm->op_count >= comm->bucket_count) {
         buckets_grow(comm);
@@ -172,6 +172,11 @@ static void list_append(struct comm_comm *comm, struct client_op *op)
     struct client_op **bucket = bucket_of(comm, op->ticket);
     op->next_in_bucket = *bucket;
     *bucket = op;
+}
+
+static void list_append(struct comm_comm *comm, struct client_op *op)
+{
+    bucket_add(comm, op);
     DL_APPEND(comm->ops, op);
     comm->op_count++;
     if (op->held == NULL && op->cell == NULL) {
@@ -232,6 +237,7 @@ void ops_drop(struct comm_comm *comm, struct client_op *op)
 void ops_forget(struct comm_comm *comm)
 {
     struct client_op *op, *next;
+    cells_forget_behind(comm);
     DL_FOREACH_SAFE(comm->ops, op, next)
     {
         ops_drop(comm, op);
@@ -389,6 +395,23 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
     TRACE_PROBE(op_submitted, comm->comm_id, op->ticket, op->kind, comm->rank, 0, op->staged_bytes);
     /* Added before it is sent, because it may complete and be freed before the call that sends it returns. */
     list_append(comm, op);
+}
+
+void ops_insert(struct comm_comm *comm, struct client_op *op)
+{
+    struct client_op *later = NULL;
+    struct client_op *before = comm->ops != NULL ? comm->ops->prev : NULL; /* the youngest */
+    bucket_add(comm, op);
+    while (before != NULL && before->ticket > op->ticket) {
+        later = before;
+        before = later != comm->ops ? later->prev : NULL;
+    }
+    if (later != NULL) {
+        DL_PREPEND_ELEM(comm->ops, later, op);
+    } else {
+        DL_APPEND(comm->ops, op);
+    }
+    comm->op_count++;
 }
 
 static void fail_unsent(struct comm_client *client, const struct submit_record *record, comm_result_t result)

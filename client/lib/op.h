@@ -49,6 +49,9 @@ bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns);
 void ops_progress(const struct comm_request *request, uint64_t *began_ns, uint64_t deadline_ns);
 /* Appends the operation to the list, which owns it from then on. Sets its ticket and deadline. */
 void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
+/* Puts an operation in cells into the list, which is in the order of tickets. It has its ticket and deadline.
+ */
+void ops_insert(struct comm_comm *comm, struct client_op *op);
 /*
  * Sends records of appended operations, in one packet. If it cannot be sent within timeout_ms plus
  * DAEMON_MARGIN_MS, the communicators of all these operations fail. May release the lock. Failures are not

@@ -124,6 +124,7 @@ void ops_await_user(struct comm_client *client, const struct client_memory *memo
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)
 {
     uint64_t began_ns = 0;
+    cells_fetch_behind(comm);
     habit_awaited(comm); /* also if the library's thread has ended the operation already */
     while (is_pending(comm, ticket)) {
         uint64_t late_ns = frozen_ns(comm, comm->ops, &began_ns);

@@ -204,7 +204,7 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
         held_is_fed(comm)) {
         return false;
     }
-    if (!cells_may_look_later(comm)) {
+    if (!cells_may_look_later(comm, entry->call)) {
         cells_progress(comm->client); /* it may release the lock */
     }
     if (held_is_fed(comm) ||

@@ -269,6 +269,64 @@ static void run_slow(unsigned *number)
     must(comm_sync(comm, 0), "comm_sync after a slow rank");
 }
 
+/* An operation in which all take part is open, and a root is ahead of it. */
+static void run_amid_others(unsigned *number)
+{
+    comm_request_t *request[3] = {NULL};
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    int32_t in[3] = {1, 2, 3}, sums[3] = {0};
+    unsigned first = *number;
+    if (rank == 2) {
+        await("amid", first);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        options.request = &request[i];
+        must(comm_all_reduce(comm, &in[i], &sums[i], 1, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
+        for (unsigned j = 0; j < 2; j++) {
+            one.kind = j == 0 ? BROADCAST : SCATTER;
+            one.count = 5;
+            one.number = ++*number;
+            run(&one);
+        }
+    }
+    if (rank == 0) {
+        say("amid", first);
+    }
+    must(comm_wait_all(request, 3, NULL), "comm_wait_all");
+    for (unsigned i = 0; i < 3; i++) {
+        if (sums[i] != (int32_t)(size * (i + 1))) {
+            fail("wrong sum", i, first);
+        }
+    }
+    meet();
+}
+
+/* Nobody waits for the root's operation, and a reader comes after its deadline. All are told the same. */
+static void run_expired(unsigned *number)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.timeout_ms = SLOW_TIMEOUT_MS / 4;
+    options.request = rank == 0 ? &request : NULL;
+    one.kind = BROADCAST;
+    one.count = 5;
+    one.number = ++*number;
+    fill(&one);
+    if (rank == 2) {
+        await("expired", one.number);
+    }
+    must(post(&one, &options), "a call");
+    must(comm_wait(&request, NULL), "comm_wait of a root");
+    comm_result_t result = comm_sync(comm, 0);
+    if (result != COMM_TIMED_OUT || strstr(comm_last_error(), "rank 2") == NULL) {
+        fail("no deadline", one.kind, one.number);
+    }
+    if (rank == 0) {
+        say("expired", one.number);
+    }
+    meet();
+}
+
 int main(int argc, char **argv)
 {
     unsigned number = 0;
@@ -286,6 +344,8 @@ int main(int argc, char **argv)
             run_contradicted((enum kind)(i % KINDS), &number);
         }
     }
+    run_amid_others(&number);
+    run_expired(&number);
     run_slow(&number);
     leave();
     puts("checked");

@@ -7,6 +7,8 @@
  * bits as those that commd makes: the sums are made by the same code, in the order of the ranks. */
 
 #define COPY_BYTES ((size_t)128 << 10)
+#define STRING_MIN_BYTES 1024u
+#define STRING_MAX_BYTES 4096u
 
 /* One operation, or a slice of it, for one rank. */
 struct taking {
@@ -27,6 +29,24 @@ void cells_copy(unsigned char *to, const unsigned char *from, size_t size_bytes)
     for (size_t at = 0; to != from && at < size_bytes; at += COPY_BYTES) {
         memcpy(to + at, from + at, size_bytes - at < COPY_BYTES ? size_bytes - at : COPY_BYTES);
     }
+}
+
+/*
+ * Copies to a place that another processor has read last. By a string instruction, Intel's processors write
+ * whole lines there without fetching them first. memcpy uses it for longer data only (glibc 2.36: from 2112
+ * bytes on). Measured with 2 ranks on a Xeon (model 207): an all-reduce of 2 KiB takes 1.2 us in place
+ * of 1.5.
+ */
+static void copy_to_readers(unsigned char *to, const unsigned char *from, size_t size_bytes)
+{
+#if defined(__x86_64__)
+    if (size_bytes >= STRING_MIN_BYTES && size_bytes <= STRING_MAX_BYTES && __builtin_cpu_is("intel") &&
+        __builtin_cpu_supports("avx512vbmi2")) { /* those have fast short strings, too */
+        __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(size_bytes) : : "memory");
+        return;
+    }
+#endif
+    cells_copy(to, from, size_bytes);
 }
 
 /* Where the block's part begins in a rank's whole input. */
@@ -106,8 +126,8 @@ static void write_data(const struct taking *taking, unsigned char *to)
     for (uint32_t block = 0; block < (has_blocks ? taking->rank_count : 1); block++) {
         if (!has_blocks || block != taking->rank) {
             const unsigned char *from = taking->call->input.at;
-            cells_copy(to + block * taking->part_bytes,
-                       from + block * taking->block_bytes + taking->begin_bytes, taking->part_bytes);
+            copy_to_readers(to + block * taking->part_bytes,
+                            from + block * taking->block_bytes + taking->begin_bytes, taking->part_bytes);
         }
     }
 }

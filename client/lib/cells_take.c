@@ -147,10 +147,12 @@ void cells_write(struct cells_shared *shared, uint32_t rank_count, uint32_t rank
         cells_blocks_write(shared, rank_count, rank, seq, call);
         return;
     }
-    struct taking taking = taking_of(shared, rank_count, rank, seq, call, NULL);
     size_t size_bytes = cells_published_bytes(&call->terms, rank_count, rank);
     cells_write_header(shared, rank, seq, 0, call);
-    write_data(&taking, cells_data(shared, rank_count, rank, seq, size_bytes));
+    if (size_bytes > 0) {
+        struct taking taking = taking_of(shared, rank_count, rank, seq, call, NULL);
+        write_data(&taking, cells_data(shared, rank_count, rank, seq, size_bytes));
+    }
 }
 
 /* --- Sums --- */
@@ -317,8 +319,11 @@ void cells_read(struct cells_shared *shared, uint32_t rank_count, uint32_t rank,
         cells_blocks_read(shared, rank_count, rank, seq, call);
         return;
     }
+    if (call->output.at == NULL) {
+        return;
+    }
     struct taking taking = taking_of(shared, rank_count, rank, seq, call, slice);
-    if (call->output.at == NULL || taking.part_bytes == 0) {
+    if (taking.part_bytes == 0) {
         return;
     }
     if (slice != NULL && slice->steps > 1) {

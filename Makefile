@@ -75,7 +75,7 @@ VARIANT_LDFLAGS_release := -Wl,-z,relro,-z,now
 ifeq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
 LTO_CFLAGS_release := -flto -ffat-lto-objects
 LTO_LDFLAGS_release := -flto=2 -O2
-VARIANT_LDFLAGS_release += -fno-lto
+NO_LTO_release := -fno-lto
 endif
 VARIANT_CFLAGS_debug := -O0 -g3
 VARIANT_CFLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -90,7 +90,7 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(BUILD)/gen $(DEPS_CPPFLAGS) -DCOMMD_SYSCONF
 CFLAGS_ALL = -std=gnu17 -g -fno-omit-frame-pointer -fPIC -fvisibility=hidden -fstack-protector-strong -pthread \
     $(VARIANT_CFLAGS_$(VARIANT)) $(CFLAGS)
 LDFLAGS_SHARED = -pthread -Wl,--as-needed $(VARIANT_LDFLAGS_$(VARIANT)) $(DEPS_LDFLAGS) $(LDFLAGS)
-LDFLAGS_ALL = -pie $(LDFLAGS_SHARED)
+LDFLAGS_ALL = -pie $(NO_LTO_$(VARIANT)) $(LDFLAGS_SHARED)
 
 # If flags or folders change, make builds the affected files again. Those files depend on a stamp that holds the flags
 # or folders.

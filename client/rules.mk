@@ -37,7 +37,7 @@ NCCL_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/nccl/*.c))
 NCCL_LIBRARY := $(BUILD)/nccl/libnccl.so.2
 $(NCCL_OBJECTS): | $(PROTO_HEADERS)
 $(NCCL_LIBRARY): $(NCCL_OBJECTS) $(BUILD)/proto/cuda_driver.o $(BUILD)/libcommclient.a client/nccl/libnccl.map
-	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,libnccl.so.2 \
+	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(NO_LTO_$(VARIANT)) $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,libnccl.so.2 \
 	    -Wl,--version-script=client/nccl/libnccl.map -o $@ $(filter %.o %.a,$^) -lprotobuf-c -lm
 
 # What tells other builds where the library is says it relative to itself, so the folder may be moved as a whole.

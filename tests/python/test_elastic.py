@@ -11,6 +11,7 @@ import pytest
 
 from ranks import BUILD, Daemons, finish, new_job
 
+WAITS = True
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "client/python/examples/elastic.py"
 NODES = ("a", "b", "c")
 

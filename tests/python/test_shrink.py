@@ -7,6 +7,7 @@ import pytest
 
 from ranks import Daemons, new_job
 
+WAITS = True
 NODES = ("a", "b", "c")
 
 

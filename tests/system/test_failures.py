@@ -7,6 +7,8 @@ import unittest
 from cluster import Cluster
 from failure_case import HEARTBEAT_BOUND_S, FailureCase, read_until
 
+WAITS = True
+
 
 class Failures(FailureCase):
     def test_killed_client(self):

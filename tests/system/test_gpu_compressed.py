@@ -6,6 +6,7 @@ import unittest
 from cluster import BUILD, Cluster
 from program_case import ProgramCase
 
+WAITS = True
 FORMATS = {1: "bf16", 2: "f8", 3: "top_k"}
 
 

@@ -6,6 +6,7 @@ import unittest
 
 from cluster import Cluster
 
+WAITS = True
 NODES = 20
 
 

@@ -17,6 +17,7 @@ import urllib.request
 
 from cluster import BUILD, ROOT, Cluster, StandaloneTest, run
 
+WAITS = True
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 DASHBOARD = ROOT / "systemd/commd-dashboard.json"
 ALERTS = ROOT / "systemd/commd-alerts.yml"

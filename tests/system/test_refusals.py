@@ -12,6 +12,8 @@ import cluster
 from cluster import BUILD, Cluster, Library, run
 from raw_client import VERSION, operation
 
+WAITS = True
+
 
 class Standalone(cluster.StandaloneTest):
     def setUp(self):

@@ -11,6 +11,7 @@ import unittest
 from cluster import ROOT, Library, StandaloneTest
 from failure_case import read_until
 
+WAITS = True
 PIECE = 64 << 20  # what the library copies at a time
 ALLOCATED = PIECE + 12345
 POOLED = 300 << 10

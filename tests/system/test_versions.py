@@ -8,6 +8,7 @@ import unittest
 
 from cluster import BUILD, ROOT, Cluster, StandaloneTest, run
 
+WAITS = True
 NEXT, LATER = BUILD / "versions/next", BUILD / "versions/later"
 
 

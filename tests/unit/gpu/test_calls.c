@@ -6,6 +6,8 @@
 #include "daemon/base/time.h"
 #include "daemon/gpu/calls.h"
 
+/* WAITS = True */
+
 /* Calls that GPUs' threads make: their order, their bounds, and the end while one does not return. */
 
 #define GPUS 2

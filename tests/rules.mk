@@ -158,7 +158,7 @@ $(NCCL_DOUBLE): $(CUDA_DOUBLE)
 ifneq ($(builds),)
 HAVE_HOST_KERNELS := $(shell echo | $(CC) -x c++ -std=c++17 -fsyntax-only - 2>/dev/null && echo yes)
 endif
-CXXFLAGS_ALL = $(patsubst -std=%,-std=c++17,$(CFLAGS_ALL)) -O1 -fno-exceptions -fno-rtti -nostdinc++ -ffp-contract=off \
+CXXFLAGS_ALL = $(patsubst -std=%,-std=c++17,$(CFLAGS_ALL)) -Og -fno-exceptions -fno-rtti -nostdinc++ -ffp-contract=off \
     $(filter-out -Wstrict-prototypes -Wmissing-prototypes,$(WARNINGS))
 KERNEL_TEST := $(BUILD)/tests/unit/kernels/test_kernels
 $(BUILD)/tests/unit/kernels/host_kernels.o: tests/unit/kernels/host_kernels.cc $(FLAGS_STAMP)

@@ -202,7 +202,10 @@ static void draw_operands(struct kernel_check *check, struct reduce_case *one)
 static void draw_grid(struct kernel_check *check, struct reduce_case *one)
 {
     static const uint32_t grids[][2] = {{1, 1}, {1, 32}, {3, 64}, {2, 100}, {5, 512}, {40, 512}, {300, 256}};
-    const uint32_t *grid = grids[draw(check, sizeof grids / sizeof grids[0])];
+    const uint32_t *grid;
+    do {
+        grid = grids[draw(check, sizeof grids / sizeof grids[0])];
+    } while (check->runner->grid_threads_most != 0 && grid[0] * grid[1] > check->runner->grid_threads_most);
     one->blocks = grid[0];
     one->threads = grid[1];
 }

@@ -17,7 +17,8 @@
 
 struct kernel_runner {
     void *context;
-    uint64_t arena; /* address of the arena for the kernels, a multiple of 256 */
+    uint64_t arena;             /* address of the arena for the kernels, a multiple of 256 */
+    uint32_t grid_threads_most; /* of a launch; 0: no limit */
     /* Copy the first `size` bytes of the arena from the host, and to it. */
     bool (*upload)(void *context, const void *bytes, size_t size);
     bool (*download)(void *context, void *bytes, size_t size);

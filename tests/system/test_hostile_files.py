@@ -15,7 +15,7 @@ import fuse
 from cluster import Cluster, Library
 
 NOTICED_S = 1.0
-ATTACK_S = 4
+ATTACK_S = 2 * NOTICED_S  # a call that commd or another user holds up lasts to the end of the attack
 END_S = 10
 USERS = (65533, 65534)
 KERNEL = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])

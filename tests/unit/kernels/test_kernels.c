@@ -64,8 +64,12 @@ static bool host_run(void *context, const char *name, void *arguments, size_t ar
 #endif
 
 static struct host host;
-static struct kernel_runner runner = {
-    .context = &host, .upload = host_upload, .download = host_download, .run = host_run};
+/* Threads run one after the other here, also those for which a large grid has no element. */
+static struct kernel_runner runner = {.context = &host,
+                                      .grid_threads_most = 4096,
+                                      .upload = host_upload,
+                                      .download = host_download,
+                                      .run = host_run};
 static struct kernel_check check;
 
 static int set_up(void **state)

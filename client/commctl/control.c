@@ -3,6 +3,7 @@
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/commctl/commctl.h"
 
@@ -40,34 +41,35 @@ static bool parse_user(const char *text, uint32_t *uid)
     return user != NULL;
 }
 
-/* target: what the one argument is. */
-static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const char *target,
+/* target: what the one argument of the verb is. */
+static enum exit_code parse_options(const char *verb, int argc, char **argv, const char *target,
                                     const char *usage, struct control_options *out)
 {
     static const struct option options[] = {
         {"reason", required_argument, NULL, 'r'}, {"uid", required_argument, NULL, 'u'}, {NULL, 0, NULL, 0}};
+    bool takes_uid = strcmp(verb, "abort") == 0;
     *out = (struct control_options){.reason = ""};
     optind = 0; /* main has parsed the options before the verb */
     for (int option; (option = getopt_long(argc, argv, "r:u:", options, NULL)) != -1;) {
         if (option == 'r') {
             out->reason = optarg;
             if (!usage_reason_fits(optarg)) {
-                return usage_wrong(argv[0], "--reason", NULL, USAGE_REASON, usage);
+                return usage_wrong(verb, "--reason", NULL, USAGE_REASON, usage);
             }
         } else if (option == 'u' && takes_uid) {
             if (!parse_user(optarg, &out->uid)) {
-                return usage_wrong(argv[0], "--uid", optarg, "a user's number or name", usage);
+                return usage_wrong(verb, "--uid", optarg, "a user's number or name", usage);
             }
             out->has_uid = true;
         } else if (option == 'u') {
-            return usage_wrong(argv[0], "--uid", optarg, "only PID and --reason", usage);
+            return usage_wrong(verb, "--uid", optarg, "only PID and --reason", usage);
         } else {
             fputs(usage, stderr);
             return EXIT_CODE_USAGE;
         }
     }
     if (optind + 1 != argc) {
-        return usage_wrong(argv[0], optind == argc ? "nothing" : argv[optind + 1], NULL, target, usage);
+        return usage_wrong(verb, optind == argc ? "nothing" : argv[optind + 1], NULL, target, usage);
     }
     out->target = argv[optind];
     return EXIT_CODE_OK;
@@ -76,7 +78,7 @@ static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const
 enum exit_code verb_abort(struct commctl *commctl, int argc, char **argv)
 {
     struct control_options options;
-    if (parse_options(argc, argv, true, "the name of one communicator",
+    if (parse_options("abort", argc, argv, "the name of one communicator",
                       "usage: commctl abort COMMUNICATOR [--uid USER] [--reason TEXT]\n",
                       &options) != EXIT_CODE_OK) {
         return EXIT_CODE_USAGE;
@@ -98,7 +100,7 @@ enum exit_code verb_disconnect(struct commctl *commctl, int argc, char **argv)
     static const char usage[] = "usage: commctl disconnect PID [--reason TEXT]\n";
     static const char expected[] = "the number of one process, 1 to 2147483647";
     uint32_t pid = 0;
-    if (parse_options(argc, argv, false, expected, usage, &options) != EXIT_CODE_OK) {
+    if (parse_options("disconnect", argc, argv, expected, usage, &options) != EXIT_CODE_OK) {
         return EXIT_CODE_USAGE;
     }
     if (!parse_number(options.target, INT_MAX, &pid) || pid == 0) {

@@ -269,6 +269,9 @@ static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb,
         fprintf(stderr, "commctl: %s cannot be watched\n", verb->name);
         return EXIT_CODE_USAGE;
     }
+    char name[32]; /* with which getopt's messages begin, as all others do */
+    (void)snprintf(name, sizeof name, "commctl: %s", verb->name);
+    argv[0] = name;
     for (;;) {
         if (commctl->watch_s > 0 && isatty(STDOUT_FILENO) && !commctl->json) {
             fputs("\033[H\033[2J", stdout);

@@ -165,7 +165,7 @@ class Local(unittest.TestCase):
                                 (["true"], "neither -n nor --hosts: expected how many ranks"), (["-n", "1", "--hosts", "a", "true"], "-n and --hosts: expected one of them"),
                                 (["--hosts", "a:0", "true"], "--hosts a:0: expected hosts like"), (["--hosts", "-oX", "true"], "--hosts -oX: expected hosts"),
                                 (["--hosts", "a,,b", "true"], "expected hosts"), (["-n", "1", "--grace", "x", "true"], "--grace x: expected seconds"),
-                                (["-n", "1", "--launcher", "rsh", "true"], "--launcher rsh: expected ssh or srun"), (["--bogus"], "unrecognized option")):
+                                (["-n", "1", "--launcher", "rsh", "true"], "--launcher rsh: expected ssh or srun"), (["--bogus"], "commctl: run: unrecognized option")):
             code, _, errors = run(*arguments)
             self.assertEqual(code, 2, arguments)
             self.assertIn(says, errors)

@@ -137,10 +137,15 @@ static enum status open_handle(struct gpu_devices *gpus, uint32_t gpu, const str
     return cuda_blame_client(gpus, gpu, status, error);
 }
 
-enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
-                                  const struct cuda_ipc_handle *handle, uint64_t size_bytes,
-                                  const struct memory_origin *origin, struct memory **out,
-                                  struct error *error)
+/*
+ * Opens a client's GPU allocation (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation belongs to the
+ * client's process, and must have at least size_bytes. Errors: INVALID_ARGUMENT if the handle is not (or no
+ * longer) of such an allocation, or is of another GPU. BUSY if an earlier allocation at the same place, which
+ * the client has freed, is still open here (memory_was_at): CUDA does not open both. NO_MEMORY; DEVICE.
+ */
+static enum status import_ipc(struct gpu_devices *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
+                              uint64_t size_bytes, const struct memory_origin *origin, struct memory **out,
+                              struct error *error)
 {
     cuda_pointer base = 0;
     size_t allocated_bytes = 0;
@@ -432,8 +437,8 @@ static enum status open_any(struct gpu_opening *opening, struct memory **out, st
 {
     switch (opening->kind) {
     case GPU_OPENING_HANDLE:
-        return gpu_memory_import_ipc(opening->gpus, opening->gpu, &opening->handle, opening->size_bytes,
-                                     &opening->origin, out, error);
+        return import_ipc(opening->gpus, opening->gpu, &opening->handle, opening->size_bytes,
+                          &opening->origin, out, error);
     case GPU_OPENING_POOLED:
         return open_pooled(opening, out, error);
     case GPU_OPENING_ROOM:

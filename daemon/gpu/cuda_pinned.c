@@ -298,39 +298,8 @@ enum status gpu_pinned_poll(struct gpu_devices *gpus, struct gpu_pinned *pinned,
     return status;
 }
 
-void gpu_pinned_drop(struct gpu_devices *gpus, struct gpu_pinned *pinned)
-{
-    struct gpu_pinning *pinning = pinned->pinning;
-    if (pinning != NULL) {
-        pthread_mutex_lock(&gpus->lock);
-        pinned->pinning = NULL;
-        if (!pinning->done) {
-            pinning->abandoned = true;
-        } else if (pinning_take(pinning, &pinned->memory, NULL) != STATUS_OK) {
-            pinned->memory = NULL;
-        }
-        pthread_mutex_unlock(&gpus->lock);
-    }
-    gpu_pinned_free(gpus, pinned->memory);
-    pinned->memory = NULL;
-}
-
-enum status cuda_pinned_await(struct gpu_devices *gpus, struct gpu_pinned *pinned, struct error *error)
-{
-    enum status status = STATUS_OK;
-    while (status == STATUS_OK && pinned->memory == NULL) {
-        struct timespec until = time_in(PIN_POLL_NS);
-        pthread_mutex_lock(&gpus->lock);
-        if (!pinned->pinning->done) {
-            (void)await(gpus, &until);
-        }
-        pthread_mutex_unlock(&gpus->lock);
-        status = gpu_pinned_poll(gpus, pinned, error);
-    }
-    return status;
-}
-
-void gpu_pinned_free(struct gpu_devices *gpus, void *memory)
+/* Does not wait for the driver. */
+static void free_block(struct gpu_devices *gpus, void *memory)
 {
     if (memory == NULL) {
         return;
@@ -348,6 +317,38 @@ void gpu_pinned_free(struct gpu_devices *gpus, void *memory)
             gpus->unpin_runs || start(gpus, serve_frees, gpus); /* or the next one, or at the end */
     }
     pthread_mutex_unlock(&gpus->lock);
+}
+
+void gpu_pinned_drop(struct gpu_devices *gpus, struct gpu_pinned *pinned)
+{
+    struct gpu_pinning *pinning = pinned->pinning;
+    if (pinning != NULL) {
+        pthread_mutex_lock(&gpus->lock);
+        pinned->pinning = NULL;
+        if (!pinning->done) {
+            pinning->abandoned = true;
+        } else if (pinning_take(pinning, &pinned->memory, NULL) != STATUS_OK) {
+            pinned->memory = NULL;
+        }
+        pthread_mutex_unlock(&gpus->lock);
+    }
+    free_block(gpus, pinned->memory);
+    pinned->memory = NULL;
+}
+
+enum status cuda_pinned_await(struct gpu_devices *gpus, struct gpu_pinned *pinned, struct error *error)
+{
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && pinned->memory == NULL) {
+        struct timespec until = time_in(PIN_POLL_NS);
+        pthread_mutex_lock(&gpus->lock);
+        if (!pinned->pinning->done) {
+            (void)await(gpus, &until);
+        }
+        pthread_mutex_unlock(&gpus->lock);
+        status = gpu_pinned_poll(gpus, pinned, error);
+    }
+    return status;
 }
 
 uint64_t gpu_pinned_bytes(const struct gpu_devices *gpus)

@@ -78,13 +78,11 @@ enum status gpu_pinned_begin(struct gpu_devices *gpus, uint64_t size_bytes, stru
                              struct error *error) COMM_MUST_USE;
 enum status gpu_pinned_poll(struct gpu_devices *gpus, struct gpu_pinned *pinned,
                             struct error *error) COMM_MUST_USE;
-/* Frees the memory, also memory that is not there yet. */
+/* Frees the memory, also memory that is not there yet. Does not wait for the driver. */
 void gpu_pinned_drop(struct gpu_devices *gpus, struct gpu_pinned *pinned);
 
 /* The bytes that an allocation of size_bytes takes. */
 uint64_t gpu_pinned_size(uint64_t size_bytes);
-/* Does not wait for the driver. */
-void gpu_pinned_free(struct gpu_devices *gpus, void *memory);
 uint64_t gpu_pinned_bytes(const struct gpu_devices *gpus); /* including kept ones */
 
 #endif

@@ -201,6 +201,7 @@ struct communicator_node {
     bool answered;          /* in this round of missing.c */
     bool needed;            /* the communicator needs the connection: comms_link_need */
     bool called;            /* the need is MESH_NEED_CALL */
+    uint8_t asks;           /* by silence.c, without an answer since */
     uint64_t need_ns;       /* since then */
     uint32_t reached_rails; /* bits of the rails that it has named; 0: none yet */
 };
@@ -250,6 +251,7 @@ struct communicator {
     bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
     bool sparse;         /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
     bool is_broken;      /* sparse: the promise cannot be kept */
+    uint64_t ask_ns;     /* when silence.c looks again */
     uint64_t link_ns;    /* when to look for missing connections again; TIME_NEVER: none is missing */
     uint64_t refusal_ns; /* when waiting refusals take effect; TIME_NEVER without any */
     char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks were dropped */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/comm/loss.h"
+#include "daemon/comm/silence.h"
 #include "proto/frame.h"
 
 #define TO_ALL 0u
@@ -112,7 +113,7 @@ static void dial_the_lost(struct communicator *comm, uint64_t now_ns)
             leads = leads && is_doubtful(comm, i, now_ns);
         }
     }
-    comm->link_ns = time_after(now_ns, COMMS_LINKS_LOOK_NS);
+    comm->link_ns = time_min(comm->link_ns, time_after(now_ns, COMMS_LINKS_LOOK_NS));
 }
 
 void comms_links_step(struct communicator *comm, uint64_t now_ns)
@@ -121,12 +122,17 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns)
     if (now_ns < comm->link_ns) {
         return;
     }
-    comm->link_ns = TIME_NEVER;
+    comm->link_ns = comm->sparse && comm->loss != NULL ? comms_silence_step(comm, now_ns) : TIME_NEVER;
     if (comm->sparse && comms_loss_is_frozen(comm)) {
         dial_the_lost(comm, now_ns);
     }
-    for (uint32_t i = 0; i < comm->node_count; i++) {
+    for (uint32_t i = 0; i < comm->node_count && comm->state != COMMS_COMM_FAILED; i++) {
         const struct communicator_node *node = &comm->nodes[i];
+        if (comm->sparse && comms_loss_is_frozen(comm) && !comm->loss->nodes[i].down &&
+            comms_silence_is_long(comm, i, now_ns)) {
+            give_up(comm, i, now_ns);
+            continue;
+        }
         if (!node->needed || comm->loss->nodes[i].down || mesh_node_is_up(mesh, node->node)) {
             continue;
         }
@@ -137,7 +143,7 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns)
         if (waited_ns >= most_ns || (waited_ns >= COMMS_LINKS_LEAST_NS && is_lost)) {
             give_up(comm, i, now_ns);
         }
-        comm->link_ns = time_after(now_ns, COMMS_LINKS_LOOK_NS);
+        comm->link_ns = time_min(comm->link_ns, time_after(now_ns, COMMS_LINKS_LOOK_NS));
     }
 }
 
@@ -178,6 +184,7 @@ static uint32_t next_hop(uint32_t own, uint32_t to)
 
 void comms_tree_begin(struct communicator *comm, uint64_t now_ns)
 {
+    comm->link_ns = time_min(comm->link_ns, time_after(now_ns, COMMS_LINKS_LOOK_NS));
     if (comm->own_index > 0) {
         comms_link_need(comm, parent_of(comm->own_index), MESH_NEED_CALL, now_ns);
     }

@@ -2,6 +2,7 @@
 #include "daemon/comm/formation.h"
 
 #include "daemon/comm/comms_tree.h"
+#include "daemon/comm/silence.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -341,6 +342,16 @@ static void send_gone(const struct communicator *comm, const struct agreement_va
     }
 }
 
+/* The agreement begins without nodes that have not answered for long. */
+static void drop_silent(struct communicator *comm, uint64_t now_ns)
+{
+    for (uint32_t i = 0; comm->sparse && i < comm->node_count; i++) {
+        if (!comm->loss->nodes[i].down && comms_silence_is_long(comm, i, now_ns)) {
+            comms_loss_unreached(comm, i, now_ns);
+        }
+    }
+}
+
 static bool freeze(struct communicator *comm, const struct error *cause, uint32_t weight,
                    const struct comms_detail *detail, uint64_t now_ns)
 {
@@ -354,6 +365,7 @@ static bool freeze(struct communicator *comm, const struct error *cause, uint32_
     }
     part_fill(comm, cause, weight, detail, &part);
     if (takes_part) {
+        drop_silent(comm, now_ns);
         loss->frozen = true;
         comm->link_ns = comm->sparse ? now_ns : comm->link_ns;
         enum status status = agreement_begin(loss->agreement, &part, now_ns);

@@ -85,7 +85,9 @@ static bool members_probe(void *context, uint32_t node, uint64_t now_ns)
 
 static void peer_answers(void *context, uint32_t node, uint64_t now_ns)
 {
-    members_answered(((struct mesh *)context)->members, node, now_ns);
+    struct mesh *mesh = context;
+    mesh_peer_at(mesh, node)->answered_ns = now_ns;
+    members_answered(mesh->members, node, now_ns);
 }
 
 static enum status make_members(struct mesh *mesh, struct error *error)

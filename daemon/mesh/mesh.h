@@ -144,6 +144,15 @@ bool mesh_node_is_alive(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node);
 /* Whether the node's commd runs, as this node or others say, with or without a connection to it from here. */
 bool mesh_node_is_member(const struct mesh *mesh, uint32_t node);
+/* How long the node has answered no heartbeat; 0 if it is not up. In order: about one interval at most. */
+uint64_t mesh_node_silent_ns(const struct mesh *mesh, uint32_t node, uint64_t now_ns);
+/*
+ * Asks whether some process listens at the node's address, by one datagram: see net_probe. The answer proves
+ * nothing. mesh_node_answered_ns says when the last one came; 0: none has. Returns false if the node cannot
+ * be asked.
+ */
+bool mesh_ask(const struct mesh *mesh, uint32_t node);
+uint64_t mesh_node_answered_ns(const struct mesh *mesh, uint32_t node);
 /*
  * Of a node that is not up: whether the process of its last connection is known to have ended. Its host says
  * that nobody listens, it said goodbye, or another process has taken its place. Of a node without a

@@ -158,7 +158,6 @@ struct mesh_peer {
     enum mesh_node_state state;
     char *address;
     char *resolved_address; /* null: the address has no name, or it is not resolved */
-    bool unresolved;        /* it cannot be dialled */
     uint64_t since_ns;
     bool closing;                  /* we are disconnecting it: peer_down will follow */
     bool dials;                    /* we dial first: our name is the lower one */
@@ -170,10 +169,12 @@ struct mesh_peer {
     bool has_turn;                 /* it is being dialled, and counts */
     bool waits_to_dial;            /* in mesh->dial_queue */
     struct mesh_peer *prev, *next; /* there */
+    uint64_t answered_ns;          /* when it last answered mesh_ask; 0: never */
     uint64_t call_ns;              /* when we dial although our name is the higher one; 0: not decided yet */
     uint64_t let_go_ns;            /* when a connection that nobody needs ends; 0: not decided yet */
     bool removed;                  /* MESH_NODE_REMOVED follows once the connection is over */
     bool process_ended;            /* see mesh_node_process_ended */
+    bool unresolved;               /* it cannot be dialled */
     struct backoff dial;           /* failures since it was last up */
     struct coordinate coordinate;
     uint64_t coordinate_s;        /* as of which time; 0: not known */

@@ -174,3 +174,19 @@ bool mesh_node_is_out_of_reach(const struct mesh *mesh, uint32_t node)
     return !mesh_node_is_up(mesh, node) &&
            (mesh_peer_at(mesh, node)->unresolved || members_state(mesh->members, node) == MEMBER_DOWN);
 }
+
+uint64_t mesh_node_silent_ns(const struct mesh *mesh, uint32_t node, uint64_t now_ns)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return mesh_node_is_up(mesh, node) ? now_ns - peer->contact->heartbeat.answered_ns : 0;
+}
+
+bool mesh_ask(const struct mesh *mesh, uint32_t node)
+{
+    return !mesh_peer_at(mesh, node)->removed && net_probe(mesh->net, node);
+}
+
+uint64_t mesh_node_answered_ns(const struct mesh *mesh, uint32_t node)
+{
+    return mesh_peer_at(mesh, node)->answered_ns;
+}

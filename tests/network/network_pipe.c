@@ -345,6 +345,7 @@ static const struct net_operations net_operations = {
     .move_peer = pipe_move_peer,
     .connect = pipe_connect,
     .disconnect = pipe_disconnect,
+    .probe = pipe_probe,
     .stream_open = pipe_stream_open,
     .streams.send = pipe_stream_send,
     .streams.finish = pipe_stream_finish,

@@ -446,11 +446,41 @@ static void pipe_end_receive(struct pipe_end *end, const struct pipe_packet *pac
     }
 }
 
+/* --- Probes: their packets carry the peer's index of the host that asks --- */
+
+bool pipe_probe(struct net *base, uint32_t index)
+{
+    const struct pipe_net *net = (const struct pipe_net *)base;
+    if (net->peers[index].removed || net->peers[index].unresolved) {
+        return false;
+    }
+    struct pipe_packet *packet = pipe_packet_new(net->host, net->peers[index].host, PIPE_PROBE);
+    packet->offset = index;
+    pipe_packet_send(packet);
+    return true;
+}
+
+static void pipe_probe_receive(struct pipe_net *net, const struct pipe_packet *packet, uint64_t now_ns)
+{
+    const struct net_peer_handler *handler = &net->base.peer_handler;
+    if (packet->kind == PIPE_PROBE) {
+        struct pipe_packet *answer = pipe_packet_new(net->host, packet->link->from, PIPE_PROBED);
+        answer->offset = packet->offset;
+        pipe_packet_send(answer);
+    } else if (packet->offset < net->peer_count && handler->peer_answers != NULL) {
+        handler->peer_answers(handler->context, (uint32_t)packet->offset, now_ns);
+    }
+}
+
 void pipe_connection_receive(struct pipe_net *net, struct pipe_packet *packet, uint64_t now_ns)
 {
     net->statistics.received_datagrams++;
     if (packet->kind == PIPE_DIAL) {
         pipe_answer(net, packet);
+        return;
+    }
+    if (packet->kind == PIPE_PROBE || packet->kind == PIPE_PROBED) {
+        pipe_probe_receive(net, packet, now_ns);
         return;
     }
     struct pipe_end *end = packet->to;
@@ -465,6 +495,8 @@ void pipe_connection_receive(struct pipe_net *net, struct pipe_packet *packet, u
     }
     switch (packet->kind) {
     case PIPE_DIAL:
+    case PIPE_PROBE:
+    case PIPE_PROBED:
     case PIPE_KINDS:
         break;
     case PIPE_ANSWER:

@@ -73,6 +73,8 @@ enum pipe_packet_kind {
     PIPE_ANSWER,  /* from: the answering end, to: the dialling one */
     PIPE_REFUSE,  /* instead of an answer: the peer does not know the dialler's name */
     PIPE_NOBODY,  /* from a host without a net */
+    PIPE_PROBE,   /* net_probe; from: no end */
+    PIPE_PROBED,  /* its answer */
     PIPE_CLOSE,   /* the connection is over; carries status and text */
     PIPE_CONFIRM, /* the dialler has the answer. Packets of this kind and those below are acknowledged */
     PIPE_BYTES,   /* bytes of a stream */
@@ -193,6 +195,7 @@ struct pipe_end *pipe_end_ref(struct pipe_end *end);
 void pipe_end_unref(struct pipe_end *end);
 enum status pipe_connect(struct net *net, uint32_t peer, struct error *error);
 void pipe_disconnect(struct net *net, uint32_t peer, const struct error *cause);
+bool pipe_probe(struct net *net, uint32_t peer);
 /* Receives a packet at a host that lives and has a net. */
 void pipe_connection_receive(struct pipe_net *net, struct pipe_packet *packet, uint64_t now_ns);
 /* Notes that one more packet of the end waits for its acknowledgement. */

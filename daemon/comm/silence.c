@@ -1,0 +1,121 @@
+#include "daemon/comm/silence.h"
+
+#include "daemon/comm/loss.h"
+
+/* A fraction of the patience: a connection that is silent for longer is doubtful. */
+#define DOUBT_DIVISOR 4
+/* An answer says that the node is there for so long. */
+#define ANSWER_NS (4 * COMMS_SILENCE_ASK_NS)
+
+static uint64_t doubt_ns(const struct communicator *comm)
+{
+    return mesh_patience_ns(comm->comms->mesh) / DOUBT_DIVISOR + 1;
+}
+
+/* Whether the node answers heartbeats. */
+static bool is_there(const struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    const struct mesh *mesh = comm->comms->mesh;
+    uint32_t node = comm->nodes[index].node;
+    return !comm->loss->nodes[index].down && mesh_node_is_up(mesh, node) &&
+           mesh_node_silent_ns(mesh, node, now_ns) < doubt_ns(comm);
+}
+
+static bool has_doubts(const struct communicator *comm, uint64_t now_ns)
+{
+    const struct mesh *mesh = comm->comms->mesh;
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        const struct communicator_node *node = &comm->nodes[i];
+        if (node->needed && mesh_node_silent_ns(mesh, node->node, now_ns) >= doubt_ns(comm)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_answered(const struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    uint64_t answered_ns = mesh_node_answered_ns(comm->comms->mesh, comm->nodes[index].node);
+    return answered_ns != 0 && now_ns - answered_ns < ANSWER_NS;
+}
+
+/* Asks a node without a connection. Returns false if nobody needs to ask it. */
+static bool ask(struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    struct communicator_node *node = &comm->nodes[index];
+    const struct mesh *mesh = comm->comms->mesh;
+    if (comm->loss->nodes[index].down || mesh_node_is_up(mesh, node->node)) {
+        return false;
+    }
+    if (has_answered(comm, index, now_ns)) {
+        node->asks = 0;
+    }
+    if (mesh_ask(mesh, node->node) && node->asks < UINT8_MAX) {
+        node->asks++;
+    }
+    return true;
+}
+
+/* Whether a lower node is there, or may be. Those that may be are asked. */
+static bool others_lead(struct communicator *comm, uint32_t *asked, uint64_t now_ns)
+{
+    bool others = false;
+    for (uint32_t i = 0; i < comm->own_index; i++) {
+        if (is_there(comm, i, now_ns)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < comm->own_index && *asked < COMMS_SILENCE_NODES_MAX; i++) {
+        if (ask(comm, i, now_ns)) {
+            ++*asked;
+            others = others || comm->nodes[i].asks <= COMMS_SILENCE_LOWER_ASKS;
+        }
+    }
+    return others;
+}
+
+uint64_t comms_silence_step(struct communicator *comm, uint64_t now_ns)
+{
+    uint32_t asked = 0;
+    if (now_ns < comm->ask_ns) {
+        return comm->ask_ns;
+    }
+    if (!comms_loss_is_frozen(comm) && !has_doubts(comm, now_ns)) {
+        for (uint32_t i = 0; i < comm->node_count; i++) {
+            comm->nodes[i].asks = 0;
+        }
+        comm->ask_ns = time_after(now_ns, doubt_ns(comm));
+        return comm->ask_ns;
+    }
+    comm->ask_ns = time_after(now_ns, COMMS_SILENCE_ASK_NS);
+    if (!others_lead(comm, &asked, now_ns)) {
+        for (uint32_t i = comm->own_index + 1; i < comm->node_count && asked < COMMS_SILENCE_NODES_MAX; i++) {
+            asked += ask(comm, i, now_ns);
+        }
+    }
+    return comm->ask_ns;
+}
+
+static bool some_are_dead(const struct communicator *comm)
+{
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (comm->loss->nodes[i].dead) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool comms_silence_is_long(const struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    const struct mesh *mesh = comm->comms->mesh;
+    const struct communicator_node *node = &comm->nodes[index];
+    if (index == comm->own_index) {
+        return false;
+    }
+    if (mesh_node_is_up(mesh, node->node)) {
+        return mesh_node_silent_ns(mesh, node->node, now_ns) >= mesh_patience_ns(mesh);
+    }
+    uint32_t most = some_are_dead(comm) ? COMMS_SILENCE_ASKS_PROOF : COMMS_SILENCE_ASKS;
+    return node->asks > most && !has_answered(comm, index, now_ns);
+}

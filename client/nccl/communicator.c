@@ -5,7 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+/* An abort waits so often for the thread that makes the communicator: a second. */
+#define CANCEL_TRIES 5000
+#define CANCEL_PAUSE_NS 200000
 #define LOOK_MS 1u /* how long a look at the asynchronous error may wait */
 
 /* Numbers repeat after millions of communicators. */
@@ -274,13 +278,30 @@ NCCL_EXPORT(ncclResult_t, ncclCommUserRank, ncclComm_t comm, int *rank)
     return get_number(comm, comm != NULL ? &comm->rank : NULL, rank, "ncclCommUserRank");
 }
 
-/* The thread that makes the communicator would wait for the other ranks, perhaps for minutes. If it has not
- * begun to wait, it does so in vain. */
-static void cancel(const char *name)
+/* The name that a thread has joined, or is about to join; "": it is over. */
+static bool joins(struct ncclComm *comm, char name[sizeof comm->joins])
 {
+    (void)pthread_mutex_lock(&comm->lock);
+    memcpy(name, comm->joins, sizeof comm->joins);
+    (void)pthread_mutex_unlock(&comm->lock);
+    return name[0] != '\0';
+}
+
+/* The thread that makes the communicator would wait for the other ranks, perhaps for minutes. It may be about
+ * to begin, and comm_cancel ends only waits that have begun. So this is repeated until the wait is over, or
+ * commd does not answer. */
+static void cancel(struct ncclComm *comm)
+{
+    static const struct timespec pause = {.tv_nsec = CANCEL_PAUSE_NS};
+    char name[sizeof comm->joins];
     comm_client_t *client;
-    if (name[0] != '\0' && session_take(&client) == NCCL_SUCCESS) {
-        (void)failure_from_library(comm_cancel(client, name));
+    for (int tries = 0; tries < CANCEL_TRIES && joins(comm, name); tries++) {
+        if (session_take(&client) != NCCL_SUCCESS || comm_cancel(client, name) != COMM_OK) {
+            return;
+        }
+        if (joins(comm, name)) {
+            (void)nanosleep(&pause, NULL);
+        }
     }
 }
 
@@ -288,14 +309,12 @@ static void cancel(const char *name)
  * that leaves it. */
 static void leave(struct ncclComm *comm)
 {
-    char joins[sizeof comm->joins];
     group_forget(comm);
     (void)pthread_mutex_lock(&comm->lock);
     comm->abandoned = true;
-    memcpy(joins, comm->joins, sizeof joins);
     comm_t *unused = take_unused(comm);
     (void)pthread_mutex_unlock(&comm->lock);
-    cancel(joins);
+    cancel(comm);
     comm_destroy(unused);
     communicator_drop(comm);
 }

@@ -64,7 +64,7 @@ void communicator_drop(struct ncclComm *comm);
 /* Ends the making of a communicator: sets its state and text, or destroys what an abandoned one has. */
 void communicator_made(struct ncclComm *comm, comm_t *made, ncclResult_t result);
 /* The thread that makes it is about to wait for the other ranks of that name. Returns false if the program
- * has left the communicator; if it does so later, the wait is cancelled. */
+ * has left the communicator; if it does so later, the wait is cancelled, whenever it begins. */
 bool communicator_joins(struct ncclComm *comm, const char *name);
 /* A split of it keeps it. */
 void communicator_split_begins(struct ncclComm *comm);

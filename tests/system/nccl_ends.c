@@ -1,6 +1,9 @@
 #include "tests/system/nccl_program.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -225,6 +228,28 @@ void case_non_blocking_group(void)
     destroy_all();
 }
 
+/* So many aborts, each later than the one before. */
+#define EARLY_ABORTS 200
+#define EARLY_STEP_S 2e-6
+#define EARLY_PAUSE_US 50
+
+static atomic_bool threads_dawdle;
+static _Thread_local bool is_program;
+
+/* Stands in for the C library's. While threads dawdle, all but the program's own pause before each lock. So
+ * an abort meets them between any two steps that they take. */
+__attribute__((visibility("default"))) int pthread_mutex_lock(pthread_mutex_t *lock)
+{
+    static int (*_Atomic next)(pthread_mutex_t *);
+    if (next == NULL) {
+        next = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock");
+    }
+    if (threads_dawdle && !is_program) {
+        (void)usleep(EARLY_PAUSE_US);
+    }
+    return next(lock);
+}
+
 static int thread_count(void)
 {
     int count = 0;
@@ -246,7 +271,27 @@ static void await_threads(int count)
     }
 }
 
-/* Rank 0 aborts an init and a split that no other rank joins. */
+/* Aborts inits that no other rank joins, at all times from the moment the handle exists: before, while and
+ * after the thread that makes the communicator begins to wait for the other rank. */
+static void abort_inits(struct local *local)
+{
+    int threads = thread_count();
+    ncclUniqueId id;
+    is_program = true;
+    threads_dawdle = true;
+    for (int i = 0; i < EARLY_ABORTS; i++) {
+        expect(ncclGetUniqueId(&id), ncclSuccess, "ncclGetUniqueId");
+        init_without_waiting(local, size, id, 0);
+        double made_s = now_s();
+        while (now_s() - made_s < i * EARLY_STEP_S) {
+        }
+        expect(ncclCommAbort(local->comm), ncclSuccess, "ncclCommAbort");
+    }
+    await_threads(threads);
+    threads_dawdle = false;
+}
+
+/* Rank 0 aborts inits and a split that no other rank joins. */
 void case_abandon(void)
 {
     struct local *local = &locals[0];
@@ -258,13 +303,11 @@ void case_abandon(void)
         expect(made, ncclSuccess, "the state");
         ncclComm_t own = local->comm;
         double began_s = now_s();
-        int threads = thread_count();
         expect(ncclGetUniqueId(&id), ncclSuccess, "ncclGetUniqueId");
         init_without_waiting(local, size, id, 0);
         check_busy(local, local->comm);
-        (void)usleep(100000); /* by now, the thread that makes it waits for the other rank */
         expect(ncclCommAbort(local->comm), ncclSuccess, "ncclCommAbort");
-        await_threads(threads);
+        abort_inits(local);
         local->comm = own;
         expect(ncclCommSplit(local->comm, 0, 0, &part, NULL), ncclInProgress, "ncclCommSplit");
         check_busy(local, local->comm);

@@ -277,6 +277,23 @@ bool sim_comm_aborted(const void *context)
     return true;
 }
 
+void sim_next_completed(void *context, struct comms_member *member, const struct comms_completion *completion,
+                        uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)completion;
+    (void)now_ns;
+}
+
+void sim_next_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)now_ns;
+    fail_msg("the next generation failed: %s", cause->text);
+}
+
 bool sim_comm_idle(const void *context)
 {
     const struct sim_comm *comm = context;
@@ -397,7 +414,9 @@ bool sim_comm_all_told(const void *context)
 {
     const struct sim_comm *comm = context;
     for (uint32_t i = 0; i < comm->size; i++) {
-        if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
+        const struct sim_rank *rank = &comm->ranks[i];
+        if (rank->member != NULL && !rank->aborted &&
+            (!rank->formed || rank->formed_result.status == STATUS_OK)) {
             return false;
         }
     }

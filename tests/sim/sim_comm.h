@@ -145,7 +145,12 @@ bool sim_comm_memory_is_used(const struct sim_comm *comm);
 /* Lets every member leave, and frees everything. */
 void sim_comm_free(struct sim_comm *comm);
 
-/* Whether all ranks that are left have been told that the communicator failed. context: a struct sim_comm. */
+/* Whether all ranks that are left have been told that the communicator failed, or that it does not form.
+ * context: a struct sim_comm. */
 bool sim_comm_all_told(const void *context);
+/* Handlers for ranks of a next generation, which runs no operation and must not fail. */
+void sim_next_completed(void *context, struct comms_member *member, const struct comms_completion *completion,
+                        uint64_t now_ns);
+void sim_next_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns);
 
 #endif

@@ -239,19 +239,6 @@ static void test_another_size(void **state)
 
 /* --- Losses --- */
 
-static bool all_told(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        const struct sim_rank *rank = &comm->ranks[i];
-        if (rank->member != NULL && !rank->aborted &&
-            (!rank->formed || rank->formed_result.status == STATUS_OK)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* All ranks that are left were told the same, which names the node. */
 static void assert_one_verdict(const struct sim_comm *comm, const char *name)
 {
@@ -284,23 +271,6 @@ static void on_formed(void *context, struct comms_member *member, const struct e
     next->result = *result;
 }
 
-static void on_completed(void *context, struct comms_member *member,
-                         const struct comms_completion *completion, uint64_t now_ns)
-{
-    (void)context;
-    (void)member;
-    (void)completion;
-    (void)now_ns;
-}
-
-static void on_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
-{
-    (void)context;
-    (void)member;
-    (void)now_ns;
-    fail_msg("the next generation failed: %s", cause->text);
-}
-
 struct nexts {
     struct next of[CLUSTER_NODES_MAX];
     uint32_t size;
@@ -324,8 +294,10 @@ static void shrink(struct cluster *cluster, struct sim_comm *comm)
     memset(&nexts, 0, sizeof nexts);
     nexts.size = comm->size;
     for (uint32_t i = 0; i < comm->size; i++) {
-        struct comms_member_handler handler = {
-            .context = &nexts.of[i], .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
+        struct comms_member_handler handler = {.context = &nexts.of[i],
+                                               .formed = on_formed,
+                                               .completed = sim_next_completed,
+                                               .aborted = sim_next_aborted};
         struct error error;
         if (comm->ranks[i].member != NULL) {
             enum status status = comms_member_shrink(comm->ranks[i].member, &(struct comms_shrink){0},
@@ -366,7 +338,7 @@ static void run_loss(uint32_t which, uint32_t lost_rank, bool host, const struct
     (host ? cluster_kill : cluster_crash)(cluster, node);
     sim_comm_forget_node(comm, node);
     cluster_bury(cluster, node);
-    assert_true(cluster_run_until(cluster, all_told, comm, host ? 6 * TIME_S : 3 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, host ? 6 * TIME_S : 3 * TIME_S));
     assert_one_verdict(comm, cluster->nodes[node].name);
     shrink(cluster, comm);
     sim_comm_free(comm);
@@ -413,7 +385,7 @@ static void run_loss_while_forming(uint32_t which, uint32_t missing, uint32_t no
     (host ? cluster_kill : cluster_crash)(cluster, node);
     sim_comm_forget_node(comm, node);
     cluster_bury(cluster, node);
-    assert_true(cluster_run_until(cluster, all_told, comm, host ? 6 * TIME_S : 3 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, host ? 6 * TIME_S : 3 * TIME_S));
     assert_told_of(comm, cluster->nodes[node].name);
     sim_comm_free(comm);
     cluster_free(cluster);
@@ -457,7 +429,7 @@ static void test_a_node_is_lost_after_its_rank_has_come(void **state)
         cluster_crash(cluster, node);
         sim_comm_forget_node(comm, node);
         cluster_bury(cluster, node);
-        assert_true(cluster_run_until(cluster, all_told, comm, 3 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 3 * TIME_S));
         assert_told_of(comm, cluster->nodes[node].name);
         sim_comm_free(comm);
         cluster_restart(cluster, node);
@@ -478,7 +450,7 @@ static void test_a_rank_is_lost_while_others_wait(void **state)
     }
     cluster_run(cluster, 100 * TIME_MS);
     sim_comm_leave(comm, LOST, COMMS_LEAVE_LOST);
-    assert_true(cluster_run_until(cluster, all_told, comm, 100 * TIME_MS));
+    assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 100 * TIME_MS));
     for (uint32_t rank = 1; rank < SIZE; rank++) {
         if (rank != LOST) {
             assert_text(verdict_of(comm, rank), STATUS_RANK_LOST, "rank 7", comm->ranks[LOST].node->name);

@@ -61,17 +61,6 @@ static bool are_linked(const struct cluster *cluster, uint32_t a, uint32_t b)
     return mesh_node_is_up(cluster->nodes[a].mesh, there);
 }
 
-static bool all_told(const void *context)
-{
-    const struct sim_comm *comm = context;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        if (!comm->ranks[i].aborted) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* All ranks but at most one, which the others have left out, were told the same: it names one of the nodes.
  */
 static void assert_one_verdict(const struct sim_comm *comm, const char *a, const char *b)
@@ -124,7 +113,7 @@ static void test_a_link_of_the_tree_is_lost(void **state)
         struct sim_comm *comm = form(cluster, NULL);
         assert_true(are_linked(cluster, a, b));
         cut(cluster, a, b, true);
-        assert_true(cluster_run_until(cluster, all_told, comm, PATIENCE_NS + 2 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, PATIENCE_NS + 2 * TIME_S));
         assert_one_verdict(comm, cluster->nodes[a].name, cluster->nodes[b].name);
         sim_comm_free(comm);
         cluster_free(cluster);
@@ -149,7 +138,7 @@ static void test_a_link_that_is_needed_later(void **state)
         assert_false(comm->ranks[i].aborted);
     }
     struct sim_op *op = sim_comm_post_all(comm, &exchange);
-    assert_true(cluster_run_until(cluster, all_told, comm, 3 * PATIENCE_NS + 3 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 3 * PATIENCE_NS + 3 * TIME_S));
     assert_one_verdict(comm, cluster->nodes[a].name, cluster->nodes[b].name);
     assert_true(sim_op_done(op));
     sim_op_free(op);
@@ -235,7 +224,7 @@ static void test_a_rail_is_lost(void **state)
         }
         if (first->status != STATUS_OK) {
             assert_text(first, STATUS_NODE_LOST, "rail ", "node n01");
-            assert_true(cluster_run_until(cluster, all_told, comm, 5 * TIME_S));
+            assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 5 * TIME_S));
         }
         sim_op_free(ops[0]);
         sim_op_free(ops[1]);

@@ -139,23 +139,6 @@ static void on_formed(void *context, struct comms_member *member, const struct e
     next->formed = true;
 }
 
-static void on_completed(void *context, struct comms_member *member,
-                         const struct comms_completion *completion, uint64_t now_ns)
-{
-    (void)context;
-    (void)member;
-    (void)completion;
-    (void)now_ns;
-}
-
-static void on_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
-{
-    (void)context;
-    (void)member;
-    (void)now_ns;
-    fail_msg("the next generation failed: %s", cause->text);
-}
-
 static bool all_formed(const void *context)
 {
     const struct nexts *nexts = context;
@@ -171,7 +154,7 @@ static void ask_for_next(struct cluster *cluster, const struct sim_rank *rank, s
 {
     struct next *next = &nexts->of[rank->rank];
     struct comms_member_handler handler = {
-        .context = next, .formed = on_formed, .completed = on_completed, .aborted = on_aborted};
+        .context = next, .formed = on_formed, .completed = sim_next_completed, .aborted = sim_next_aborted};
     struct error error;
     enum status status = comms_member_shrink(rank->member, &(struct comms_shrink){0}, &handler,
                                              cluster->now_ns, &next->member, &error);

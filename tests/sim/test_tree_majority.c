@@ -22,6 +22,7 @@ enum { NODES_MAX = 64 };
 struct loss {
     uint32_t nodes, first, lost;
     bool silent;
+    bool fresh; /* no operation has run: there are no connections but those of the tree */
 };
 
 /* Two ranks on each node. All that are left are told the same within the bound. */
@@ -39,7 +40,9 @@ static void run_loss(uint32_t which, const struct loss *loss, uint64_t bound_ns)
     }
     struct sim_comm *comm = sim_comm_new(cluster, "tree", ranks, node_of_rank);
     sim_comm_form(comm, NULL, 5 * TIME_S);
-    sim_comm_run(comm, &sum);
+    if (!loss->fresh) {
+        sim_comm_run(comm, &sum);
+    }
     cluster_run(cluster, 30 * TIME_S);
     uint64_t began_ns = cluster->now_ns;
     for (uint32_t node = loss->first; node < loss->first + loss->lost; node++) {
@@ -79,8 +82,9 @@ static void test_daemons_that_were_killed_do_not_count(void **state)
 static void test_silent_nodes_count(void **state)
 {
     static const struct loss losses[] = {
-        {24, 0, 15, true}, {64, 0, 48, true}, {64, 9, 48, true}, {64, 0, 31, true},
-        {64, 0, 32, true}, {64, 1, 32, true}, {64, 1, 33, true}, {64, 1, 63, true},
+        {24, 0, 15, true, false}, {64, 0, 48, true, false}, {64, 9, 48, true, false},
+        {64, 0, 31, true, false}, {64, 0, 32, true, false}, {64, 1, 32, true, false},
+        {64, 1, 33, true, false}, {64, 1, 63, true, false},
     };
     (void)state;
     for (uint32_t i = 0; i < sizeof losses / sizeof losses[0]; i++) {
@@ -88,11 +92,20 @@ static void test_silent_nodes_count(void **state)
     }
 }
 
+/* None of the first node's connections is silent, so it learns of the loss only when others report it. Then
+ * it first has to ask the others. */
+static void test_the_leader_hears_of_the_loss_from_others(void **state)
+{
+    (void)state;
+    run_loss(720, &(struct loss){64, 9, 48, true, true}, SILENT_BOUND_NS + TIME_S);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_daemons_that_were_killed_do_not_count),
         cmocka_unit_test(test_silent_nodes_count),
+        cmocka_unit_test(test_the_leader_hears_of_the_loss_from_others),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -3,7 +3,11 @@
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/comms_tree.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/meeting_choice.h"
+#include "daemon/comm/meeting_relay.h"
 #include "daemon/mesh/member_rings.h"
+
+#include <math.h>
 
 #define HANDSHAKE_LATENCIES 4 /* QUIC's two round trips, with Hello */
 #define DIALS_AT_ONCE 2       /* need.c */
@@ -49,14 +53,39 @@ static uint32_t tree_levels(uint32_t node_count)
     return levels;
 }
 
-/* Reports to a place; the roster down the tree; ready, up and down again. */
+/* How nodes report. */
+struct reporting {
+    double groups;  /* 0: to the place itself */
+    double busiest; /* messages, or new connections: of the busiest relay, and then of the place */
+};
+
+static struct reporting reporting_of(const struct comms_plan *plan)
+{
+    double others = plan->node_count - 1;
+    double groups = meeting_groups(plan->node_count, plan->node_count);
+    double mean = groups > 0 ? others / groups : 0;
+    /* Names choose the groups by chance, so the largest one is larger than the mean. */
+    return (struct reporting){groups, groups > 0 ? mean + 2 * sqrt(mean) + groups : others};
+}
+
+/* Reports to a relay, which hands them on to the place, or to the place. */
+static double report_s(const struct comms_plan *plan, const struct reporting *reporting)
+{
+    const struct coll_network *network = &plan->network;
+    double others = plan->node_count - 1;
+    double all_messages_s = 2 * (others + reporting->groups) * network->message_s;
+    double place = network->latency_s + (double)MEETING_TELL_NS * 1e-9;
+    double relay = reporting->groups > 0 ? network->latency_s + (double)MEETING_RELAY_TELL_NS * 1e-9 : 0;
+    return place + relay + work_s(plan, reporting->busiest * network->message_s, all_messages_s);
+}
+
+/* Reports; the roster down the tree; ready, up and down again. */
 static double tree_form_s(const struct comms_plan *plan, bool fresh)
 {
     double others = plan->node_count - 1, levels = tree_levels(plan->node_count);
     const struct coll_network *network = &plan->network;
+    struct reporting reporting = reporting_of(plan);
     double all_messages_s = 2 * others * network->message_s;
-    double place = network->latency_s + (double)MEETING_TELL_NS * 1e-9 +
-                   work_s(plan, others * network->message_s, all_messages_s);
     double way = levels * network->latency_s +
                  work_s(plan, levels * COMMS_TREE_WIDTH * network->message_s, all_messages_s);
     double roster_bytes = COMMS_TREE_WIDTH * plan->node_count * ROSTER_ENTRY_BYTES;
@@ -64,11 +93,12 @@ static double tree_form_s(const struct comms_plan *plan, bool fresh)
     double ready = 2 * way;
     double dialled = 0;
     if (fresh) {
-        double handshakes = (1 + levels) * HANDSHAKE_LATENCIES * network->latency_s;
-        dialled =
-            dial_s(plan, others, others) + dial_s(plan, levels * (COMMS_TREE_WIDTH + 1), others) + handshakes;
+        double turns = (reporting.groups > 0 ? 2 : 1) + levels;
+        double handshakes = turns * HANDSHAKE_LATENCIES * network->latency_s;
+        dialled = dial_s(plan, reporting.busiest, others + reporting.groups) +
+                  dial_s(plan, levels * (COMMS_TREE_WIDTH + 1), others) + handshakes;
     }
-    return place + down + ready + dialled;
+    return report_s(plan, &reporting) + down + ready + dialled;
 }
 
 /* Every node announces its ranks to every other, answers, and promises. Nodes of larger clusters meet first.

@@ -135,7 +135,7 @@ enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *
         comms_guest_free(name_of->guest);
         *name_of = (struct refused_name){time_after(now_ns, COMMS_REFUSED_NS), key_bytes, key, NULL};
         if (!mesh_is_complete(comms->mesh)) {
-            name_of->guest = comms_guest_new(comms, &key, false, now_ns);
+            name_of->guest = comms_guest_new(comms, &key, &(struct comms_guest_kind){0}, now_ns);
         }
         drain->next = (drain->next + 1) % COMMS_REFUSED_MAX;
         refusal_fill(name, owner_uid, 0, error, &terms, &body);

@@ -9,6 +9,7 @@
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/meeting_relay.h"
 #include "daemon/comm/roster.h"
 
 /*
@@ -175,6 +176,7 @@ static void announce(struct communicator *comm, uint64_t now_ns)
     comm->announced = true;
     if (comm->by_tree) {
         comms_guest_report(comm, now_ns);
+        comms_relay_own_report(comm);
         return;
     }
     comms_formation_fill(comm, &announcement);

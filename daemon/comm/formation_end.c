@@ -5,6 +5,7 @@
 
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/formation.h"
+#include "daemon/comm/meeting.h"
 
 /* How formation fails: ranks that leave, nodes that are lost, deadlines. */
 
@@ -131,9 +132,12 @@ void comms_formation_deadline(struct communicator *comm, uint64_t now_ns)
     comms_text_begin(&text, nodes, sizeof nodes);
     add_known_nodes(comm, &text);
     struct error cause;
+    char relays[COMMS_LIST_TEXT_MAX_BYTES / 2] = ""; /* one that lies may be at fault */
+    comms_text_begin(&text, relays, sizeof relays);
+    comms_guest_describe(comm->guest, &text);
     error_set(&cause, STATUS_TIMED_OUT,
-              "communicator \"%s\" did not form within %llu ms: %s; nodes with ranks: %s%s%.120s", comm->name,
-              (unsigned long long)late->form_timeout_ms, why, nodes, comm->last_loss[0] != '\0' ? "; " : "",
-              comm->last_loss);
+              "communicator \"%s\" did not form within %llu ms: %s; nodes with ranks: %s%s%s%.120s",
+              comm->name, (unsigned long long)late->form_timeout_ms, why, nodes, relays,
+              comm->last_loss[0] != '\0' ? "; " : "", comm->last_loss);
     communicator_fail_with(comm, &cause, &detail, COMMS_TELL_NODES, now_ns);
 }

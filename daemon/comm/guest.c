@@ -3,12 +3,11 @@
 
 #include <utlist.h>
 
-#include "daemon/base/weight.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/meeting_choice.h"
+#include "daemon/comm/meeting_relay.h"
 #include "daemon/comm/roster.h"
-
-#define PLACE_SEED 0x706c61636573u /* part of the protocol: all nodes must have the same */
 
 /* --- The choice --- */
 
@@ -22,26 +21,44 @@ bool comms_guest_knows(const struct comms_guest *guest, uint32_t node)
     return false;
 }
 
-/* The best place that it has not turned to: those out of reach come last. Returns false if there is none. */
+static bool has_turned_to(const struct comms_guest *guest, uint32_t node, bool is_relay)
+{
+    for (uint32_t i = 0; i < guest->place_count; i++) {
+        if (guest->places[i].node == node && guest->places[i].is_relay == is_relay) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_place(const void *context, uint32_t node)
+{
+    return has_turned_to(context, node, false);
+}
+
+static bool is_relay(const void *context, uint32_t node)
+{
+    return has_turned_to(context, node, true);
+}
+
+/* The best place that it has not turned to. Returns false if there is none. */
 static bool next_place(const struct comms_guest *guest, uint32_t *place)
 {
-    const struct comms *comms = guest->comms;
-    const struct owned_name *key = &guest->key;
-    uint32_t node_count = mesh_node_count(comms->mesh);
-    struct weight_choice near = {0}, far = {0};
-    for (uint32_t i = 0; i <= node_count; i++) {
-        bool own = i == node_count;
-        uint32_t node = own ? COMMS_NODE_OWN : i;
-        if (comms_guest_knows(guest, node) ||
-            (!own && (mesh_node_is_removed(comms->mesh, i) || !comms_user_may(comms, key->owner_uid, i)))) {
-            continue;
-        }
-        weight_choose(!own && mesh_node_is_out_of_reach(comms->mesh, i) ? &far : &near, PLACE_SEED, node,
-                      own ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, i), key->owner_uid,
-                      key->name);
-    }
-    *place = near.node_name != NULL ? near.node : far.node;
-    return near.node_name != NULL || far.node_name != NULL;
+    const struct meeting_chooser chooser = {
+        .comms = guest->comms, .key = &guest->key, .is_taken = is_place, .context = guest};
+    return meeting_choose(&chooser, place);
+}
+
+static bool next_relay(const struct comms_guest *guest, uint32_t *relay)
+{
+    const struct meeting_chooser chooser = {
+        .comms = guest->comms,
+        .key = &guest->key,
+        .relay = true,
+        .group = meeting_group_of(mesh_own_name(guest->comms->mesh), guest->groups),
+        .is_taken = is_relay,
+        .context = guest};
+    return meeting_choose(&chooser, relay);
 }
 
 /* --- Turning to places --- */
@@ -59,12 +76,40 @@ static void say_why(const struct comms *comms, const struct owned_name *key, uin
     (void)status; /* if this fails the node is lost, and forgets the guest */
 }
 
-/* Says Meet to a place, which may be this node, with what this node's communicator has to report. */
-static void say(struct comms *comms, const struct owned_name *key, uint32_t node, uint64_t now_ns)
+/* Its deadline has changed. */
+static void arm(const struct comms_guest *guest)
 {
+    struct communicator *comm = communicator_find(guest->comms, guest->key.owner_uid, guest->key.name);
+    if (comm != NULL && comm->guest == guest) {
+        communicator_arm(comm);
+    }
+}
+
+/* It turns to places itself from now on, soon to the first one. */
+static void turn_elsewhere(struct comms_guest *guest, uint64_t now_ns)
+{
+    guest->groups = 0;
+    guest->next_ns = guest->turn_ns = now_ns;
+    arm(guest);
+}
+
+/* Says Meet to a place, which may be this node, with what this node's communicator has to report. */
+static void say(struct comms_guest *guest, const struct comms_place *place, uint64_t now_ns)
+{
+    struct comms *comms = guest->comms;
+    const struct owned_name *key = &guest->key;
     struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
     struct comms_announcement announcement;
     Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+    if (guest->relay != NULL) {
+        comms_relay_say(guest->relay, place->node);
+        return;
+    }
+    if (place->is_relay && place->node != COMMS_NODE_OWN &&
+        !mesh_node_offers(comms->mesh, place->node, MESH_OFFERS_RELAYS)) {
+        turn_elsewhere(guest, now_ns);
+        return;
+    }
     if (comm != NULL && comm->by_tree && !comm->announced) {
         return; /* it reports once its ranks are announced */
     }
@@ -73,41 +118,63 @@ static void say(struct comms *comms, const struct owned_name *key, uint32_t node
                              &announcement); /* also if it has formed: others' ranks may come too late */
         body.report = &announcement.body;
     }
-    if (node == COMMS_NODE_OWN) {
-        comms_meeting_join(comms, node, key, body.report, now_ns);
+    if (place->node == COMMS_NODE_OWN && place->is_relay && body.report != NULL) {
+        comms_relay_join(comms, COMMS_NODE_OWN, key, body.report, now_ns);
+        return;
+    }
+    if (place->node == COMMS_NODE_OWN) {
+        comms_meeting_join(comms, COMMS_NODE_OWN, key, body.report, now_ns);
         return;
     }
     body.name = (char *)(uintptr_t)key->name;
     body.owner_uid = key->owner_uid;
+    body.relay = place->is_relay;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
-    enum status status = mesh_send(comms->mesh, node, &message);
+    enum status status = mesh_send(comms->mesh, place->node, &message);
     (void)status; /* if this fails the node is lost, and is told when it is up again */
+}
+
+static bool is_connected(const struct comms_guest *guest, const struct comms_place *place)
+{
+    return place->node == COMMS_NODE_OWN || mesh_node_is_up(guest->comms->mesh, place->node);
+}
+
+/* Whether it turns to a relay next: as long as that helps. */
+static bool wants_relay(const struct comms_guest *guest)
+{
+    return guest->groups > 0 && guest->place_count < MEETING_RELAYS_MAX;
 }
 
 /* Returns false if there is no further place. */
 static bool turn_to_next(struct comms_guest *guest, uint64_t now_ns)
 {
-    struct mesh *mesh = guest->comms->mesh;
     uint32_t node;
-    if (guest->place_count == MEETING_PLACES_MAX || !next_place(guest, &node)) {
+    bool relay = wants_relay(guest);
+    if (guest->place_count == MEETING_PLACES_MAX ||
+        !(relay ? next_relay(guest, &node) : next_place(guest, &node))) {
         return false;
     }
     struct comms_place *place = &guest->places[guest->place_count++];
-    place->node = node;
-    if (node == COMMS_NODE_OWN) {
-        say(guest->comms, &guest->key, COMMS_NODE_OWN, now_ns);
-        return true;
+    *place = (struct comms_place){.node = node, .is_relay = relay, .needed = node != COMMS_NODE_OWN};
+    if (place->needed) {
+        mesh_need(guest->comms->mesh, node, MESH_NEED_CALL);
     }
-    place->needed = true;
-    mesh_need(mesh, node, MESH_NEED_CALL);
-    if (mesh_node_is_up(mesh, node)) {
-        say(guest->comms, &guest->key, node, now_ns);
+    if (is_connected(guest, place)) {
+        say(guest, place, now_ns);
     }
     return true;
 }
 
-struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key, bool reports,
-                                    uint64_t now_ns)
+/* Whether it reports through relays: a communicator of that size does, unless this node is the place. */
+static uint32_t groups_of(const struct comms_guest *guest, uint32_t size)
+{
+    uint32_t place;
+    uint32_t groups = meeting_groups(size, mesh_configured_count(guest->comms->mesh) + 1);
+    return groups > 0 && next_place(guest, &place) && place != COMMS_NODE_OWN ? groups : 0;
+}
+
+struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key,
+                                    const struct comms_guest_kind *kind, uint64_t now_ns)
 {
     struct comms_guest *guest = calloc(1, sizeof *guest);
     if (guest == NULL) {
@@ -115,12 +182,14 @@ struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name
     }
     guest->comms = comms;
     guest->key = *key;
-    guest->reports = reports;
-    for (uint32_t i = 0; i < (reports ? MEETING_FIRST_REPORTS : MEETING_FIRST) && turn_to_next(guest, now_ns);
-         i++) {
-    }
+    guest->reports = kind->reported_size > 0 || kind->relay != NULL;
+    guest->relay = kind->relay;
+    guest->groups = groups_of(guest, kind->reported_size);
     guest->next_ns = time_after(now_ns, MEETING_NEXT_NS);
     guest->turn_ns = time_after(now_ns, MEETING_NEXT_REPORTS_NS);
+    uint32_t first = guest->reports ? MEETING_FIRST_REPORTS : MEETING_FIRST;
+    for (uint32_t i = 0; i < first && turn_to_next(guest, now_ns); i++) {
+    }
     return guest;
 }
 
@@ -129,12 +198,11 @@ uint64_t comms_guest_deadline_ns(const struct comms_guest *guest)
     return guest != NULL ? guest->next_ns : TIME_NEVER;
 }
 
-/* Whether a place has heard of it. */
+/* Whether a place has heard of it, or a relay. */
 static bool is_with_place(const struct comms_guest *guest)
 {
     for (uint32_t i = 0; i < guest->place_count; i++) {
-        uint32_t node = guest->places[i].node;
-        if (node == COMMS_NODE_OWN || mesh_node_is_up(guest->comms->mesh, node)) {
+        if (is_connected(guest, &guest->places[i])) {
             return true;
         }
     }
@@ -150,25 +218,41 @@ void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
         guest->next_ns = guest->turn_ns;
         return;
     }
-    bool turned = turn_to_next(guest, now_ns);
-    guest->turn_ns = time_after(now_ns, guest->place_count * MEETING_NEXT_REPORTS_NS);
-    guest->next_ns = turned ? time_after(now_ns, MEETING_NEXT_NS) : TIME_NEVER;
+    if (guest->groups > 0 && !wants_relay(guest) && is_with_place(guest)) {
+        guest->next_ns = TIME_NEVER; /* until its relays are lost */
+        return;
+    }
+    guest->turn_ns = time_after(now_ns, (guest->place_count + 1) * MEETING_NEXT_REPORTS_NS);
+    guest->next_ns = time_after(now_ns, MEETING_NEXT_NS);
+    if (!turn_to_next(guest, now_ns)) {
+        guest->next_ns = TIME_NEVER;
+    }
 }
 
-void comms_guest_node_up(const struct comms_guest *guest, uint32_t node)
+void comms_guest_node_up(struct comms_guest *guest, uint32_t node)
 {
-    if (comms_guest_knows(guest, node)) {
-        say(guest->comms, &guest->key, node, guest->comms->now_ns);
+    for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
+        if (guest->places[i].node == node) {
+            say(guest, &guest->places[i], guest->comms->now_ns);
+        }
+    }
+}
+
+void comms_guest_node_down(struct comms_guest *guest, uint32_t node, uint64_t now_ns)
+{
+    if (guest != NULL && guest->reports && !guest->rests && comms_guest_knows(guest, node) &&
+        !is_with_place(guest)) {
+        guest->next_ns = now_ns;
+        arm(guest);
     }
 }
 
 void comms_guest_report(const struct communicator *comm, uint64_t now_ns)
 {
-    const struct comms_guest *guest = comm->guest;
+    struct comms_guest *guest = comm->guest;
     for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
-        uint32_t node = guest->places[i].node;
-        if (node == COMMS_NODE_OWN || mesh_node_is_up(guest->comms->mesh, node)) {
-            say(guest->comms, &guest->key, node, now_ns);
+        if (is_connected(guest, &guest->places[i])) {
+            say(guest, &guest->places[i], now_ns);
         }
     }
 }
@@ -183,9 +267,22 @@ void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Wi
             continue;
         }
         if (end->failed) {
-            comms_meeting_end(guest->comms, node, &guest->key, end);
+            comms_meeting_end(guest->comms, node, node, &guest->key, end);
         }
-        comms_meeting_leave(guest->comms, node, &guest->key);
+        comms_meeting_leave(guest->comms, node, node, &guest->key);
+        comms_relay_leave(guest->comms, node, &guest->key, end);
+    }
+}
+
+void comms_guest_describe(const struct comms_guest *guest, struct comms_text *text)
+{
+    const char *before = "; reported through ";
+    for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
+        uint32_t node = guest->places[i].node;
+        if (guest->places[i].is_relay && node != COMMS_NODE_OWN) {
+            comms_text_add(text, "%s%s", before, mesh_node_name(guest->comms->mesh, node));
+            before = ", ";
+        }
     }
 }
 
@@ -255,6 +352,7 @@ void comms_guest_rest(struct comms_guest *guest)
         return;
     }
     guest->next_ns = TIME_NEVER;
+    guest->rests = true;
     for (uint32_t i = 0; i < guest->place_count; i++) {
         if (guest->places[i].needed) {
             guest->places[i].needed = false;
@@ -268,10 +366,11 @@ void comms_guest_free(struct comms_guest *guest)
     if (guest == NULL) {
         return;
     }
-    for (uint32_t i = 0; i < guest->place_count; i++) {
+    for (uint32_t i = 0; i < guest->place_count && guest->relay == NULL; i++) {
         const struct comms_place *place = &guest->places[i];
         if (place->node == COMMS_NODE_OWN) {
-            comms_meeting_leave(guest->comms, COMMS_NODE_OWN, &guest->key);
+            comms_meeting_leave(guest->comms, COMMS_NODE_OWN, COMMS_NODE_OWN, &guest->key);
+            comms_relay_leave(guest->comms, COMMS_NODE_OWN, &guest->key, NULL);
         } else if (mesh_node_is_up(guest->comms->mesh, place->node)) {
             say_why(guest->comms, &guest->key, place->node, NULL);
         } else if (!guest->reports) { /* otherwise a later report counts more than this one */
@@ -289,7 +388,8 @@ void comms_guest_announce(struct communicator *comm, uint64_t now_ns)
     if (!comm->announced || comm->guest != NULL || mesh_is_complete(comm->comms->mesh)) {
         return;
     }
-    comm->guest = comms_guest_new(comm->comms, &comm->key, comm->by_tree, now_ns);
+    const struct comms_guest_kind kind = {.reported_size = comm->by_tree ? comm->terms.size : 0};
+    comm->guest = comms_guest_new(comm->comms, &comm->key, &kind, now_ns);
     if (comm->guest == NULL) {
         struct error error;
         error_set(&error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
@@ -321,6 +421,9 @@ void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh_
     struct communicator *comm = communicator_find(comms, met->owner_uid, met->name);
     if (comm == NULL || !comms_guest_knows(comm->guest, node)) {
         return; /* it is over already */
+    }
+    if (met->elsewhere && comm->state == COMMS_COMM_FORMING) {
+        turn_elsewhere(comm->guest, now_ns);
     }
     for (size_t i = 0; i < met->n_nodes && comm->state == COMMS_COMM_FORMING; i++) {
         uint32_t other;

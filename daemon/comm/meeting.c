@@ -1,4 +1,5 @@
 #include "daemon/comm/meeting_internal.h"
+#include "daemon/comm/meeting_relay.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,17 +16,64 @@ static struct comms_meetings *meetings_of(struct comms *comms)
     return comms->meetings;
 }
 
-static struct meeting *meeting_find(const struct comms_meetings *meetings, const struct owned_name *key,
-                                    size_t key_bytes)
-{
-    struct meeting *meeting;
-    HASH_FIND(hh, meetings->by_key, key, key_bytes, meeting);
-    return meeting;
-}
-
 static size_t key_bytes_of(const struct owned_name *key)
 {
     return offsetof(struct owned_name, name) + strlen(key->name);
+}
+
+struct meeting *meeting_find(const struct comms *comms, const struct owned_name *key)
+{
+    struct meeting *meeting = NULL;
+    if (comms->meetings != NULL) {
+        HASH_FIND(hh, comms->meetings->by_key, key, key_bytes_of(key), meeting);
+    }
+    return meeting;
+}
+
+struct guest *meeting_guest_find(const struct meeting *meeting, uint32_t node)
+{
+    struct guest *guest = NULL;
+    if (meeting != NULL) {
+        HASH_FIND(hh, meeting->by_node, &node, sizeof node, guest);
+    }
+    return guest;
+}
+
+/* Frees a meeting without guests, and a visitor without any. Both may be null. */
+static void tidy(struct comms_meetings *meetings, struct meeting *meeting, struct visitor *visitor)
+{
+    struct meeting_trust *trust, *next;
+    if (visitor != NULL && visitor->count == 0) {
+        HASH_DEL(meetings->visitors, visitor);
+        free(visitor);
+    }
+    if (meeting == NULL || meeting->guests != NULL) {
+        return;
+    }
+    if (meeting->is_untold) {
+        DL_DELETE(meetings->untold, meeting);
+    }
+    meeting_not_partial(meetings, meeting);
+    HASH_ITER (hh, meeting->trusts, trust, next) {
+        HASH_DEL(meeting->trusts, trust);
+        free(trust);
+    }
+    HASH_DEL(meetings->by_key, meeting);
+    free(meeting);
+}
+
+static void visitor_add(struct visitor *visitor, struct guest *guest)
+{
+    guest->visitor = visitor;
+    DL_APPEND2(visitor->guests, guest, of_prev, of_next);
+    visitor->count++;
+}
+
+static void visitor_remove(struct guest *guest)
+{
+    struct visitor *visitor = guest->visitor;
+    DL_DELETE2(visitor->guests, guest, of_prev, of_next);
+    visitor->count--;
 }
 
 static void guest_free(struct comms_meetings *meetings, struct guest *guest)
@@ -33,34 +81,24 @@ static void guest_free(struct comms_meetings *meetings, struct guest *guest)
     struct meeting *meeting = guest->meeting;
     struct visitor *visitor = guest->visitor;
     DL_DELETE(meeting->guests, guest);
-    DL_DELETE2(visitor->guests, guest, of_prev, of_next);
+    HASH_DEL(meeting->by_node, guest);
+    visitor_remove(guest);
     free(guest->report);
     free(guest);
-    if (--visitor->count == 0) {
-        HASH_DEL(meetings->visitors, visitor);
-        free(visitor);
-    }
-    if (meeting->guests == NULL) {
-        if (meeting->is_untold) {
-            DL_DELETE(meetings->untold, meeting);
-        }
-        meeting_not_partial(meetings, meeting);
-        HASH_DEL(meetings->by_key, meeting);
-        free(meeting);
-    }
+    tidy(meetings, meeting, visitor);
 }
 
-static struct meeting *meeting_make(struct comms_meetings *meetings, const struct owned_name *key)
+static struct meeting *meeting_make(struct comms *comms, const struct owned_name *key)
 {
-    size_t key_bytes = key_bytes_of(key);
-    struct meeting *meeting = meeting_find(meetings, key, key_bytes);
+    struct comms_meetings *meetings = comms->meetings;
+    struct meeting *meeting = meeting_find(comms, key);
     if (meeting != NULL) {
         return meeting;
     }
     meeting = calloc(1, sizeof *meeting);
     if (meeting != NULL) {
         meeting->key = *key;
-        HASH_ADD(hh, meetings->by_key, key, key_bytes, meeting);
+        HASH_ADD(hh, meetings->by_key, key, key_bytes_of(key), meeting);
         if (!table_has(meeting, hh)) {
             free(meeting);
             return NULL;
@@ -88,52 +126,67 @@ static struct visitor *visitor_make(struct comms_meetings *meetings, uint32_t no
     return visitor;
 }
 
-static struct guest *guest_find(const struct meeting *meeting, uint32_t node)
-{
-    struct guest *guest;
-    DL_FOREACH(meeting->guests, guest)
-    {
-        if (guest->visitor->node == node) {
-            return guest;
-        }
-    }
-    return NULL;
-}
-
 /* Without memory it adds nobody: the nodes meet at another place. */
-static struct guest *guest_make(struct comms_meetings *meetings, uint32_t node, const struct owned_name *key)
+static struct guest *guest_make(struct comms *comms, struct visitor *visitor, uint32_t node,
+                                const struct owned_name *key)
 {
-    struct meeting *meeting = meeting_make(meetings, key);
-    struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
+    struct meeting *meeting = meeting_make(comms, key);
+    struct guest *guest = meeting_guest_find(meeting, node);
     if (meeting == NULL || guest != NULL) {
         return guest;
     }
-    struct visitor *visitor = visitor_make(meetings, node);
     guest = calloc(1, sizeof *guest);
-    if (visitor == NULL || guest == NULL) {
+    if (guest != NULL) {
+        guest->node = node;
+        HASH_ADD(hh, meeting->by_node, node, sizeof guest->node, guest);
+    }
+    if (guest == NULL || !table_has(guest, hh)) {
         free(guest);
-        if (visitor != NULL && visitor->count == 0) {
-            HASH_DEL(meetings->visitors, visitor);
-            free(visitor);
-        }
-        if (meeting->guests == NULL) {
-            HASH_DEL(meetings->by_key, meeting);
-            free(meeting);
-        }
+        tidy(comms->meetings, meeting, NULL);
         return NULL;
     }
     guest->meeting = meeting;
-    guest->visitor = visitor;
     DL_APPEND(meeting->guests, guest);
-    DL_APPEND2(visitor->guests, guest, of_prev, of_next);
-    visitor->count++;
+    visitor_add(visitor, guest);
+    return guest;
+}
+
+struct guest *meeting_guest_join(struct comms *comms, uint32_t from, uint32_t node,
+                                 const struct owned_name *key, const Commd__Mesh__Announce *report,
+                                 bool *is_new)
+{
+    struct comms_meetings *meetings = meetings_of(comms);
+    struct visitor *visitor = meetings != NULL ? visitor_make(meetings, from) : NULL;
+    struct guest *guest = visitor != NULL ? guest_make(comms, visitor, node, key) : NULL;
+    if (guest == NULL) {
+        if (visitor != NULL) {
+            tidy(meetings, NULL, visitor);
+        }
+        return NULL;
+    }
+    struct meeting *meeting = guest->meeting;
+    if (guest->visitor != visitor) {
+        struct visitor *before = guest->visitor;
+        visitor_remove(guest);
+        visitor_add(visitor, guest);
+        tidy(meetings, NULL, before);
+    }
+    *is_new = guest->number == 0;
+    DL_DELETE(meeting->guests, guest); /* it may have come before: the latest is last */
+    DL_APPEND(meeting->guests, guest);
+    guest->number = ++meeting->last_number;
+    guest->told = 0;
+    free(guest->report);
+    guest->report = report != NULL ? meeting_report_new(report) : NULL;
+    guest->is_odd = guest->is_old = false;
     return guest;
 }
 
 /* --- Coming and going --- */
 
-static void untold(struct comms_meetings *meetings, struct meeting *meeting, uint64_t now_ns)
+void meeting_changed(struct comms *comms, struct meeting *meeting, uint64_t now_ns)
 {
+    struct comms_meetings *meetings = comms->meetings;
     if (!meeting->is_untold) {
         if (meetings->untold == NULL) {
             uint64_t earliest_ns = time_after(meetings->told_ns, MEETING_PAUSE_NS);
@@ -145,58 +198,90 @@ static void untold(struct comms_meetings *meetings, struct meeting *meeting, uin
     }
 }
 
-void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_name *key,
-                        const Commd__Mesh__Announce *report, uint64_t now_ns)
+/* A visitor with too many guests loses its oldest one. */
+static void limit(struct comms_meetings *meetings, const struct visitor *visitor)
 {
-    struct comms_meetings *meetings = meetings_of(comms);
-    struct guest *guest = meetings != NULL ? guest_make(meetings, node, key) : NULL;
-    if (guest == NULL) {
-        return;
-    }
-    struct meeting *meeting = guest->meeting;
-    bool is_new = guest->number == 0;
-    DL_DELETE(meeting->guests, guest); /* it may have come before: the latest is last */
-    DL_APPEND(meeting->guests, guest);
-    guest->number = ++meeting->last_number;
-    guest->told = 0;
-    free(guest->report);
-    guest->report = report != NULL ? meeting_report_new(report) : NULL;
-    guest->is_odd = guest->is_old = false;
-    if (is_new && guest->report != NULL) {
-        if (node == COMMS_NODE_OWN) {
-            meeting_own_report_came(comms, meeting);
-        } else {
-            meeting_tell_own_report(comms, guest);
-        }
-    }
-    untold(meetings, meeting, now_ns);
-    if (guest->visitor->count > MEETING_GUESTS_MAX) {
-        guest_free(meetings, guest->visitor->guests);
+    if (visitor->count > MEETING_GUESTS_MAX) {
+        guest_free(meetings, visitor->guests);
     }
 }
 
-void comms_meeting_leave(struct comms *comms, uint32_t node, const struct owned_name *key)
+void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_name *key,
+                        const Commd__Mesh__Announce *report, uint64_t now_ns)
 {
-    struct meeting *meeting =
-        comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
-    struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
-    if (guest != NULL) {
+    bool is_new;
+    struct guest *guest = meeting_guest_join(comms, node, node, key, report, &is_new);
+    if (guest == NULL) {
+        return;
+    }
+    guest->is_relayed = false;
+    if (is_new && guest->report != NULL) {
+        if (node == COMMS_NODE_OWN) {
+            meeting_own_report_came(comms, guest->meeting);
+        } else {
+            meeting_tell_own_report(comms, &(struct guest *){guest}, 1);
+        }
+    }
+    meeting_changed(comms, guest->meeting, now_ns);
+    limit(comms->meetings, guest->visitor);
+}
+
+void meeting_join_many(struct comms *comms, uint32_t relay, const struct owned_name *key,
+                       const Commd__Mesh__Announce *reports, const uint32_t *nodes, uint32_t count,
+                       uint64_t now_ns)
+{
+    struct guest **came = calloc((size_t)count + 1, sizeof(struct guest *));
+    struct meeting *meeting = NULL;
+    uint32_t new_count = 0;
+    bool own_came = false;
+    for (uint32_t i = 0; came != NULL && i < count; i++) {
+        bool is_new;
+        struct guest *guest = meeting_guest_join(comms, relay, nodes[i], key, &reports[i], &is_new);
+        if (guest == NULL) {
+            continue;
+        }
+        guest->is_relayed = true;
+        meeting = guest->meeting;
+        if (is_new && guest->report != NULL && nodes[i] == COMMS_NODE_OWN) {
+            own_came = true;
+        } else if (is_new && guest->report != NULL) {
+            came[new_count++] = guest;
+        }
+    }
+    if (own_came) {
+        meeting_own_report_came(comms, meeting);
+    } else {
+        meeting_tell_own_report(comms, came, new_count);
+    }
+    if (meeting != NULL) {
+        struct visitor *visitor = meeting->guests->prev->visitor; /* of the guest that came last */
+        meeting_changed(comms, meeting, now_ns);
+        for (uint32_t i = 0; i < count; i++) {
+            limit(comms->meetings, visitor);
+        }
+    }
+    free(came);
+}
+
+void comms_meeting_leave(struct comms *comms, uint32_t visitor, uint32_t node, const struct owned_name *key)
+{
+    struct meeting *meeting = meeting_find(comms, key);
+    struct guest *guest = meeting_guest_find(meeting, node);
+    if (guest != NULL && guest->visitor->node == visitor) {
         bool reported = guest->report != NULL && !guest->is_old;
         bool last = meeting->guests->next == NULL;
         guest_free(comms->meetings, guest);
         if (reported && !last) { /* a report that contradicted that one may fit now */
-            untold(comms->meetings, meeting, comms->now_ns);
+            meeting_changed(comms, meeting, comms->now_ns);
         }
     }
 }
 
-void comms_meeting_end(struct comms *comms, uint32_t node, const struct owned_name *key,
+void comms_meeting_end(struct comms *comms, uint32_t visitor, uint32_t node, const struct owned_name *key,
                        const Commd__Mesh__Withdraw *end)
 {
-    struct meeting *meeting =
-        comms->meetings != NULL ? meeting_find(comms->meetings, key, key_bytes_of(key)) : NULL;
-    const struct guest *guest = meeting != NULL ? guest_find(meeting, node) : NULL;
-    if (guest != NULL && guest->report != NULL && !guest->is_odd) {
+    const struct guest *guest = meeting_guest_find(meeting_find(comms, key), node);
+    if (guest != NULL && guest->visitor->node == visitor && guest->report != NULL && !guest->is_odd) {
         meeting_tell_end(comms, guest, end);
     }
 }
@@ -215,9 +300,12 @@ void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mes
     (void)owned_name_make(&key, meet->owner_uid, meet->name);
     if (meet->over) {
         if (meet->end != NULL && meet->end->failed) {
-            comms_meeting_end(comms, node, &key, meet->end);
+            comms_meeting_end(comms, node, node, &key, meet->end);
         }
-        comms_meeting_leave(comms, node, &key);
+        comms_meeting_leave(comms, node, node, &key);
+        comms_relay_leave(comms, node, &key, meet->end);
+    } else if (meet->relay && meet->report != NULL) {
+        comms_relay_join(comms, node, &key, meet->report, now_ns);
     } else {
         comms_meeting_join(comms, node, &key, meet->report, now_ns);
     }
@@ -231,7 +319,8 @@ void comms_meeting_node_lost(struct comms *comms, uint32_t node, const struct er
     }
     for (uint32_t left = visitor != NULL ? visitor->count : 0; left > 0; left--) {
         struct guest *guest = visitor->guests;
-        if (cause != NULL && guest->report != NULL && !guest->is_odd) {
+        bool lost = cause != NULL && guest->node == node; /* guests of a lost relay turn to another one */
+        if (lost && guest->report != NULL && !guest->is_odd) {
             meeting_tell_lost(comms, guest, cause);
         }
         guest_free(comms->meetings, guest); /* with the last one the visitor is gone */
@@ -249,7 +338,7 @@ void comms_meeting_free(struct comms *comms)
 
 /* --- Telling --- */
 
-static bool tell_names(struct comms *comms, const struct guest *guest, char **names, size_t count)
+static void tell_names(struct comms *comms, struct guest *guest, char **names, size_t count)
 {
     Commd__Mesh__Met body = COMMD__MESH__MET__INIT;
     body.name = guest->meeting->key.name;
@@ -257,7 +346,9 @@ static bool tell_names(struct comms *comms, const struct guest *guest, char **na
     body.nodes = names;
     body.n_nodes = count;
     Commd__Mesh__Message message = MESH_MESSAGE(MET, met, &body);
-    return mesh_send(comms->mesh, guest->visitor->node, &message) == STATUS_OK;
+    if (meeting_reaches(comms, guest)) {
+        meeting_send(comms, guest, &message);
+    }
 }
 
 /* Tells the guest of those that came after what it knows. A guest without a connection will say Meet again if
@@ -266,24 +357,23 @@ static void tell_guest(struct comms *comms, struct guest *guest)
 {
     char *names[MEETING_NAMES_MAX];
     size_t count = 0;
-    bool sent = true;
     struct guest *other;
-    for (other = guest->meeting->guests->prev; other->number > guest->told && sent; other = other->prev) {
+    for (other = guest->meeting->guests->prev; other->number > guest->told; other = other->prev) {
         if (other != guest) {
-            uint32_t node = other->visitor->node;
+            uint32_t node = other->node;
             names[count++] = (char *)(uintptr_t)(node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
                                                                         : mesh_node_name(comms->mesh, node));
         }
         if (count == MEETING_NAMES_MAX) {
-            sent = tell_names(comms, guest, names, count);
+            tell_names(comms, guest, names, count);
             count = 0;
         }
         if (other == guest->meeting->guests) {
             break;
         }
     }
-    if (count > 0 && sent) {
-        (void)tell_names(comms, guest, names, count);
+    if (count > 0) {
+        tell_names(comms, guest, names, count);
     }
     guest->told = guest->meeting->last_number;
 }
@@ -304,15 +394,14 @@ static struct guest *next_untold(const struct guest *guest)
 static void tell_own(struct comms *comms, const struct owned_name *key, uint64_t now_ns)
 {
     for (;;) {
-        struct meeting *meeting = meeting_find(comms->meetings, key, key_bytes_of(key));
-        struct guest *guest = meeting != NULL ? guest_find(meeting, COMMS_NODE_OWN) : NULL;
+        struct guest *guest = meeting_guest_find(meeting_find(comms, key), COMMS_NODE_OWN);
         const struct guest *other = guest != NULL ? next_untold(guest) : NULL;
         struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
         if (other == NULL || comm == NULL || comm->state != COMMS_COMM_FORMING) {
             return;
         }
         guest->told = other->number;
-        comms_guest_meets(comm, other->visitor->node, now_ns);
+        comms_guest_meets(comm, other->node, now_ns);
     }
 }
 
@@ -322,7 +411,7 @@ static void tell_all(struct comms *comms, const struct meeting *meeting, uint64_
     struct guest *guest;
     DL_FOREACH(meeting->guests, guest)
     {
-        if (guest->visitor->node != COMMS_NODE_OWN) {
+        if (guest->node != COMMS_NODE_OWN) {
             tell_guest(comms, guest);
         }
     }

@@ -40,11 +40,27 @@
 #define MEETING_FAREWELL_NS (10 * TIME_S) /* then the place is not told */
 #define MEETING_FAREWELLS_MAX 4096
 
+/*
+ * Relays. Communicators of MEETING_RELAYED_RANKS_LEAST ranks or more (meeting_choice.h) form with about
+ * 2 * sqrt(n) new connections at the busiest of n nodes, instead of n. The names of nodes sort the guests
+ * into about sqrt(n) groups. For each group the name and the owner choose relays, as they choose places. A
+ * guest reports to its relay, and the relay hands all reports of its group on to a place (meeting_relay.h).
+ * What the place says to guests takes the same way back. A relay whose place is lost turns to the next one,
+ * as a guest would. A guest whose relay is lost turns to the next one at once, after MEETING_RELAYS_MAX of
+ * them to places. It also turns to them if a relay, or the relay's place, does not know relays, or has too
+ * much to keep. A place takes the reports of a group only from the first of its relays, so a node that lies
+ * can harm only formations for which it was chosen.
+ */
+#define MEETING_RELAYS_MAX 3 /* to which a guest turns */
+
 /* --- The guest --- */
+
+struct comms_relay;
 
 struct comms_place {
     uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
-    bool needed;   /* the guest needs the connection */
+    bool is_relay;
+    bool needed; /* the guest needs the connection */
 };
 
 /* This node, as a guest with one name. */
@@ -53,14 +69,22 @@ struct comms_guest {
     struct owned_name key;
     struct comms_place places[MEETING_PLACES_MAX]; /* to which it has turned */
     uint32_t place_count;
-    uint64_t next_ns; /* when to turn to one more; TIME_NEVER: never */
-    uint64_t turn_ns; /* when to do so although a place is connected */
-    bool reports;     /* its communicator may form by a tree: roster.h */
+    uint64_t next_ns;          /* when to turn to one more; TIME_NEVER: never */
+    uint64_t turn_ns;          /* when to do so although a place is connected */
+    bool reports;              /* its communicator may form by a tree: roster.h */
+    bool rests;                /* comms_guest_rest was called */
+    uint32_t groups;           /* of guests, each with its relays; 0: it turns to places, not to relays */
+    struct comms_relay *relay; /* it hands on others' reports; null: it has its own */
+};
+
+struct comms_guest_kind {
+    uint32_t reported_size;    /* the size of a communicator that may form by a tree (roster.h); else 0 */
+    struct comms_relay *relay; /* or a relay's */
 };
 
 /* Turns to the first places. Null without memory. The other functions accept null. */
-struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key, bool reports,
-                                    uint64_t now_ns);
+struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key,
+                                    const struct comms_guest_kind *kind, uint64_t now_ns);
 /* Tells the places that it is over. */
 void comms_guest_free(struct comms_guest *guest);
 /* Call it when the deadline has passed. */
@@ -68,7 +92,9 @@ void comms_guest_step(struct comms_guest *guest, uint64_t now_ns);
 uint64_t comms_guest_deadline_ns(const struct comms_guest *guest);
 /* The connections to places are not needed any more. */
 void comms_guest_rest(struct comms_guest *guest);
-void comms_guest_node_up(const struct comms_guest *guest, uint32_t node);
+void comms_guest_node_up(struct comms_guest *guest, uint32_t node);
+/* That node is lost. If it was the last connected place, the guest turns to the next one soon. */
+void comms_guest_node_down(struct comms_guest *guest, uint32_t node, uint64_t now_ns);
 
 /* The farewells of guests that are gone. Call node_up before comms_guest_node_up. */
 void comms_farewells_node_up(struct comms *comms, uint32_t node);
@@ -79,6 +105,8 @@ uint64_t comms_farewells_deadline_ns(const struct comms *comms);
 void comms_guest_report(const struct communicator *comm, uint64_t now_ns);
 /* Tells the places that it is over, and why. */
 void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Withdraw *end);
+/* For people: through which relays it has reported; nothing if it has turned to places. */
+void comms_guest_describe(const struct comms_guest *guest, struct comms_text *text);
 /* Whether it has turned to that node. A null guest has turned to none. */
 bool comms_guest_knows(const struct comms_guest *guest, uint32_t node);
 /* Call it when the communicator's ranks were announced. Makes it a guest, unless the cluster is complete. */
@@ -89,13 +117,18 @@ void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh_
 
 /* --- The place --- */
 
-/* A node says Meet. COMMS_NODE_OWN: a communicator of this node. */
+/* A node says Meet itself. COMMS_NODE_OWN: a communicator of this node. */
 void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_name *key,
                         const Commd__Mesh__Announce *report, uint64_t now_ns);
-/* The node's part has failed, and with it the communicator: tells the other guests that have reported. */
-void comms_meeting_end(struct comms *comms, uint32_t node, const struct owned_name *key,
+/* The node's part has failed, and with it the communicator: tells the other guests that have reported.
+ * visitor: who says so. Nothing happens if another node has reported for that node last. */
+void comms_meeting_end(struct comms *comms, uint32_t visitor, uint32_t node, const struct owned_name *key,
                        const Commd__Mesh__Withdraw *end);
-void comms_meeting_leave(struct comms *comms, uint32_t node, const struct owned_name *key);
+/* Likewise: the node has no part any more. */
+void comms_meeting_leave(struct comms *comms, uint32_t visitor, uint32_t node, const struct owned_name *key);
+/* A relay says what others have said to it. */
+void comms_meeting_received_many(struct comms *comms, uint32_t relay, const Commd__Mesh__MeetMany *many,
+                                 uint64_t now_ns);
 void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mesh__Meet *meet,
                             uint64_t now_ns);
 /* The connection is lost, or a new one begins: forgets the node. cause: it is lost, so what it has reported

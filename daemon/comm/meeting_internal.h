@@ -3,7 +3,7 @@
 
 #include "daemon/comm/meeting.h"
 
-/* What the files meeting.c and meeting_roster.c share: the place's side. */
+/* What the files meeting.c, meeting_many.c and meeting_roster.c share: the place's side. */
 
 /* A guest's ranks, in a communicator that may form by a tree. */
 struct comms_report {
@@ -16,14 +16,26 @@ struct comms_report {
 /* A node with ranks, at a place. */
 struct guest {
     struct guest *prev, *next;       /* in its meeting, the latest last */
-    struct guest *of_prev, *of_next; /* of its node, the oldest first */
+    struct guest *of_prev, *of_next; /* of its visitor, the oldest first */
     struct meeting *meeting;
-    struct visitor *visitor;
+    struct visitor *visitor;     /* who said so: the node itself, or a relay */
+    uint32_t node;               /* the mesh's index, or COMMS_NODE_OWN */
+    bool is_relayed;             /* by the visitor, which may be the node itself */
     uint64_t number;             /* grows with each guest of the meeting */
     uint64_t told;               /* it knows of the guests up to this number */
     struct comms_report *report; /* null: it forms with connections to all, and is told of all by Met */
     bool is_odd;                 /* its report contradicts an earlier one; the two are told of each other */
     bool is_old;                 /* the communicator was complete with it, and may be over */
+    UT_hash_handle hh;
+};
+
+/* Whether a node may report for the guests of a group. Kept, because finding out takes time. */
+struct meeting_trust {
+    struct {
+        uint32_t relay, group;
+    } key;
+    bool is_trusted;
+    UT_hash_handle hh;
 };
 
 /* The nodes with ranks of one name. */
@@ -31,6 +43,8 @@ struct meeting {
     struct meeting *prev, *next; /* in `untold` */
     struct owned_name key;
     struct guest *guests;
+    struct guest *by_node;
+    struct meeting_trust *trusts;
     uint64_t last_number;
     bool is_untold;  /* some guest does not know of another one, or a report is new */
     bool is_partial; /* in `partial`: the guests are to be told which reports there are */
@@ -38,7 +52,7 @@ struct meeting {
     UT_hash_handle hh;
 };
 
-/* A node that is somebody's guest here. */
+/* A node that is a guest here, or a relay of guests. */
 struct visitor {
     uint32_t node;
     uint32_t count;
@@ -56,6 +70,34 @@ struct comms_meetings {
     uint64_t partial_ns; /* when to tell of them */
 };
 
+/* The node of the guest: one entry in a meeting. Null: it is none. */
+struct guest *meeting_guest_find(const struct meeting *meeting, uint32_t node);
+/* Makes a guest of the node, or takes it over from another visitor. It then is the latest of the meeting.
+ * Null without memory. */
+struct guest *meeting_guest_join(struct comms *comms, uint32_t visitor, uint32_t node,
+                                 const struct owned_name *key, const Commd__Mesh__Announce *report,
+                                 bool *is_new);
+/* Guests whose reports a relay has handed on. */
+void meeting_join_many(struct comms *comms, uint32_t relay, const struct owned_name *key,
+                       const Commd__Mesh__Announce *reports, const uint32_t *nodes, uint32_t count,
+                       uint64_t now_ns);
+/* Null: there is none. */
+struct meeting *meeting_find(const struct comms *comms, const struct owned_name *key);
+/* Guests are to be told soon. Call it when some have joined. */
+void meeting_changed(struct comms *comms, struct meeting *meeting, uint64_t now_ns);
+
+/* meeting_many.c: to guests, some of which have reported through relays. */
+/* Whether the message can be sent: a connection to the guest, or to its relay. */
+bool meeting_reaches(const struct comms *comms, const struct guest *guest);
+void meeting_send(struct comms *comms, struct guest *guest, const Commd__Mesh__Message *message);
+/* Sends a packed message to several guests, which it sorts by their visitors. */
+void meeting_send_packed(struct comms *comms, struct guest **guests, uint32_t count, const uint8_t *bytes,
+                         size_t size_bytes);
+/* Sends an end to several guests, which it sorts, each with the nonce of its report. */
+void meeting_send_end(struct comms *comms, struct guest **guests, uint32_t count, Commd__Mesh__Roster *end);
+/* Tells the relays of these guests, which it sorts, that every rank is there. */
+void meeting_tell_complete(struct comms *comms, struct guest **guests, uint32_t count);
+
 /* Returns false if a guest has not reported: then all guests are to be told of each other by Met. */
 bool meeting_is_reported(const struct meeting *meeting);
 /* Looks at all reports. If every rank is there, tells the node of rank 0; otherwise the guests are told soon
@@ -69,8 +111,8 @@ void meeting_not_partial(struct comms_meetings *meetings, struct meeting *meetin
 void meeting_tell_end(struct comms *comms, const struct guest *ended, const Commd__Mesh__Withdraw *end);
 /* The guest's node was lost: tells the others that have reported. */
 void meeting_tell_lost(struct comms *comms, const struct guest *lost, const struct error *cause);
-/* Tells a new guest of this node's own report, if there is one: so it knows that it needs this node. */
-void meeting_tell_own_report(struct comms *comms, const struct guest *guest);
+/* Tells new guests of this node's own report, if there is one: so they know that they need this node. */
+void meeting_tell_own_report(struct comms *comms, struct guest **guests, uint32_t count);
 /* This node has reported to itself: tells all guests that have reported. At once, because nobody else knows
  * of these ranks if this node is lost. */
 void meeting_own_report_came(struct comms *comms, const struct meeting *meeting);

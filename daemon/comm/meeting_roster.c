@@ -51,7 +51,7 @@ bool meeting_is_reported(const struct meeting *meeting)
 /* --- What they say together --- */
 
 struct view {
-    const struct guest *first;       /* whose terms count */
+    struct guest *first;             /* whose terms count */
     struct guest **owners;           /* by rank */
     struct guest **fitting;          /* guests that do not contradict earlier ones */
     Commd__Mesh__Announce **reports; /* theirs */
@@ -71,12 +71,12 @@ static void view_clear(struct view *view)
 
 static const char *name_of(const struct comms *comms, const struct guest *guest)
 {
-    uint32_t node = guest->visitor->node;
+    uint32_t node = guest->node;
     return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
 }
 
 /* Tells a guest of another one: they connect, and settle what is between them. */
-static void introduce(struct comms *comms, const struct guest *guest, const struct guest *other)
+static void introduce(struct comms *comms, struct guest *guest, const struct guest *other)
 {
     Commd__Mesh__Met body = COMMD__MESH__MET__INIT;
     char *name = (char *)(uintptr_t)name_of(comms, other);
@@ -85,15 +85,14 @@ static void introduce(struct comms *comms, const struct guest *guest, const stru
     body.nodes = &name;
     body.n_nodes = 1;
     Commd__Mesh__Message message = MESH_MESSAGE(MET, met, &body);
-    uint32_t node = guest->visitor->node;
-    if (node == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, node)) {
-        comms_post(comms, node, &message);
+    if (meeting_reaches(comms, guest)) {
+        meeting_send(comms, guest, &message);
     }
 }
 
 /* The guest that this one contradicts; null: none. */
-static const struct guest *contradicted(const struct view *view, const struct guest *guest,
-                                        const Commd__Mesh__Announce *report)
+static struct guest *contradicted(const struct view *view, const struct guest *guest,
+                                  const Commd__Mesh__Announce *report)
 {
     char asks[96], has[96];
     if (comms_terms_differ(&guest->report->terms, &view->first->report->terms, asks, has, sizeof asks)) {
@@ -115,7 +114,7 @@ static bool add(struct comms *comms, struct view *view, struct guest *guest)
     if (report == NULL) {
         return false;
     }
-    const struct guest *other = contradicted(view, guest, report);
+    struct guest *other = contradicted(view, guest, report);
     if (other != NULL) {
         if (!guest->is_odd) {
             introduce(comms, guest, other);
@@ -168,19 +167,14 @@ static bool view_make(struct comms *comms, const struct meeting *meeting, struct
 
 struct receivers {
     struct comms *comms;
-    struct guest *const *guests;
+    struct guest **guests;
     uint32_t count;
 };
 
 static void send_part(void *context, const uint8_t *bytes, size_t size_bytes)
 {
     const struct receivers *to = context;
-    for (uint32_t i = 0; i < to->count; i++) {
-        uint32_t node = to->guests[i]->visitor->node;
-        if (node == COMMS_NODE_OWN || mesh_node_is_up(to->comms->mesh, node)) {
-            comms_post_packed(to->comms, node, bytes, size_bytes);
-        }
-    }
+    meeting_send_packed(to->comms, to->guests, to->count, bytes, size_bytes);
 }
 
 static void tell_view(struct comms *comms, const struct meeting *meeting, const struct view *view,
@@ -230,6 +224,7 @@ void meeting_tell_reports(struct comms *comms, struct meeting *meeting, uint64_t
         for (uint32_t i = 0; i < view.count; i++) {
             view.fitting[i]->is_old = true;
         }
+        meeting_tell_complete(comms, view.fitting, view.count);
     } else {
         partial_soon(comms->meetings, meeting, now_ns);
     }
@@ -243,23 +238,21 @@ void meeting_tell_partial(struct comms *comms, struct meeting *meeting)
         return;
     }
     if (view_make(comms, meeting, &view)) {
-        struct receivers all = {.comms = comms, .guests = view.fitting, .count = view.count};
-        tell_view(comms, meeting, &view, &all, false);
+        struct guest **guests = malloc(((size_t)view.count + 1) * sizeof *guests);
+        struct receivers all = {.comms = comms, .guests = guests, .count = view.count};
+        if (guests != NULL) {
+            memcpy(guests, view.fitting, view.count * sizeof *guests);
+            tell_view(comms, meeting, &view, &all, false);
+        }
+        free(guests);
     }
     view_clear(&view);
 }
 
 static const struct guest *own_of(const struct meeting *meeting)
 {
-    const struct guest *guest;
-    DL_FOREACH(meeting->guests, guest)
-    {
-        if (guest->visitor->node == COMMS_NODE_OWN && guest->report != NULL && !guest->is_old &&
-            !guest->is_odd) {
-            return guest;
-        }
-    }
-    return NULL;
+    const struct guest *guest = meeting_guest_find(meeting, COMMS_NODE_OWN);
+    return guest != NULL && guest->report != NULL && !guest->is_old && !guest->is_odd ? guest : NULL;
 }
 
 static void tell_of_own(struct comms *comms, const struct guest *own, struct receivers *to)
@@ -279,12 +272,11 @@ static void tell_of_own(struct comms *comms, const struct guest *own, struct rec
     }
 }
 
-void meeting_tell_own_report(struct comms *comms, const struct guest *guest)
+void meeting_tell_own_report(struct comms *comms, struct guest **guests, uint32_t count)
 {
-    const struct guest *own = own_of(guest->meeting);
-    struct guest *const to[] = {(struct guest *)(uintptr_t)guest};
+    const struct guest *own = count > 0 ? own_of(guests[0]->meeting) : NULL;
     if (own != NULL) {
-        tell_of_own(comms, own, &(struct receivers){.comms = comms, .guests = to, .count = 1});
+        tell_of_own(comms, own, &(struct receivers){.comms = comms, .guests = guests, .count = count});
     }
 }
 
@@ -337,22 +329,21 @@ void meeting_tell_lost(struct comms *comms, const struct guest *lost, const stru
 void meeting_tell_end(struct comms *comms, const struct guest *ended, const Commd__Mesh__Withdraw *end)
 {
     const struct meeting *meeting = ended->meeting;
-    uint32_t node = ended->visitor->node;
+    struct guest **others = malloc((size_t)HASH_COUNT(meeting->by_node) * sizeof *others);
+    uint32_t count = 0;
     Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
-    const struct guest *guest;
+    struct guest *guest;
     body.name = (char *)(uintptr_t)meeting->key.name;
     body.owner_uid = meeting->key.owner_uid;
-    body.ended_by = (char *)(uintptr_t)(node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
-                                                               : mesh_node_name(comms->mesh, node));
+    body.ended_by = (char *)(uintptr_t)name_of(comms, ended);
     body.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
-    Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &body);
     DL_FOREACH(meeting->guests, guest)
     {
-        uint32_t to = guest->visitor->node;
-        if (to != node && guest->report != NULL && !guest->is_odd && guest->is_old == ended->is_old &&
-            (to == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, to))) {
-            body.nonce = guest->report->nonce;
-            comms_post(comms, to, &message);
+        if (others != NULL && guest != ended && guest->report != NULL && !guest->is_odd &&
+            guest->is_old == ended->is_old) {
+            others[count++] = guest;
         }
     }
+    meeting_send_end(comms, others, count, &body);
+    free(others);
 }

@@ -9,6 +9,7 @@
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/meeting_relay.h"
 #include "daemon/comm/roster.h"
 
 void comms_violation(struct comms *comms, uint32_t node, const char *what, uint64_t now_ns)
@@ -283,6 +284,10 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         comms_meeting_received(comms, node, message->meet, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MET) {
         comms_guest_received(comms, node, message->met, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MEET_MANY) {
+        comms_meeting_received_many(comms, node, message->meet_many, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MET_MANY) {
+        comms_relay_received(comms, node, message->met_many);
     }
 }
 
@@ -299,6 +304,7 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
     comms->now_ns = now_ns;
     comms_posts_node_up(comms, node);
     comms_farewells_node_up(comms, node);
+    comms_relays_node_up(comms, node);
     comms_drain_node_up(comms, node);
     DL_FOREACH(comms->comms, comm)
     {
@@ -330,9 +336,11 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
     lost_text(comms, node, cause, &lost);
     if (cause->status != STATUS_UNREACHABLE) { /* otherwise nobody needed the connection */
         comms_meeting_node_lost(comms, node, &lost);
+        comms_relays_node_lost(comms, node, &lost, now_ns);
     }
     DL_FOREACH(comms->comms, comm)
     {
+        comms_guest_node_down(comm->guest, node, now_ns);
         if (comm->sparse && cause->status == STATUS_UNREACHABLE && !comms_link_is_needed(comm, node)) {
             continue; /* nobody needed the connection, and the node runs */
         }

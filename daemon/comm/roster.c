@@ -87,6 +87,29 @@ static void report_from_claim(const struct comms_claim *claim, Commd__Mesh__Anno
     out->tree = true;
 }
 
+static void report_own(const struct communicator *comm, struct comms_announcement *own,
+                       Commd__Mesh__Announce *out)
+{
+    comms_formation_fill(comm, own);
+    *out = own->body;
+    out->name = (char *)(uintptr_t)protobuf_c_empty_string;
+    out->owner_uid = 0;
+    out->terms = NULL;
+    out->comm_id = 0;
+}
+
+void comms_roster_write_own(const struct communicator *comm,
+                            void (*part)(void *context, const uint8_t *bytes, size_t size_bytes),
+                            void *context)
+{
+    struct comms_announcement own;
+    struct comms_roster_item item = {.node = communicator_own_name(comm)};
+    const struct comms_roster roster = {
+        .name = comm->name, .owner_uid = comm->terms.owner_uid, .adds = true, .items = &item, .count = 1};
+    report_own(comm, &own, &item.report);
+    (void)comms_roster_write(&roster, part, context);
+}
+
 static void pass_part(void *context, const uint8_t *bytes, size_t size_bytes)
 {
     comms_tree_to_children(context, bytes, size_bytes);
@@ -101,16 +124,11 @@ void comms_roster_pass(struct communicator *comm)
         return;
     }
     roster.items = calloc(comm->node_count, sizeof *roster.items);
-    comms_formation_fill(comm, &own);
     for (uint32_t i = 0; roster.items != NULL && i < comm->node_count; i++) {
         struct comms_roster_item *item = &roster.items[roster.count++];
         item->node = comm->node_names[i];
         if (i == comm->own_index) {
-            item->report = own.body;
-            item->report.name = (char *)(uintptr_t)protobuf_c_empty_string;
-            item->report.owner_uid = 0;
-            item->report.terms = NULL;
-            item->report.comm_id = 0;
+            report_own(comm, &own, &item->report);
         } else {
             report_from_claim(comms_formation_claim(comm, comm->nodes[i].node), &item->report);
         }

@@ -23,7 +23,8 @@ static const struct {
     unsigned bit;
 } features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE},
                 {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER},
-                {MESH_FEATURE_BULK, MESH_OFFERS_BULK}};
+                {MESH_FEATURE_BULK, MESH_OFFERS_BULK},
+                {MESH_FEATURE_RELAYS, MESH_OFFERS_RELAYS}};
 #define FEATURE_COUNT (sizeof features / sizeof features[0])
 
 static unsigned features_from_wire(const Commd__Mesh__Hello *hello)
@@ -50,7 +51,9 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.incarnation = members_own_incarnation(peer->mesh->members);
     hello.version_text = (char *)options->version_text;
     for (size_t i = 0; i < FEATURE_COUNT; i++) {
-        if (features[i].bit != MESH_OFFERS_BULK || options->takes_bulk) {
+        bool hidden = (features[i].bit == MESH_OFFERS_BULK && !options->takes_bulk) ||
+                      (features[i].bit == MESH_OFFERS_RELAYS && options->hides_relays);
+        if (!hidden) {
             names[hello.n_features++] = (char *)features[i].name;
         }
     }
@@ -252,6 +255,8 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_MEMBERS] = on_members,
     [COMMD__MESH__MESSAGE__BODY_MEET] = on_other,
     [COMMD__MESH__MESSAGE__BODY_MET] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_MEET_MANY] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_MET_MANY] = on_other,
     [COMMD__MESH__MESSAGE__BODY_ROSTER] = on_other,
     [COMMD__MESH__MESSAGE__BODY_RELAY] = on_other,
     [COMMD__MESH__MESSAGE__BODY_STORE_ASK] = on_store,

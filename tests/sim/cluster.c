@@ -97,6 +97,7 @@ static void node_start(struct cluster_node *node)
     options.instance = instance;
     options.seed = instance;
     options.now_ns = cluster->now_ns;
+    options.hides_relays = cluster->old_every > 0 && node->index % cluster->old_every == 0;
     if (mesh_new(node->net, &options, &node->mesh, &error) != STATUS_OK ||
         exec_new(node->net, &node->exec, &error) != STATUS_OK ||
         p2p_new(node->net, &node->p2p, &error) != STATUS_OK) {
@@ -248,6 +249,7 @@ struct cluster *cluster_new(const struct cluster_options *options)
     assert_true(options->node_count <= CLUSTER_NODES_MAX);
     cluster->seed = options->seed;
     cluster->node_count = options->node_count;
+    cluster->old_every = options->old_every;
     cluster->slice_bytes = options->slice_bytes == 0 ? EXEC_SLICE_BYTES_DEFAULT : options->slice_bytes;
     cluster->nodes = calloc(options->node_count, sizeof *cluster->nodes);
     assert_non_null(cluster->nodes);
@@ -263,7 +265,7 @@ struct cluster *cluster_new(const struct cluster_options *options)
         struct cluster_node *node = &cluster->nodes[i];
         node->cluster = cluster;
         node->index = i;
-        (void)snprintf(node->name, sizeof node->name, "n%03u", i % 1000);
+        (void)snprintf(node->name, sizeof node->name, "n%03u", i % 10000);
     }
     for (uint32_t i = 0; i < cluster->node_count; i++) {
         node_start(&cluster->nodes[i]);

@@ -19,7 +19,7 @@
  * without sockets and without clients' processes; sim_comm.h replaces these. One seed decides everything: the
  * same seed gives the same run, event for event. Anything unexpected ends the running test (cmocka).
  */
-#define CLUSTER_NODES_MAX 1000
+#define CLUSTER_NODES_MAX 4000
 #define CLUSTER_RAILS_MAX 4
 #define CLUSTER_WORKERS_MAX 2
 #define CLUSTER_EXECS_MAX (CLUSTER_RAILS_MAX + CLUSTER_WORKERS_MAX)
@@ -29,7 +29,7 @@ struct cluster;
 struct cluster_node {
     struct cluster *cluster;
     uint32_t index;
-    char name[8]; /* "n000"... */
+    char name[8]; /* "n000"..., "n1000"... */
     struct net *net;
     struct mesh *mesh;
     struct exec *exec;
@@ -54,6 +54,7 @@ struct cluster {
     struct cluster_node *nodes;
     uint32_t node_count;
     uint64_t slice_bytes;
+    uint32_t old_every;
     struct random random; /* for the clients: what they post, and when */
     uint64_t rail_turns;
     uint64_t now_ns;
@@ -72,6 +73,8 @@ struct cluster_options {
      * to workers whatever takes more than one piece. Workers are slow: one turn every 200 us. */
     uint32_t worker_count;
     bool datagrams; /* QUIC on datagrams; otherwise pipes */
+    /* Each such node is as an older commd, which knows no relays (daemon/comm/meeting.h). 0: none is */
+    uint32_t old_every;
 };
 
 /* Returns COMMD_SEED of the environment, or a fixed seed. It is mixed with `which`, so that tests differ. */

@@ -108,11 +108,12 @@ static void test_several_ranks_on_a_node(void **state)
 static void test_ranks_that_come_late(void **state)
 {
     (void)state;
-    enum { SIZE = 48 };
-    struct cluster *cluster = large_cluster(202, 64);
+    enum { SIZE = 70 };
+    struct cluster *cluster = large_cluster(202, 90);
     struct sim_comm *comm = comm_of(cluster, "slow", SIZE, 1);
     for (uint32_t rank = 0; rank < SIZE; rank++) {
-        sim_comm_join(comm, (rank * 7 + 5) % SIZE, 0, NULL);
+        uint32_t next = (rank * 11 + 5) % SIZE;
+        sim_comm_join(comm, next, 0, &(struct sim_options){.form_timeout_ms = 60000});
         cluster_run(cluster, random_below(&cluster->random, 400) * TIME_MS);
     }
     assert_true(cluster_run_until(cluster, sim_comm_formed, comm, TIME_S));
@@ -191,18 +192,19 @@ static void test_leaving(void **state)
 
 /* --- What does not fit --- */
 
-static void run_stranger(uint32_t which, bool late, uint32_t size, enum status status, const char *text)
+/* members: of the communicator; size: what the stranger asks for. */
+static void run_stranger(uint32_t which, bool late, uint32_t members, uint32_t size, enum status status,
+                         const char *text)
 {
-    enum { SIZE = 40 };
-    struct cluster *cluster = large_cluster(which, 50);
-    struct sim_comm *comm = comm_of(cluster, "fit", SIZE, 1);
-    static const uint32_t there[SIZE] = {[9] = 45};
-    struct sim_comm *stranger = sim_comm_new(cluster, "fit", SIZE, there);
+    struct cluster *cluster = large_cluster(which, members + 10);
+    struct sim_comm *comm = comm_of(cluster, "fit", members, 1);
+    uint32_t there[CLUSTER_NODES_MAX] = {[9] = members + 5};
+    struct sim_comm *stranger = sim_comm_new(cluster, "fit", members, there);
     if (late) {
         sim_comm_form(comm, NULL, 2 * TIME_S);
         cluster_run(cluster, 30 * TIME_S);
     } else {
-        for (uint32_t rank = 0; rank < SIZE - 1; rank++) {
+        for (uint32_t rank = 0; rank < members - 1; rank++) {
             sim_comm_join(comm, rank, 0, NULL);
         }
         cluster_run(cluster, 100 * TIME_MS);
@@ -211,10 +213,10 @@ static void run_stranger(uint32_t which, bool late, uint32_t size, enum status s
     cluster_run(cluster, 4 * TIME_S);
     assert_text(verdict_of(stranger, 9), status, "fit", text);
     if (!late) {
-        sim_comm_join(comm, SIZE - 1, 0, NULL);
+        sim_comm_join(comm, members - 1, 0, NULL);
         assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 5 * TIME_S));
     }
-    for (uint32_t rank = 0; rank < SIZE; rank++) {
+    for (uint32_t rank = 0; rank < members; rank++) {
         assert_int_equal(verdict_of(comm, rank)->status, STATUS_OK);
     }
     sim_comm_run(comm, &sum);
@@ -226,15 +228,19 @@ static void run_stranger(uint32_t which, bool late, uint32_t size, enum status s
 static void test_a_rank_that_is_taken(void **state)
 {
     (void)state;
-    run_stranger(206, false, 40, STATUS_ALREADY_EXISTS, "rank 9");
-    run_stranger(207, true, 40, STATUS_ALREADY_EXISTS, "rank 9");
+    run_stranger(206, false, 40, 40, STATUS_ALREADY_EXISTS, "rank 9");
+    run_stranger(207, true, 40, 40, STATUS_ALREADY_EXISTS, "rank 9");
+    run_stranger(260, false, 80, 80, STATUS_ALREADY_EXISTS, "rank 9");
+    run_stranger(261, true, 80, 80, STATUS_ALREADY_EXISTS, "rank 9");
 }
 
 static void test_another_size(void **state)
 {
     (void)state;
-    run_stranger(208, false, 41, STATUS_MISMATCH, "size 41");
-    run_stranger(209, true, 41, STATUS_MISMATCH, "size 41");
+    run_stranger(208, false, 40, 41, STATUS_MISMATCH, "size 41");
+    run_stranger(209, true, 40, 41, STATUS_MISMATCH, "size 41");
+    run_stranger(262, false, 80, 81, STATUS_MISMATCH, "size 81");
+    run_stranger(263, true, 80, 81, STATUS_MISMATCH, "size 81");
 }
 
 /* --- Losses --- */
@@ -370,13 +376,12 @@ static void assert_told_of(const struct sim_comm *comm, const char *name)
 
 /* A node is lost at any time of the formation; `missing` ranks do not come. Either all others form it and
  * then lose it, or it ends at once, everywhere. */
-static void run_loss_while_forming(uint32_t which, uint32_t missing, uint32_t node, bool host,
+static void run_loss_while_forming(uint32_t which, uint32_t size, uint32_t missing, uint32_t node, bool host,
                                    uint64_t after_ns)
 {
-    enum { SIZE = 60 };
-    struct cluster *cluster = large_cluster(which, SIZE);
-    struct sim_comm *comm = comm_of(cluster, "early", SIZE, 1);
-    for (uint32_t rank = 0; rank < SIZE; rank++) {
+    struct cluster *cluster = large_cluster(which, size);
+    struct sim_comm *comm = comm_of(cluster, "early", size, 1);
+    for (uint32_t rank = 0; rank < size; rank++) {
         if (comm->ranks[rank].node->index == node || rank % 20 >= missing) {
             sim_comm_join(comm, rank, 0, &(struct sim_options){.form_timeout_ms = 60000});
         }
@@ -395,7 +400,8 @@ static void test_a_node_is_lost_while_it_forms(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < 24; i++) {
-        run_loss_while_forming(220 + i, 0, i * 7 % 60, i % 3 == 2, (20 + i * 2) * TIME_MS);
+        uint32_t size = i % 2 == 0 ? 60 : 80; /* without relays and with them */
+        run_loss_while_forming(220 + i, size, 0, i * 7 % size, i % 3 == 2, (20 + i * 2) * TIME_MS);
     }
 }
 
@@ -405,26 +411,27 @@ static void test_a_node_is_lost_while_others_wait(void **state)
 {
     (void)state;
     for (uint32_t node = 0; node < 60; node += 1 + node % 3) {
-        run_loss_while_forming(250, 1, node, node % 8 == 7, 100 * TIME_MS + node % 5 * TIME_S);
+        run_loss_while_forming(250, 60, 1, node, node % 8 == 7, 100 * TIME_MS + node % 5 * TIME_S);
+    }
+    for (uint32_t node = 0; node < 80; node += 1 + node % 3) { /* also each relay */
+        run_loss_while_forming(264, 80, 1, node, node % 8 == 7, 100 * TIME_MS + node % 5 * TIME_S);
     }
 }
 
 /* A node's own rank comes while others wait. It is lost right after, and all others are told, also if it is
  * the one that collects reports, so nobody else has heard of its rank. */
-static void test_a_node_is_lost_after_its_rank_has_come(void **state)
+static void run_loss_after_coming(uint32_t which, uint32_t size, uint32_t step)
 {
-    (void)state;
-    enum { SIZE = 40 };
-    struct cluster *cluster = large_cluster(252, SIZE);
-    for (uint32_t node = 0; node < SIZE - 1; node++) {
-        struct sim_comm *comm = comm_of(cluster, "late", SIZE, 1);
-        for (uint32_t rank = 1; rank < SIZE; rank++) {
+    struct cluster *cluster = large_cluster(which, size);
+    for (uint32_t node = 0; node < size - 1; node += step) {
+        struct sim_comm *comm = comm_of(cluster, "late", size, 1);
+        for (uint32_t rank = 1; rank < size; rank++) {
             if (comm->ranks[rank].node->index != node) {
                 sim_comm_join(comm, rank, 0, NULL);
             }
         }
         cluster_run(cluster, 50 * TIME_MS + random_below(&cluster->random, 2 * TIME_S));
-        sim_comm_join(comm, SIZE - 1 - node, 0, NULL);
+        sim_comm_join(comm, size - 1 - node, 0, NULL);
         cluster_run(cluster, 2 * TIME_MS + random_below(&cluster->random, 20 * TIME_MS));
         cluster_crash(cluster, node);
         sim_comm_forget_node(comm, node);
@@ -438,20 +445,26 @@ static void test_a_node_is_lost_after_its_rank_has_come(void **state)
     cluster_free(cluster);
 }
 
-/* A process is lost: that is told everywhere within 100 ms. */
-static void test_a_rank_is_lost_while_others_wait(void **state)
+static void test_a_node_is_lost_after_its_rank_has_come(void **state)
 {
     (void)state;
-    enum { SIZE = 60, LOST = 7 };
-    struct cluster *cluster = large_cluster(251, SIZE);
-    struct sim_comm *comm = comm_of(cluster, "early", SIZE, 1);
-    for (uint32_t rank = 1; rank < SIZE; rank++) {
+    run_loss_after_coming(252, 40, 1);
+    run_loss_after_coming(265, 72, 2);
+}
+
+/* A process is lost: that is told everywhere within 100 ms. */
+static void run_rank_loss(uint32_t which, uint32_t size)
+{
+    enum { LOST = 7 };
+    struct cluster *cluster = large_cluster(which, size);
+    struct sim_comm *comm = comm_of(cluster, "early", size, 1);
+    for (uint32_t rank = 1; rank < size; rank++) {
         sim_comm_join(comm, rank, 0, NULL);
     }
     cluster_run(cluster, 100 * TIME_MS);
     sim_comm_leave(comm, LOST, COMMS_LEAVE_LOST);
     assert_true(cluster_run_until(cluster, sim_comm_all_told, comm, 100 * TIME_MS));
-    for (uint32_t rank = 1; rank < SIZE; rank++) {
+    for (uint32_t rank = 1; rank < size; rank++) {
         if (rank != LOST) {
             assert_text(verdict_of(comm, rank), STATUS_RANK_LOST, "rank 7", comm->ranks[LOST].node->name);
             sim_comm_leave(comm, rank, COMMS_LEAVE_ORDERLY);
@@ -461,6 +474,13 @@ static void test_a_rank_is_lost_while_others_wait(void **state)
     sim_comm_run(comm, &sum);
     sim_comm_free(comm);
     cluster_free(cluster);
+}
+
+static void test_a_rank_is_lost_while_others_wait(void **state)
+{
+    (void)state;
+    run_rank_loss(251, 60);
+    run_rank_loss(266, 90);
 }
 
 int main(void)

@@ -2,6 +2,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 
+#include <math.h>
+
 #include <cmocka.h>
 
 #include "daemon/comm/comms_forecast.h"
@@ -50,18 +52,32 @@ static void test_pairs(void **state)
     assert_true(forecast(11, 0.5, 11).fresh_s > 55);
 }
 
-/* 73 nodes: a root, 8 children, 64 below these. */
+/* 50 nodes: a root, 8 children, 41 below these. They report to the place. */
 static void test_a_tree(void **state)
 {
     (void)state;
-    struct comms_forecast found = forecast(73, 0.5, 1);
+    struct comms_forecast found = forecast(50, 0.5, 1);
     assert_true(found.by_tree);
-    double place = 1e-3 + 72e-4 + 0.010;
-    double down = 2 * (1e-3 + 8e-4 + 8 * 73 * 48 / 1e6), ready = 4 * (1e-3 + 8e-4);
+    double place = 1e-3 + 49e-4 + 0.010;
+    double down = 2 * (1e-3 + 8e-4 + 8 * 50 * 48 / 1e6), ready = 4 * (1e-3 + 8e-4);
     assert_seconds(found.warm_s, place + down + ready);
-    /* The place has 72 connections, a parent 8 and its own, on each of two levels; three handshakes. */
-    assert_seconds(found.fresh_s, found.warm_s + 72 * 0.5 + 18 * 0.5 + 3 * 4e-3);
-    assert_true(forecast(72, 0.5, 1).warm_s < found.warm_s);
+    /* The place has 49 connections, a parent 8 and its own, on each of two levels; three handshakes. */
+    assert_seconds(found.fresh_s, found.warm_s + 49 * 0.5 + 18 * 0.5 + 3 * 4e-3);
+    assert_true(forecast(49, 0.5, 1).warm_s < found.warm_s);
+}
+
+/* 145 nodes, 13 groups of 11 guests in the mean: they report to relays. */
+static void test_relays(void **state)
+{
+    (void)state;
+    struct comms_forecast found = forecast(145, 0.5, 1);
+    double busiest = 144.0 / 13 + 2 * sqrt(144.0 / 13) + 13;
+    double report = 2e-3 + busiest * 1e-4 + 0.010 + 0.005;
+    double down = 3 * (1e-3 + 8e-4 + 8 * 145 * 48 / 1e6), ready = 6 * (1e-3 + 8e-4);
+    assert_seconds(found.warm_s, report + down + ready);
+    /* Five handshakes: to the relay, to the place, and on three levels. */
+    assert_seconds(found.fresh_s, found.warm_s + busiest * 0.5 + 27 * 0.5 + 5 * 4e-3);
+    assert_true(forecast(10000, 2.5e-3, 1).fresh_s < forecast(10000, 0, 1).fresh_s + 2);
     /* Memory: known nodes count little, links much. */
     assert_true(found.links <= 10);
     assert_in_range((uint64_t)found.node_bytes, 10 * 131072, 12 * 131072);
@@ -121,8 +137,11 @@ static void test_links(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_clusters), cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_a_tree),         cmocka_unit_test(test_the_first_operation),
+        cmocka_unit_test(test_small_clusters),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_a_tree),
+        cmocka_unit_test(test_relays),
+        cmocka_unit_test(test_the_first_operation),
         cmocka_unit_test(test_links),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 #include "tests/unit/comm/comm_nodes.h"
 
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/meeting_choice.h"
 
 /*
  * Node a is a place where nodes meet (daemon/comm/meeting.h). Nodes b and c are guests whose messages the
@@ -284,7 +285,7 @@ static void test_a_place_with_ranks(void **state)
     run(&world, TIME_MS);
     assert_int_equal(heard[1].rosters, 1);
     assert_int_equal(heard[2].rosters, 1);
-    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, &key);
+    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, COMMS_NODE_OWN, &key);
     world_stop(&world);
 }
 
@@ -301,7 +302,7 @@ static void test_a_place_whose_rank_is_taken(void **state)
     assert_int_equal(heard[1].additions, 0);
     assert_int_equal(heard[2].additions, 0);
     assert_heard(1, "job:a "); /* the two settle it */
-    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, &key);
+    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, COMMS_NODE_OWN, &key);
     world_stop(&world);
 }
 
@@ -327,6 +328,99 @@ static void test_a_place_that_was_not_asked(void **state)
     world_stop(&world);
 }
 
+/* --- The choice of relays --- */
+
+/* The largest or smallest of the groups that names of nodes make. */
+static uint32_t group_extreme(uint32_t nodes, uint32_t groups, bool largest)
+{
+    uint32_t counts[128] = {0}, found = 0;
+    assert_true(groups <= 128);
+    for (uint32_t i = 0; i < nodes; i++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "node%u", i);
+        counts[meeting_group_of(name, groups)]++;
+    }
+    for (uint32_t i = 1; i < groups; i++) {
+        found = (counts[i] > counts[found]) == largest ? i : found;
+    }
+    return counts[found];
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    assert_int_equal(meeting_groups(MEETING_RELAYED_RANKS_LEAST - 1, 10000), 0);
+    assert_int_equal(meeting_groups(64, 10000), 8);
+    assert_int_equal(meeting_groups(65, 10000), 9);
+    assert_int_equal(meeting_groups(10000, 10000), 100);
+    assert_int_equal(meeting_groups(10000, 250), 16);
+    assert_int_equal(meeting_groups(UINT32_MAX, UINT32_MAX), 65536);
+    assert_in_range(group_extreme(10000, 100, true), 100, 140);
+    assert_in_range(group_extreme(10000, 100, false), 65, 100);
+    assert_in_range(group_extreme(128, 12, true), 11, 22);
+    /* A part of the protocol: all nodes must find the same. */
+    assert_int_equal(meeting_group_of("n000", 100), 36);
+    assert_int_equal(meeting_group_of("node-17.example", 100), 32);
+}
+
+struct taken {
+    uint32_t nodes[8];
+    uint32_t count;
+};
+
+static bool is_taken(const void *context, uint32_t node)
+{
+    const struct taken *taken = context;
+    for (uint32_t i = 0; i < taken->count; i++) {
+        if (taken->nodes[i] == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char *name_at(unsigned node, uint32_t chosen)
+{
+    struct mesh *mesh = world.nodes[node].mesh;
+    return chosen == COMMS_NODE_OWN ? mesh_own_name(mesh) : mesh_node_name(mesh, chosen);
+}
+
+/* All nodes choose the same ones in the same order: each node once. Groups choose differently. */
+static void test_all_choose_the_same(void **state)
+{
+    (void)state;
+    start();
+    struct owned_name key = {.owner_uid = 1000, .name = "job"};
+    char orders[8][8] = {{0}};
+    for (uint32_t group = 0; group < 8; group++) {
+        for (unsigned node = 0; node < 3; node++) {
+            struct taken taken = {0};
+            struct meeting_chooser chooser = {.comms = world.nodes[node].comms,
+                                              .key = &key,
+                                              .relay = true,
+                                              .group = group,
+                                              .is_taken = is_taken,
+                                              .context = &taken};
+            char order[8] = "";
+            uint32_t chosen;
+            while (meeting_choose(&chooser, &chosen)) {
+                strcat(order, name_at(node, chosen));
+                taken.nodes[taken.count++] = chosen;
+                assert_true(meeting_trusts_relay(chooser.comms, &key, group, chosen));
+            }
+            assert_int_equal(strlen(order), 3);
+            assert_string_equal(order, node == 0 ? order : orders[group]);
+            memcpy(orders[group], order, sizeof order);
+        }
+    }
+    unsigned others = 0;
+    for (uint32_t group = 1; group < 8; group++) {
+        others += strcmp(orders[group], orders[0]) != 0;
+    }
+    assert_true(others > 0);
+    world_stop(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -340,6 +434,8 @@ int main(void)
         cmocka_unit_test(test_a_place_whose_rank_is_taken),
         cmocka_unit_test(test_names_that_cannot_be),
         cmocka_unit_test(test_a_place_that_was_not_asked),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_all_choose_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

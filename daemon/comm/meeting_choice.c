@@ -1,0 +1,81 @@
+#include "daemon/comm/meeting_choice.h"
+
+#include <string.h>
+
+#include "daemon/base/hash.h"
+#include "daemon/base/weight.h"
+
+/* Parts of the protocol: all nodes must have the same. */
+#define PLACE_SEED 0x706c61636573u
+#define RELAY_SEED 0x72656c617973u
+#define GROUP_SEED 0x67726f757073u
+
+uint32_t meeting_groups(uint32_t size, uint32_t node_count)
+{
+    uint32_t nodes = size < node_count ? size : node_count;
+    uint32_t root = 0;
+    if (size < MEETING_RELAYED_RANKS_LEAST) {
+        return 0;
+    }
+    while ((uint64_t)root * root < nodes) {
+        root++;
+    }
+    return root;
+}
+
+uint32_t meeting_group_of(const char *node, uint32_t groups)
+{
+    return (uint32_t)(hash_bytes(GROUP_SEED, node, strlen(node)) % groups);
+}
+
+static uint64_t seed_of(const struct meeting_chooser *chooser)
+{
+    return chooser->relay ? RELAY_SEED + chooser->group : PLACE_SEED;
+}
+
+static const char *name_of(const struct comms *comms, uint32_t node)
+{
+    return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
+}
+
+/* Whether the user may have ranks on that node, which is this one or one of the configuration. */
+static bool may_serve(const struct comms *comms, uint32_t owner_uid, uint32_t node)
+{
+    return node == COMMS_NODE_OWN ||
+           (!mesh_node_is_removed(comms->mesh, node) && comms_user_may(comms, owner_uid, node));
+}
+
+bool meeting_choose(const struct meeting_chooser *chooser, uint32_t *out)
+{
+    const struct comms *comms = chooser->comms;
+    const struct owned_name *key = chooser->key;
+    uint32_t node_count = mesh_node_count(comms->mesh);
+    struct weight_choice near = {0}, far = {0};
+    for (uint32_t i = 0; i <= node_count; i++) {
+        bool own = i == node_count;
+        uint32_t node = own ? COMMS_NODE_OWN : i;
+        if ((chooser->is_taken != NULL && chooser->is_taken(chooser->context, node)) ||
+            !may_serve(comms, key->owner_uid, node)) {
+            continue;
+        }
+        weight_choose(!own && mesh_node_is_out_of_reach(comms->mesh, i) ? &far : &near, seed_of(chooser),
+                      node, name_of(comms, node), key->owner_uid, key->name);
+    }
+    *out = near.node_name != NULL ? near.node : far.node;
+    return near.node_name != NULL || far.node_name != NULL;
+}
+
+bool meeting_trusts_relay(const struct comms *comms, const struct owned_name *key, uint32_t group,
+                          uint32_t relay)
+{
+    const struct meeting_chooser chooser = {.relay = true, .group = group};
+    uint64_t seed = seed_of(&chooser);
+    uint32_t node_count = mesh_node_count(comms->mesh), before = 0;
+    uint64_t weight = weight_of_node(seed, name_of(comms, relay), key->owner_uid, key->name);
+    for (uint32_t i = 0; i <= node_count && before < MEETING_RELAYS_TRUSTED; i++) {
+        uint32_t node = i == node_count ? COMMS_NODE_OWN : i;
+        before += node != relay && may_serve(comms, key->owner_uid, node) &&
+                  weight_of_node(seed, name_of(comms, node), key->owner_uid, key->name) > weight;
+    }
+    return before < MEETING_RELAYS_TRUSTED && may_serve(comms, key->owner_uid, relay);
+}

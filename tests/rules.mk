@@ -150,7 +150,7 @@ $(HOPS_TRACER): tests/hops/tracer.c $(FLAGS_STAMP)
 # A double of the CUDA driver and of NCCL: one library under two names. tests/cuda_double/cuda_double.h says what it
 # does.
 $(CUDA_DOUBLE): $(DOUBLE_OBJECTS) $(BUILD)/libcommd.a
-	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -o $@ $(filter %.o %.a,$^) -lm
+	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(NO_LTO_$(VARIANT)) $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -o $@ $(filter %.o %.a,$^) -lm
 $(NCCL_DOUBLE): $(CUDA_DOUBLE)
 	$(Q)ln -sf $(<F) $@
 

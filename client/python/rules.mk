@@ -1,7 +1,7 @@
 # The Python package commd. Its wheel holds a libcommclient of its own, with protobuf-c linked statically.
 PYTHON_LIBRARY := $(BUILD)/python/$(CLIENT_SONAME)
 $(PYTHON_LIBRARY): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcommclient.map
-	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,$(CLIENT_SONAME) \
+	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(LTO_LDFLAGS_$(VARIANT)) $(no_undefined_$(VARIANT)) -Wl,-soname,$(CLIENT_SONAME) \
 	    -Wl,--version-script=client/lib/libcommclient.map -Wl,--exclude-libs,ALL -o $@.part $(filter %.o,$^) -l:libprotobuf-c.a && \
 	    $(HOST:%=%-)strip -g -o $@ $@.part && rm -f $@.part
 wheel-library: $(PYTHON_LIBRARY)

@@ -1,4 +1,3 @@
-#include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +8,6 @@
 
 #define NS_PER_MS 1000000u
 #define SEGMENT_LOOK_NS 1000000u /* between looks at commd for the segment */
-#define LOOKS_PER_COMMD 50u      /* looks of the feeder for each one at commd */
-#define IDLE_LOOKS_MAX 50u       /* of the feeder without a new operation: then it rests */
 
 /* --- Beginning and end --- */
 
@@ -581,28 +578,5 @@ void cells_progress(struct comm_client *client)
     }
     if (any) {
         pthread_cond_broadcast(&client->changed);
-    }
-}
-
-bool cells_are_busy(struct comm_client *client)
-{
-    bool used = client->cells.used != client->cells.seen;
-    client->cells.seen = client->cells.used;
-    client->cells.idle_looks = used ? 0 : client->cells.idle_looks + 1;
-    return client->cells.open > 0 || client->cells.idle_looks < IDLE_LOOKS_MAX;
-}
-
-static bool has_hung_up(const struct comm_client *client)
-{
-    struct pollfd connection = {.fd = client->fd};
-    return poll(&connection, 1, 0) > 0;
-}
-
-void cells_look_at_commd(struct comm_client *client)
-{
-    bool hung_up = has_hung_up(client);
-    if (hung_up || ++client->cells.looks % LOOKS_PER_COMMD == 0) {
-        client->cells.hung_up = hung_up;
-        client_take_all(client);
     }
 }

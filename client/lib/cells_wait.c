@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <sched.h>
 
 #include "client/lib/cells_internal.h"
@@ -15,6 +16,8 @@
 #define CROWDED_NS 10000000u           /* for so long */
 #define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
 #define SLEEP_BRIEF_NS 1000000u        /* the same while commd has other operations of this client */
+#define LOOKS_PER_COMMD 50u            /* looks of the feeder for each one at commd */
+#define IDLE_LOOKS_MAX 50u             /* of the feeder without a new operation: then it rests */
 
 struct watch {
     struct client_cells *cells;
@@ -200,4 +203,29 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
     await_news(client, &watch, spins);
     held_feed(client);
     return true;
+}
+
+/* --- Of the feeder thread --- */
+
+bool cells_are_busy(struct comm_client *client)
+{
+    bool used = client->cells.used != client->cells.seen;
+    client->cells.seen = client->cells.used;
+    client->cells.idle_looks = used ? 0 : client->cells.idle_looks + 1;
+    return client->cells.open > 0 || client->cells.idle_looks < IDLE_LOOKS_MAX;
+}
+
+static bool has_hung_up(const struct comm_client *client)
+{
+    struct pollfd connection = {.fd = client->fd};
+    return poll(&connection, 1, 0) > 0;
+}
+
+void cells_look_at_commd(struct comm_client *client)
+{
+    bool hung_up = has_hung_up(client);
+    if (hung_up || ++client->cells.looks % LOOKS_PER_COMMD == 0) {
+        client->cells.hung_up = hung_up;
+        client_take_all(client);
+    }
 }

@@ -1,4 +1,4 @@
-"""The monitored barrier: it tells which ranks are missing."""
+"""Barriers: they tell which earlier operations failed, and the monitored one which ranks are missing."""
 from __future__ import annotations
 
 import datetime
@@ -7,6 +7,8 @@ import torch.distributed as distributed
 from torch.distributed import distributed_c10d
 
 from . import _failures
+
+_OK, _TIMED_OUT = 0, 10
 
 _torch_barrier = distributed_c10d.monitored_barrier
 
@@ -18,6 +20,24 @@ def _text(rank: int, missing, limit_ms: int) -> str:
                 f"from rank 0. Please check rank 0 logs for faulty rank. Missing: {', '.join(map(str, missing))}.")
     names = ", ".join(map(str, missing))
     return f"[Rank 0]: Rank{'s' if len(missing) > 1 else ''} {names} failed to pass monitoredBarrier in {limit_ms} ms."
+
+
+class EarlierFailures:
+    """What is done at the end of a barrier. An operation has ended for a rank that needs no other's data, such as a
+    broadcast's root, before all have taken part. If it failed later, the barrier says so. All operations before the
+    barrier have ended now; later ones are not waited for."""
+
+    __slots__ = ("group", "sources")
+
+    def __init__(self, group) -> None:
+        self.group = group
+        self.sources: list = []
+
+    def finish(self) -> None:
+        handle = self.group.handle
+        result = self.group.calls.comm_sync(handle, 1) if handle is not None else _OK
+        if result not in (_OK, _TIMED_OUT):
+            raise _failures.of_call(self.group._client, result, "barrier", self.group.context())
 
 
 def wait_monitored(group, timeout, wait_all_ranks: bool = False) -> None:

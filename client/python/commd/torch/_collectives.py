@@ -8,6 +8,7 @@ import torch
 
 from .. import _library
 from . import _failures
+from ._barrier import EarlierFailures
 from ._sparse import all_reduce_sparse
 from ._tensors import (Buffers, check_dense, dtype_for_copy, dtype_for_reduction, only, operator_of, same_dtype)
 from ._work import Several, Work
@@ -313,7 +314,7 @@ class Collectives:
         return _sizes([split * each for split in splits])
 
     def barrier(self, opts=None):
-        return self.start("barrier", self.calls.comm_barrier, (), Buffers(), [], opts)
+        return self.start("barrier", self.calls.comm_barrier, (), EarlierFailures(self), [], opts)
 
     def monitored_barrier(self, opts=None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks. If some do not come in time, the exception names them."""

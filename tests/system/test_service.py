@@ -77,6 +77,7 @@ class Service(unittest.TestCase):
         self.systemctl("daemon-reload")
 
     def journal(self):
+        self.machine.run("journalctl", "--sync")  # otherwise the last lines may not be there yet
         return self.machine.run("journalctl", "-u", "commd", "--no-pager", "-n", "30", "-o", "cat").stdout
 
     def owner(self, path):

@@ -282,6 +282,190 @@ static void test_a_node_that_was_not_chosen(void **state)
     cluster_free(cluster);
 }
 
+/* --- Messages of any kind --- */
+
+#define GARBAGE_NODES 12u    /* that send it */
+#define GARBAGE_MESSAGES 60u /* of each, to each node to which it is connected */
+
+struct garbage {
+    struct cluster *cluster;
+    Commd__Mesh__CommTerms terms;
+    Commd__Mesh__Announce report;
+    Commd__Mesh__Failure failure;
+    Commd__Mesh__Withdraw end;
+    Commd__Mesh__MeetEntry entry[3], *entries[3];
+    uint32_t ranks[3];
+    uint64_t nonces[3];
+    char *names[3];
+    uint8_t bytes[64];
+};
+
+static uint32_t draw(const struct garbage *garbage, uint64_t below)
+{
+    return (uint32_t)random_below(&garbage->cluster->random, below);
+}
+
+static char *draw_text(const struct garbage *garbage, const char *common)
+{
+    static const char *const odd[] = {"", "nobody", "other", "two words", "\x01"};
+    uint32_t which = draw(garbage, 12);
+    return (char *)(uintptr_t)(which < 5   ? odd[which]
+                               : which < 9 ? common
+                                           : garbage->cluster->nodes[draw(garbage, NODES)].name);
+}
+
+static void draw_report(struct garbage *garbage)
+{
+    garbage->terms = (Commd__Mesh__CommTerms)COMMD__MESH__COMM_TERMS__INIT;
+    garbage->report = (Commd__Mesh__Announce)COMMD__MESH__ANNOUNCE__INIT;
+    garbage->failure = (Commd__Mesh__Failure)COMMD__MESH__FAILURE__INIT;
+    garbage->end = (Commd__Mesh__Withdraw)COMMD__MESH__WITHDRAW__INIT;
+    garbage->terms.size = draw(garbage, 3) > 0 ? SIZE : draw(garbage, UINT32_MAX);
+    garbage->terms.owner_uid = draw(garbage, 4) > 0 ? UID : draw(garbage, UINT32_MAX);
+    garbage->report.terms = draw(garbage, 8) > 0 ? &garbage->terms : NULL;
+    garbage->report.nonce = draw(garbage, 4);
+    garbage->report.tree = draw(garbage, 8) > 0;
+    garbage->report.answer = draw(garbage, 8) == 0;
+    garbage->report.n_ranks = draw(garbage, 4);
+    garbage->report.ranks = garbage->ranks;
+    garbage->failure.node = draw_text(garbage, "nobody");
+    garbage->failure.n_ranks = draw(garbage, 4);
+    garbage->failure.ranks = garbage->ranks;
+    garbage->failure.rank_count = draw(garbage, UINT32_MAX);
+    garbage->end.name = draw_text(garbage, "lied");
+    garbage->end.owner_uid = UID;
+    garbage->end.nonce = draw(garbage, 4);
+    garbage->end.failed = draw(garbage, 2) == 0;
+    garbage->end.status = draw(garbage, 40);
+    garbage->end.text = draw_text(garbage, "lied");
+    garbage->end.failure = draw(garbage, 2) == 0 ? &garbage->failure : NULL;
+    for (unsigned i = 0; i < 3; i++) {
+        garbage->ranks[i] = draw(garbage, SIZE + 4);
+        garbage->nonces[i] = draw(garbage, 4);
+        garbage->names[i] = draw_text(garbage, garbage->cluster->nodes[draw(garbage, SIZE)].name);
+        garbage->entry[i] = (Commd__Mesh__MeetEntry)COMMD__MESH__MEET_ENTRY__INIT;
+        garbage->entry[i].node = garbage->names[i];
+        garbage->entry[i].report = draw(garbage, 3) > 0 ? &garbage->report : NULL;
+        garbage->entry[i].end = draw(garbage, 3) == 0 ? &garbage->end : NULL;
+        garbage->entries[i] = &garbage->entry[i];
+    }
+}
+
+static enum status send_meet_many(struct garbage *garbage, struct mesh *mesh, uint32_t peer)
+{
+    Commd__Mesh__MeetMany body = COMMD__MESH__MEET_MANY__INIT;
+    body.name = draw_text(garbage, "lied");
+    body.owner_uid = UID;
+    body.n_entries = draw(garbage, 4);
+    body.entries = garbage->entries;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEET_MANY, meet_many, &body);
+    return mesh_send(mesh, peer, &message);
+}
+
+/* The inner message is a roster that ends the communicator, or bytes. */
+static enum status send_met_many(struct garbage *garbage, struct mesh *mesh, uint32_t peer)
+{
+    Commd__Mesh__Roster roster = COMMD__MESH__ROSTER__INIT;
+    Commd__Mesh__MetMany body = COMMD__MESH__MET_MANY__INIT;
+    uint8_t packed[1024];
+    roster.name = draw_text(garbage, "lied");
+    roster.owner_uid = UID;
+    roster.first = draw(garbage, 2) == 0;
+    roster.last = draw(garbage, 2) == 0;
+    roster.ended_by = draw_text(garbage, "nobody");
+    Commd__Mesh__Message inner = MESH_MESSAGE(ROSTER, roster, &roster);
+    size_t size_bytes = commd__mesh__message__pack(&inner, packed);
+    for (unsigned i = 0; i < sizeof garbage->bytes; i++) {
+        garbage->bytes[i] = (uint8_t)draw(garbage, 256);
+    }
+    bool sound = draw(garbage, 2) == 0;
+    body.name = draw_text(garbage, "lied");
+    body.owner_uid = UID;
+    body.n_nodes = draw(garbage, 4);
+    body.nodes = garbage->names;
+    body.n_nonces = draw(garbage, 4);
+    body.nonces = garbage->nonces;
+    body.complete = draw(garbage, 4) == 0;
+    body.message.data = sound ? packed : garbage->bytes;
+    body.message.len = sound ? size_bytes : draw(garbage, sizeof garbage->bytes + 1);
+    Commd__Mesh__Message message = MESH_MESSAGE(MET_MANY, met_many, &body);
+    return mesh_send(mesh, peer, &message);
+}
+
+/* Whether the place takes reports of other nodes from this one. */
+static bool is_trusted_anywhere(struct cluster *cluster, uint32_t place, uint32_t node, const char *name)
+{
+    struct owned_name key;
+    uint32_t at_place, groups = meeting_groups(SIZE, NODES);
+    (void)owned_name_make(&key, UID, name);
+    assert_true(mesh_find_node(cluster->nodes[place].mesh, cluster->nodes[node].name, &at_place));
+    for (uint32_t group = 0; group < groups; group++) {
+        if (meeting_trusts_relay(cluster->nodes[place].comms, &key, group, at_place)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Of nodes without ranks, to all whom they know. chosen: of relays and the place, too. */
+static void send_garbage(struct cluster *cluster, bool chosen)
+{
+    struct garbage garbage = {.cluster = cluster};
+    uint32_t place = choose(cluster, "lied", NULL), liars = 0, sent = 0;
+    for (uint32_t liar = SIZE; liar < NODES && liars < GARBAGE_NODES; liar++) {
+        struct mesh *mesh = cluster->nodes[liar].mesh;
+        if (!chosen && (liar == place || is_trusted_anywhere(cluster, place, liar, "lied"))) {
+            continue;
+        }
+        liars++;
+        for (uint32_t i = 0; i < NODES * GARBAGE_MESSAGES; i++) {
+            uint32_t peer = i % NODES;
+            if (peer >= mesh_configured_count(mesh) || !mesh_node_is_up(mesh, peer)) {
+                continue;
+            }
+            draw_report(&garbage);
+            sent += (draw(&garbage, 2) == 0 ? send_meet_many(&garbage, mesh, peer)
+                                            : send_met_many(&garbage, mesh, peer)) == STATUS_OK;
+            if (peer == 0) {
+                cluster_touch(cluster);
+                cluster_run(cluster, TIME_MS);
+            }
+        }
+    }
+    assert_true(liars >= 3 && sent > 100);
+}
+
+/* Nodes that are no relays send all that the format allows. The communicator forms all the same. */
+static void test_messages_of_any_kind(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(580, 0);
+    struct sim_comm *comm = comm_of(cluster, "lied");
+    join_but_last(comm);
+    send_garbage(cluster, false);
+    form_in(comm, 4 * TIME_S);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* The chosen ones do so. The communicator may fail, and another one forms on the other nodes. */
+static void test_messages_of_chosen_nodes(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(590, 0);
+    struct sim_comm *comm = comm_of(cluster, "lied");
+    join_but_last(comm);
+    send_garbage(cluster, true);
+    cluster_run(cluster, TIME_S);
+    sim_comm_free(comm);
+    cluster_run(cluster, 30 * TIME_S);
+    struct sim_comm *next = comm_of(cluster, "honest");
+    join_but_last(next);
+    form_in(next, 4 * TIME_S);
+    sim_comm_free(next);
+    cluster_free(cluster);
+}
+
 /* The same name again and again, while others of its kind form: also right after the last one. */
 static void test_names_again(void **state)
 {
@@ -317,6 +501,8 @@ int main(void)
         cmocka_unit_test(test_a_partition),
         cmocka_unit_test(test_older_nodes),
         cmocka_unit_test(test_a_node_that_was_not_chosen),
+        cmocka_unit_test(test_messages_of_any_kind),
+        cmocka_unit_test(test_messages_of_chosen_nodes),
         cmocka_unit_test(test_names_again),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

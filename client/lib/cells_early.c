@@ -75,8 +75,7 @@ bool cells_let_readers_go(struct comm_comm *comm)
  * broadcast's root, for example. So has that of a reader if the root's data are there. If it is the call's
  * only one, it gets a place among the open operations, and no struct client_op: the rank has little to do.
  * Almost always, all ranks take part later, and its place is free again. Otherwise the operation is made:
- * commd has to carry it out, its deadline has come, or somebody waits for all. Such operations are older than
- * all in the communicator's list.
+ * commd has to carry it out, its deadline has come, or somebody waits for all.
  */
 static void leave_behind(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs)
 {

@@ -31,6 +31,7 @@
 #include "daemon/host/guard.h"
 #include "daemon/host/reduce.h"
 #include "daemon/mesh/mesh.h"
+#include "daemon/net/bulk.h"
 #include "daemon/net/quic.h"
 #include "daemon/net/stream_parking.h"
 #include "daemon/nodes.h"
@@ -529,7 +530,10 @@ static enum status daemon_turn(struct daemon *daemon, struct spin *spin, bool sp
  * anything has. */
 static bool daemon_poll_net(struct daemon *daemon)
 {
-    return net_quic_poll(daemon->net, exec_awaits_nodes(daemon->exec), loop_now_ns());
+    bool awaits = exec_awaits_nodes(daemon->exec);
+    uint64_t now_ns = loop_now_ns();
+    bool any = net_quic_poll(daemon->net, awaits, now_ns);
+    return net_bulk_poll(daemon->net, awaits, now_ns) || any;
 }
 
 static enum status daemon_loop(struct daemon *daemon, struct error *error)

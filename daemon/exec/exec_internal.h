@@ -27,7 +27,9 @@
 #define EXEC_AGREEMENT_SLICE UINT32_MAX    /* slice number in that lane's messages */
 /* Unacknowledged sends of a lane at which it delays the next message of a transfer. */
 #define EXEC_SENDS_AHEAD_MAX 64
-#define EXEC_BULK_LEAST_BYTES (64u << 10) /* a transfer of a slice this large may use the bulk link */
+/* A transfer of a slice this large may use the bulk link; of this size, it is measured, too. */
+#define EXEC_BULK_LEAST_BYTES (16u << 10)
+#define EXEC_BULK_MEASURED_BYTES (64u << 10)
 #define EXEC_AHEAD_MAX_BYTES (512u << 10) /* of the next operation's data: see stream_reader.h */
 #define EXEC_GATHER_BYTES                                                                                    \
     (32u << 10)                 /* a message of several pieces up to this is put together on the stack */
@@ -141,7 +143,8 @@ struct exec_loan {
 enum lane_route {
     LANE_ROUTE_NOT, /* nothing of the slice was sent yet */
     LANE_ROUTE_SMALL,
-    LANE_ROUTE_NET, /* large enough for the bulk link, but on the net's connection */
+    LANE_ROUTE_SMALL_BULK, /* on the bulk link, but not measured */
+    LANE_ROUTE_NET,        /* large enough for the bulk link, but on the net's connection */
     LANE_ROUTE_BULK
 };
 

@@ -23,7 +23,7 @@ static void measure_more(struct exec_lane *lane, uint32_t node, uint64_t bytes)
 {
     struct lane_measure *measure = &lane->measure;
     struct exec *exec = lane->comm->exec;
-    if (lane->routes[node] <= LANE_ROUTE_SMALL) {
+    if (lane->routes[node] <= LANE_ROUTE_SMALL_BULK) {
         return;
     }
     if (!measure->is_on && lane->unacknowledged == 0) {
@@ -115,6 +115,11 @@ static enum lane_route route_of(const struct exec_lane *lane, uint32_t node, uin
     if (transfer_bytes < EXEC_BULK_LEAST_BYTES) {
         return LANE_ROUTE_SMALL;
     }
+    if (transfer_bytes < EXEC_BULK_MEASURED_BYTES) {
+        return net_bulk_choose_small(exec->net, lane->comm->map->peers[node], exec->now_ns)
+                   ? LANE_ROUTE_SMALL_BULK
+                   : LANE_ROUTE_SMALL;
+    }
     return net_bulk_choose(exec->net, lane->comm->map->peers[node], exec->now_ns) ? LANE_ROUTE_BULK
                                                                                   : LANE_ROUTE_NET;
 }
@@ -127,7 +132,7 @@ static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
     if (*stream == NULL &&
         net_stream_open_bulk(comm->exec->net, comm->map->peers[node], NET_STREAM_DATA, comm->map->owner_uid,
                              comm->map->account, stream, NULL) != STATUS_OK) {
-        lane->routes[node] = LANE_ROUTE_NET;
+        lane->routes[node] = lane->routes[node] == LANE_ROUTE_BULK ? LANE_ROUTE_NET : LANE_ROUTE_SMALL;
         *stream = NULL;
     }
     return *stream;
@@ -143,7 +148,9 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
         lane->routes[node] =
             (uint8_t)route_of(lane, node, transfer->count_elements * lane_op(lane)->stage.element_bytes);
     }
-    *out = lane->routes[node] == LANE_ROUTE_BULK ? bulk_stream(lane, node) : NULL;
+    *out = lane->routes[node] == LANE_ROUTE_BULK || lane->routes[node] == LANE_ROUTE_SMALL_BULK
+               ? bulk_stream(lane, node)
+               : NULL;
     if (*out != NULL) {
         return STATUS_OK;
     }

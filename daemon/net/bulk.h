@@ -41,10 +41,12 @@ struct net_bulk_operations {
     void (*peer_down)(struct net_bulk *bulk, uint32_t peer, const struct error *cause, uint64_t now_ns);
     void (*allow)(struct net_bulk *bulk, uint32_t peer, bool allowed);
     bool (*choose)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
+    bool (*choose_small)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
     void (*began)(struct net_bulk *bulk, uint32_t peer, bool on_bulk, uint64_t now_ns);
     void (*ended)(struct net_bulk *bulk, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns);
     void (*statistics)(const struct net_bulk *bulk, uint32_t peer, struct net_bulk_statistics *out);
     void (*certificates_changed)(struct net_bulk *bulk);
+    bool (*poll)(struct net_bulk *bulk, bool reads, uint64_t now_ns);
     enum status (*stream_open)(struct net_bulk *bulk, uint32_t peer, enum net_stream_kind kind,
                                struct net_stream **out, struct error *error);
     struct net_stream_operations streams;
@@ -70,11 +72,23 @@ void net_bulk_allow(struct net *net, uint32_t peer, bool allowed);
 bool net_bulk_choose(struct net *net, uint32_t peer, uint64_t now_ns);
 
 /*
+ * The same for data that are not measured, because copies of them are sent. The size of the connection's
+ * datagrams decides: see tls.c.
+ */
+bool net_bulk_choose_small(struct net *net, uint32_t peer, uint64_t now_ns);
+
+/*
  * Measures: bulk data is under way to the peer, on the bulk link or on the net's connection. Each call of
  * net_bulk_began is followed by one of net_bulk_ended, with the bytes that the peer has received.
  */
 void net_bulk_began(struct net *net, uint32_t peer, bool on_bulk, uint64_t now_ns);
 void net_bulk_ended(struct net *net, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns);
+
+/*
+ * Does at once what the next turn of the loop would do: sends what waits to be sent. With `reads`, it also
+ * reads links that carried something a moment ago. See net_quic_poll. Returns whether anything has come.
+ */
+bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns);
 
 /* For implementations of a net: its certificates are others now, and present links are checked again. */
 void net_bulk_certificates_changed(struct net *net);

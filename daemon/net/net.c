@@ -338,6 +338,11 @@ bool net_bulk_choose(struct net *net, uint32_t peer, uint64_t now_ns)
     return net != NULL && net->bulk != NULL && net->bulk->operations->choose(net->bulk, peer, now_ns);
 }
 
+bool net_bulk_choose_small(struct net *net, uint32_t peer, uint64_t now_ns)
+{
+    return net != NULL && net->bulk != NULL && net->bulk->operations->choose_small(net->bulk, peer, now_ns);
+}
+
 void net_bulk_began(struct net *net, uint32_t peer, bool on_bulk, uint64_t now_ns)
 {
     if (net != NULL && net->bulk != NULL) {
@@ -350,6 +355,11 @@ void net_bulk_ended(struct net *net, uint32_t peer, bool on_bulk, uint64_t bytes
     if (net != NULL && net->bulk != NULL) {
         net->bulk->operations->ended(net->bulk, peer, on_bulk, bytes, now_ns);
     }
+}
+
+bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns)
+{
+    return net != NULL && net->bulk != NULL && net->bulk->operations->poll(net->bulk, reads, now_ns);
 }
 
 void net_bulk_certificates_changed(struct net *net)

@@ -101,10 +101,9 @@ static unsigned way_now(struct tls_peer *peer, uint64_t now_ns)
     return way;
 }
 
-static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+/* Whether the peer has a link. If it may have one, and has none, one is made. */
+static bool is_linked(struct tls_peer *peer, uint64_t now_ns)
 {
-    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
-    struct tls_peer *peer = tls_peer_at(endpoint, index);
     if (peer == NULL || !peer->allowed || !peer->is_up || peer->failed) {
         return false;
     }
@@ -113,7 +112,33 @@ static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
         tls_dial(peer, now_ns);
         return false;
     }
-    return way_now(peer, now_ns) == 1;
+    return true;
+}
+
+static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+{
+    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    return is_linked(peer, now_ns) && way_now(peer, now_ns) == 1;
+}
+
+/* Each datagram costs about as much as 4 KiB do on the link. So with small ones, the link is the better way.
+ */
+static bool has_small_datagrams(const struct net_bulk *bulk, uint32_t index)
+{
+    struct net_peer_statistics statistics = {0};
+    bulk->net->operations->peer_statistics(bulk->net, index, &statistics);
+    return statistics.datagram_bytes < TLS_SMALL_DATAGRAM_BYTES;
+}
+
+static bool tls_choose_small(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+{
+    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    if (peer == NULL) {
+        return false;
+    }
+    peer->small_asked += peer->small_asked < TLS_SMALL_FIRST;
+    return peer->small_asked == TLS_SMALL_FIRST && has_small_datagrams(bulk, index) &&
+           is_linked(peer, now_ns);
 }
 
 static void tls_began(struct net_bulk *bulk, uint32_t index, bool on_bulk, uint64_t now_ns)
@@ -226,10 +251,12 @@ static const struct net_bulk_operations tls_operations = {
     .peer_down = tls_peer_is_down,
     .allow = tls_allow,
     .choose = tls_choose,
+    .choose_small = tls_choose_small,
     .began = tls_began,
     .ended = tls_ended,
     .statistics = tls_statistics,
     .certificates_changed = tls_certificates_changed,
+    .poll = tls_poll,
     .stream_open = tls_stream_open,
     .streams = {.send = tls_stream_send,
                 .finish = tls_stream_finish,

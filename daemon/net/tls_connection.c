@@ -44,6 +44,7 @@ void tls_connection_free(struct tls_connection *connection)
     struct tls_endpoint *endpoint = connection->endpoint;
     DL_DELETE(endpoint->connections, connection);
     tls_forget_connection(connection);
+    work_list_remove(&endpoint->lively, &connection->liveliness);
     tls_connection_in_time(connection);
     endpoint->handshakes -= !connection->dialled && connection->peer == NULL;
     loop_watch_free(connection->watch);
@@ -216,17 +217,24 @@ static void shake_hands(struct tls_connection *connection)
 
 /* --- Reading --- */
 
-void tls_connection_read(struct tls_connection *connection)
+void tls_connection_carried(struct tls_connection *connection)
+{
+    connection->carried_ns = connection->endpoint->now_ns;
+    (void)work_list_add(&connection->endpoint->lively, &connection->liveliness, connection);
+}
+
+bool tls_connection_read(struct tls_connection *connection)
 {
     struct tls_endpoint *endpoint = connection->endpoint;
     char text[160];
+    unsigned i;
     connection->more = false;
-    for (unsigned i = 0; connection->state == TLS_STATE_OPEN; i++) {
+    for (i = 0; connection->state == TLS_STATE_OPEN; i++) {
         size_t size = 0;
         if (i == TLS_READ_RECORDS) {
             connection->more = true;
             tls_work_connection(connection);
-            return;
+            break;
         }
         ERR_clear_error();
         errno = 0;
@@ -236,13 +244,15 @@ void tls_connection_read(struct tls_connection *connection)
             if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) {
                 tls_connection_fail(connection, "%s", tls_text(connection, text));
             }
-            return;
+            break;
         }
+        tls_connection_carried(connection);
         connection->peer->received_bytes += size;
         if (!tls_reader_take(&connection->reader, endpoint->read_buffer, size)) {
             tls_connection_fail(connection, "the node broke the rules");
         }
     }
+    return i > 0;
 }
 
 static void ready(void *context, unsigned events, uint64_t now_ns)
@@ -263,7 +273,7 @@ static void ready(void *context, unsigned events, uint64_t now_ns)
         shake_hands(connection);
     }
     if (connection->state == TLS_STATE_OPEN && (events & LOOP_READ) != 0) {
-        tls_connection_read(connection);
+        (void)tls_connection_read(connection);
     }
     if (connection->state == TLS_STATE_OPEN && (events & LOOP_WRITE) != 0 && connection->blocked) {
         connection->blocked = false;

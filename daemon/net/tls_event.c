@@ -120,7 +120,7 @@ static void connections_work(struct tls_endpoint *endpoint)
     for (uint32_t left = endpoint->connection_work.count;
          (connection = work_list_take(&endpoint->connection_work, &left)) != NULL;) {
         if (connection->more && connection->state == TLS_STATE_OPEN) {
-            tls_connection_read(connection);
+            (void)tls_connection_read(connection);
         }
         if (connection->state == TLS_STATE_FAILED) {
             connection_over(connection);
@@ -164,6 +164,42 @@ void tls_woken(void *context, uint64_t now_ns)
     struct tls_endpoint *endpoint = context;
     endpoint->wake_set = false;
     tls_settle(endpoint, now_ns);
+}
+
+/* Reads connections that carried something a moment ago. Returns whether anything has come. */
+static bool read_lively(struct tls_endpoint *endpoint)
+{
+    struct tls_connection *connection;
+    bool any = false;
+    uint32_t left = endpoint->lively.count < TLS_POLLED_MAX ? endpoint->lively.count : TLS_POLLED_MAX;
+    while ((connection = work_list_take(&endpoint->lively, &left)) != NULL) {
+        if (connection->state == TLS_STATE_OPEN &&
+            endpoint->now_ns < time_after(connection->carried_ns, TLS_LIVELY_NS)) {
+            (void)work_list_add(&endpoint->lively, &connection->liveliness, connection);
+            any = tls_connection_read(connection) || any;
+        }
+    }
+    return any;
+}
+
+bool tls_poll(struct net_bulk *bulk, bool reads, uint64_t now_ns)
+{
+    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    bool any = false;
+    if (reads && endpoint->lively.count > 0) {
+        endpoint->now_ns = now_ns;
+        endpoint->in_event = true;
+        any = read_lively(endpoint);
+        endpoint->in_event = false;
+    }
+    if (endpoint->wake_set || any || has_work(endpoint)) {
+        if (endpoint->wake_set) {
+            endpoint->wake_set = false;
+            loop_timer_set(endpoint->wake, TIME_NEVER);
+        }
+        tls_settle(endpoint, now_ns);
+    }
+    return any;
 }
 
 /* --- Time --- */

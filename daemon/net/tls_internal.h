@@ -50,6 +50,8 @@
 #define TLS_TUNNEL_AHEAD_BYTES (1u << 20)  /* on the tunnel and not acknowledged */
 #define TLS_HANDSHAKE_NS (5 * TIME_S)
 #define TLS_HANDSHAKES_MAX 64u           /* incoming connections that are not authenticated yet */
+#define TLS_LIVELY_NS (1 * TIME_MS)      /* a connection that carries nothing for so long is not polled */
+#define TLS_POLLED_MAX 16u               /* connections, in one poll; the rest come next */
 #define TLS_READ_RECORDS 64u             /* read before other work gets its turn */
 #define TLS_WRITE_BYTES (4u << 20)       /* likewise written */
 #define TLS_BATCH_BYTES (64u << 10)      /* of records that one system call writes */
@@ -70,6 +72,8 @@
 #define TLS_SLOW_LEAST_BYTES (256u << 10)
 #define TLS_SLOW_PARTS 16u /* or less than this part of the rate of the net's connection */
 #define TLS_WAY_NONE 2u
+#define TLS_SMALL_DATAGRAM_BYTES 4096u /* smaller ones are small */
+#define TLS_SMALL_FIRST 256u           /* by then, the size of datagrams is known. See tls_choose_small */
 #define TLS_EPOCH_STEPS_MAX 1024u
 #define TLS_EPOCHS_MAX 256u /* that a peer may begin at once; then TLS_EPOCH_NS for each */
 #define TLS_EPOCH_NS (50 * TIME_MS)
@@ -132,8 +136,10 @@ enum tls_state { TLS_STATE_CONNECTING, TLS_STATE_HANDSHAKE, TLS_STATE_OPEN, TLS_
 struct tls_connection {
     struct tls_endpoint *endpoint;
     struct tls_connection *prev, *next;
-    struct work_item work; /* in the endpoint's connection_work: it failed, or has more to read */
-    struct tls_peer *peer; /* null: incoming, not authenticated yet */
+    struct work_item work;       /* in the endpoint's connection_work: it failed, or has more to read */
+    struct work_item liveliness; /* in the endpoint's list `lively` */
+    uint64_t carried_ns;         /* when bytes of it were last read or written */
+    struct tls_peer *peer;       /* null: incoming, not authenticated yet */
     enum tls_state state;
     int fd;
     bool dialled;
@@ -210,7 +216,8 @@ struct tls_peer {
     uint64_t hold_ns; /* the present length */
     uint64_t good_bytes;
     struct tls_choice choice;
-    unsigned told_way; /* what the peer was told last, if we dial; TLS_WAY_NONE: nothing on this carrier */
+    uint32_t small_asked; /* how often tls_choose_small was asked, up to TLS_SMALL_FIRST */
+    unsigned told_way;    /* what the peer was told last, if we dial; TLS_WAY_NONE: nothing on this carrier */
     bool way_due;
     unsigned asked_way; /* what the peer, which dials, does: we do the same. TLS_WAY_NONE: not known */
     /* See TLS_SLOW_NS: */
@@ -245,9 +252,10 @@ struct tls_endpoint {
     struct stream_done done;
     uint32_t watched; /* connections with a deadline, and peers with bytes under way */
     struct work_list sender_work, receiver_work, connection_work, flushes;
-    uint64_t tick_ns;     /* what the timer is set to */
-    uint64_t redial_ns;   /* when some node may be dialled again */
-    uint8_t *read_buffer; /* TLS_RECORD_BYTES */
+    struct work_list lively; /* connections that tls_poll reads */
+    uint64_t tick_ns;        /* what the timer is set to */
+    uint64_t redial_ns;      /* when some node may be dialled again */
+    uint8_t *read_buffer;    /* TLS_RECORD_BYTES */
     uint64_t now_ns;
     struct log_limit refusal_limit, loss_limit;
 };
@@ -267,6 +275,8 @@ struct tls_peer *tls_peer_at(const struct tls_endpoint *endpoint, uint32_t index
 /* The context is the endpoint. */
 void tls_wake(void *context);
 void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns);
+/* See net_bulk_poll. */
+bool tls_poll(struct net_bulk *bulk, bool reads, uint64_t now_ns);
 void tls_woken(void *context, uint64_t now_ns);
 void tls_ticked(void *context, uint64_t now_ns);
 void tls_work_sender(struct tls_sender *sender);
@@ -383,7 +393,10 @@ void tls_connection_fail(struct tls_connection *connection, const char *format, 
 void tls_connection_free(struct tls_connection *connection);
 /* The handshake and the greeting are done: nothing more is due. */
 void tls_connection_in_time(struct tls_connection *connection);
-void tls_connection_read(struct tls_connection *connection);
+/* Returns whether there was anything. */
+bool tls_connection_read(struct tls_connection *connection);
+/* Bytes of it were read or written. */
+void tls_connection_carried(struct tls_connection *connection);
 /* Sets for what the socket is watched. */
 void tls_connection_watch(struct tls_connection *connection);
 

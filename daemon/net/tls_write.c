@@ -18,6 +18,7 @@ static size_t give(struct tls_connection *connection, const uint8_t *bytes, size
     ERR_clear_error();
     if (SSL_write_ex(connection->tls, bytes, size, &done) == 1) {
         connection->key_bytes += done;
+        tls_connection_carried(connection);
         connection->peer->sent_bytes += done;
         /* Now, as no record is half written: then it would be refused. */
         if (connection->key_bytes >= TLS_KEY_BYTES &&

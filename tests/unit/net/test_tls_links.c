@@ -340,6 +340,60 @@ static void a_revoked_certificate_ends_the_link(void **state)
     assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
 }
 
+/* No turn of the loop: both nodes do nothing but poll. */
+static void data_move_by_polls_alone(void **state)
+{
+    enum { SIZE = 200000 }; /* less than fills a socket */
+    (void)state;
+    struct quic_source *list[] = {quic_source_new(a, 0, 1, SIZE, SIZE / 2 + 1, true),
+                                  quic_source_new(b, 0, 2, SIZE, SIZE / 2 + 1, true)};
+    struct sources sources = {list, 2};
+    uint64_t until_ns = time_after(loop_now_ns(), 10 * TIME_S);
+    while (!sources_done(&sources) && loop_now_ns() < until_ns) {
+        (void)net_bulk_poll(a->net, true, loop_now_ns());
+        (void)net_bulk_poll(b->net, true, loop_now_ns());
+    }
+    uint64_t later_ns = time_after(loop_now_ns(), TLS_LIVELY_NS + 1);
+    assert_false(net_bulk_poll(a->net, true, later_ns));
+    assert_int_equal(tls_of(a)->lively.count, 0); /* it is read by the loop again */
+    assert_true(sources_done(&sources));
+    assert_closed(a, 1);
+    assert_closed(b, 1);
+    assert_complete(a);
+    assert_complete(b);
+    free_sources(list, 2);
+}
+
+static uint32_t datagram_bytes;
+
+static void say_datagram_bytes(const struct net *net, uint32_t peer, struct net_peer_statistics *out)
+{
+    (void)net;
+    (void)peer;
+    out->datagram_bytes = datagram_bytes;
+}
+
+/* Small data are not measured: the size of datagrams decides, once it is known. */
+static void small_data_use_the_link_if_datagrams_are_small(void **state)
+{
+    (void)state;
+    struct net_operations operations = *a->net->operations;
+    const struct net_operations *own = a->net->operations;
+    operations.peer_statistics = say_datagram_bytes;
+    a->net->operations = &operations;
+    datagram_bytes = 1452;
+    for (unsigned i = 1; i < TLS_SMALL_FIRST; i++) {
+        assert_false(net_bulk_choose_small(a->net, 0, loop_now_ns()));
+    }
+    assert_true(net_bulk_choose_small(a->net, 0, loop_now_ns()));
+    datagram_bytes = 8952;
+    assert_false(net_bulk_choose_small(a->net, 0, loop_now_ns()));
+    datagram_bytes = 1452;
+    net_bulk_allow(a->net, 0, false);
+    assert_false(net_bulk_choose_small(a->net, 0, loop_now_ns()));
+    a->net->operations = own;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +414,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(either_node_may_ask, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(tcp_may_overtake_the_first_greeting, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(keys_are_updated, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(data_move_by_polls_alone, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(small_data_use_the_link_if_datagrams_are_small, setup_linked,
+                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(a_revoked_certificate_ends_the_link, setup_linked, teardown_nodes),
     };
     return cmocka_run_group_tests(tests, setup_files, teardown_files);

@@ -13,7 +13,7 @@
 
 /* --- Terms --- */
 
-static bool is_plain(const struct op_terms *terms)
+bool cells_are_plain(const struct op_terms *terms)
 {
     return !op_kind_is_message(terms->kind) && terms->compression == COMPRESSION_NONE &&
            terms->bucket_ops == 1;
@@ -26,13 +26,6 @@ static uint64_t published_element_bytes(const struct op_terms *terms, uint32_t r
            (uint64_t)dtype_size_bytes(terms->dtype);
 }
 
-bool cells_take(const struct op_terms *terms, uint32_t rank_count)
-{
-    bool fits = terms->count_elements <= CELLS_DATA_MAX_BYTES && /* first, so the product cannot overflow */
-                terms->count_elements * published_element_bytes(terms, rank_count) <= CELLS_DATA_MAX_BYTES;
-    return is_plain(terms) && (terms->has_layouts != 0 || fits);
-}
-
 uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count)
 {
     uint64_t bytes;
@@ -41,10 +34,24 @@ uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_
                : bytes;
 }
 
+/* Of what a rank publishes of such an operation. */
+static uint64_t cell_max_bytes(const struct op_terms *terms, uint32_t rank_count)
+{
+    bool is_summed = terms->kind == OP_KIND_ALL_REDUCE && rank_count >= CELLS_TWO_STEPS_RANKS;
+    return is_summed ? CELLS_SUMMED_MAX_BYTES : CELLS_DATA_MAX_BYTES;
+}
+
+bool cells_take(const struct op_terms *terms, uint32_t rank_count)
+{
+    return cells_are_plain(terms) &&
+           (terms->has_layouts != 0 ||
+            cells_most_published_bytes(terms, rank_count) <= cell_max_bytes(terms, rank_count));
+}
+
 bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count)
 {
-    return is_plain(terms) && terms->has_layouts == 0 && !op_kind_is_scan(terms->kind) &&
-           cells_most_published_bytes(terms, rank_count) > CELLS_DATA_MAX_BYTES;
+    return cells_are_plain(terms) && terms->has_layouts == 0 && !op_kind_is_scan(terms->kind) &&
+           cells_most_published_bytes(terms, rank_count) > cell_max_bytes(terms, rank_count);
 }
 
 struct cells_cut cells_cut_into(const struct op_terms *terms, uint32_t rank_count, uint64_t slice_bytes)

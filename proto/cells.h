@@ -49,6 +49,12 @@
 #define CELLS_LONG_WINDOW 4u
 #define CELLS_LONG_DEPTH 8u /* places of a rank for such data: fewer, so that they stay in the caches */
 #define CELLS_DATA_MAX_BYTES 32768u
+/*
+ * The same of an all-reduce whose slices take two steps (see below). In one cell, each rank sums all that all
+ * ranks have published. Measured with 4 ranks on 2 processors: slices take 0.55 of the time for 32 KiB, 0.8
+ * for 24 KiB, and as long for 16 KiB.
+ */
+#define CELLS_SUMMED_MAX_BYTES 16384u
 #define CELLS_SHORT_MAX_BYTES 80u /* data that lie in the header */
 /*
  * Longer data are published slice by slice, so that they stay in the processors' caches. Each slice takes a
@@ -235,6 +241,8 @@ static inline uint64_t *cells_table(struct cells_shared *shared, uint32_t rank_c
 
 /* The operation may go through cells, by the terms alone: then so says every rank that has the same terms.
  * With a count for each rank, it may if the data fit, too, or in slices. */
+/* An operation on one buffer, as it is: no message, bucket or compression. */
+bool cells_are_plain(const struct op_terms *terms);
 bool cells_take(const struct op_terms *terms, uint32_t rank_count);
 /* The same of an operation in slices, without a count for each rank. */
 bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count);

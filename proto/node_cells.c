@@ -24,7 +24,7 @@ static size_t output_stride_bytes(const struct node_cells *cells, const struct o
 
 bool node_cells_take(const struct node_cells *cells, const struct op_terms *terms)
 {
-    if (!cells_take(terms, cells->rank_count) || terms->has_layouts != 0 ||
+    if (!cells_are_plain(terms) || terms->has_layouts != 0 ||
         terms->count_elements > NODE_CELLS_DATA_MAX_BYTES) {
         return false;
     }

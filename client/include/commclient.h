@@ -299,12 +299,12 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
  * (comm_queue_next). Do not change buffers until then. The library
  * keeps staging memory for later operations: up to 16 MiB without limit of time, more for one second.
  *
- * Collectives within one node of more than 32 KiB go from rank to rank, in slices of at most 1 MiB. The call
- * copies the first slice. The thread that waits for the operation does the rest; while none waits, a thread
- * of the library does, so no other rank waits for a rank that computes. In memory that commd has mapped, only
- * up to 1 MiB do (2 MiB if each rank has a processor, except an all-reduce), and only if the program waited
- * at once for the ones before: otherwise they go to commd. So do scans, and operations in groups, with
- * queues, streams or lists of pointers.
+ * Collectives within one node of more than 32 KiB (all-reduces of three ranks or more: 16 KiB) go from rank
+ * to rank, in slices of at most 1 MiB. The call copies the first slice. The thread that waits for the
+ * operation does the rest; while none waits, a thread of the library does, so no other rank waits for a rank
+ * that computes. In memory that commd has mapped, only up to 1 MiB do (2 MiB if each rank has a processor,
+ * except an all-reduce), and only if the program waited at once for the ones before: otherwise they go to
+ * commd. So do scans, and operations in groups, with queues, streams or lists of pointers.
  *
  * No call that submits an operation waits for another operation to end. For each communicator, commd accepts
  * 1,024 collectives at a time, with 1 GiB of staged buffers, or one larger collective. The library holds

@@ -79,6 +79,8 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call);
 /* The program does not wait for the operation, which was published: if it goes in slices, the library's
  * thread goes on with them at once. */
 void cells_attend_to(struct comm_comm *comm, const struct client_op *op);
+/* A thread of the program waits no more: if none does, the library's thread goes on with such operations. */
+void cells_waiter_left(struct comm_comm *comm);
 /* Long operations go in slices from now on, or to commd because of the program's habit: for the log. */
 void cells_use_slices(struct comm_comm *comm, bool uses);
 /* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is

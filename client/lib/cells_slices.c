@@ -323,6 +323,14 @@ void cells_attend_to(struct comm_comm *comm, const struct client_op *op)
 {
     if (op->cell != NULL && (op->cell->step_count > 0 || op->cell->call.terms.has_layouts != 0)) {
         op->cell->attended = true;
+        cells_waiter_left(comm);
+    }
+}
+
+void cells_waiter_left(struct comm_comm *comm)
+{
+    const struct client_cells *cells = comm->cells;
+    if (comm->waiters == 0 && cells != NULL && cells->count > 0 && cells_slot_at(comm->cells, 0)->attended) {
         held_wake(comm->client);
     }
 }

@@ -150,6 +150,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
             break;
         }
     }
+    cells_waiter_left(comm);
     if (comm->failure != COMM_OK) {
         held_await(comm); /* afterwards the caller may free buffers that are being copied now */
     }
@@ -193,11 +194,14 @@ void ops_progress(const struct comm_request *request, uint64_t *began_ns, uint64
 bool ops_finish_request(struct comm_request *request, uint64_t deadline_ns)
 {
     uint64_t began_ns = 0;
-    bool passed = false;
+    bool passed = false, waited = request->op != NULL;
     habit_awaited(request->comm); /* see ops_finish */
     while (request->op != NULL && !passed) {
         ops_progress(request, &began_ns, deadline_ns);
         passed = deadline_ns != UINT64_MAX && clock_ns() >= deadline_ns;
+    }
+    if (waited) {
+        cells_waiter_left(request->comm);
     }
     return request->op == NULL;
 }

@@ -17,10 +17,13 @@ static void test_what_goes_through_cells(void **state)
     (void)state;
     struct op_terms terms = {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .bucket_ops = 1};
     terms.count_elements = CELLS_DATA_MAX_BYTES / 4;
-    assert_true(cells_take(&terms, 4));
+    assert_true(cells_take(&terms, 2));
+    assert_false(cells_take(&terms, 3));
     assert_int_equal(cells_published_bytes(&terms, 4, 1), CELLS_DATA_MAX_BYTES);
+    terms.count_elements = CELLS_SUMMED_MAX_BYTES / 4;
+    assert_true(cells_take(&terms, 3));
     terms.count_elements++;
-    assert_false(cells_take(&terms, 4));
+    assert_false(cells_take(&terms, 3));
     terms.kind = OP_KIND_ALL_TO_ALL;
     terms.count_elements = CELLS_DATA_MAX_BYTES / 16;
     assert_true(cells_take(&terms, 4));
@@ -62,7 +65,8 @@ static struct op_terms slice_terms(enum op_kind kind, enum dtype dtype, uint64_t
 static void expect_slices_of(enum op_kind kind, enum dtype dtype, uint32_t ranks)
 {
     uint64_t blocks = op_kind_has_input_blocks(kind) ? ranks : 1, each = blocks * dtype_size_bytes(dtype);
-    uint64_t most = CELLS_DATA_MAX_BYTES / each;
+    bool summed = kind == OP_KIND_ALL_REDUCE && ranks >= CELLS_TWO_STEPS_RANKS;
+    uint64_t most = (summed ? CELLS_SUMMED_MAX_BYTES : CELLS_DATA_MAX_BYTES) / each;
     bool goes = !op_kind_is_message(kind),
          cuts = goes && kind != OP_KIND_SCAN && kind != OP_KIND_EXCLUSIVE_SCAN;
     const uint64_t counts[] = {0, 1, most, most + 1, UINT64_MAX};

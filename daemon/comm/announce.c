@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
+#include "daemon/comm/doubt.h"
 #include "daemon/comm/formation.h"
 
 /*
@@ -381,7 +382,10 @@ static void announce_to_forming(struct communicator *comm, uint32_t node,
         announce->answered_revision > claim->acknowledged_revision) {
         claim->acknowledged_revision = announce->answered_revision;
     }
-    if (announce->terms == NULL) {
+    if (announce->answer && announce->answered_nonce == comm->nonce) {
+        comms_doubt_answered(comm, claim, announce->terms != NULL, now_ns);
+    }
+    if (announce->terms == NULL || comm->state != COMMS_COMM_FORMING) {
         return;
     }
     comms_terms_from_wire(announce->terms, &asked);
@@ -421,6 +425,7 @@ void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mes
     }
     struct communicator *comm = communicator_find(comms, announce->owner_uid, announce->name);
     if (comm == NULL) {
+        comms_ends_answer(comms, node, announce, now_ns); /* before the answer: see doubt.h */
         acknowledge(comms, node, announce);
         comms_drain_answer(comms, node, announce, now_ns);
         return;

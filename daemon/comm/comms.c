@@ -8,6 +8,7 @@
 #include "daemon/base/placement.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/comms_tree.h"
+#include "daemon/comm/doubt.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
@@ -64,6 +65,7 @@ void comms_free(struct comms *comms)
     comms_undrain(comms);
     comms_meeting_free(comms);
     comms_relays_free(comms);
+    comms_ends_free(comms);
     comms_farewells_tick(comms, TIME_NEVER);
     comms_posts_free(comms);
     comms_names_free(comms);
@@ -124,6 +126,7 @@ static void comms_expire(struct communicator *comm, uint64_t now_ns)
             comms_formation_hold_refusals(comm, now_ns);
         }
         comms_guest_step(comm->guest, now_ns);
+        comms_doubt_step(comm, now_ns);
         if (comm->state == COMMS_COMM_FORMING && comms_is_next(comm)) {
             comms_next_deadline(comm, now_ns);
         } else if (comm->state == COMMS_COMM_FORMING) {

@@ -77,6 +77,7 @@ struct comms_claim {
     bool in_roster; /* of the last roster */
     /* The last of our revisions that it knew when it sent its messages. */
     uint64_t acknowledged_revision;
+    struct comms_doubt *doubt; /* doubt.h; null: nothing is said of the node */
     uint32_t *ranks;
     uint32_t rank_count;
     UT_hash_handle hh;
@@ -247,12 +248,14 @@ struct communicator {
     bool by_tree;              /* it may form by a tree, and reports to places: roster.h */
     bool roster_begun;         /* a roster of several parts is coming, from this node: */
     uint32_t roster_from;      /* the mesh's index, or COMMS_NODE_OWN */
+    bool roster_completes;     /* and it has all ranks */
     bool roster_has_own;       /* this node's entry is right */
     bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
     bool sparse;         /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
     bool is_broken;      /* sparse: the promise cannot be kept */
     uint64_t ask_ns;     /* when silence.c looks again */
     uint64_t link_ns;    /* when to look for missing connections again; TIME_NEVER: none is missing */
+    uint64_t doubt_ns;   /* when doubt.c looks again; TIME_NEVER: nothing is in doubt */
     uint64_t refusal_ns; /* when waiting refusals take effect; TIME_NEVER without any */
     char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks were dropped */
 
@@ -346,6 +349,7 @@ struct comms {
     uint32_t name_count;
     struct comms_meetings *meetings;  /* of which this node is the place; null before the first */
     struct comms_relays *relays;      /* of which this node is a relay; null before the first */
+    struct comms_ends *ends;          /* doubt.h; null before the first */
     struct comms_farewell *farewells; /* of guests of this node: meeting.h */
     uint32_t farewell_count;
     struct comms_post *posts; /* messages that wait for connections: comms_tree.h */

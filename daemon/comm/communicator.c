@@ -145,7 +145,7 @@ enum status communicator_new(struct comms *comms, struct budget_account *account
     comm->refusal_ns = TIME_NEVER;
     comm->announce_ns = TIME_NEVER;
     comm->refusals_ns = TIME_NEVER;
-    comm->link_ns = TIME_NEVER;
+    comm->link_ns = comm->doubt_ns = TIME_NEVER;
     do {
         comm->nonce = random_u64(&comms->random);
     } while (comm->nonce == 0);
@@ -220,7 +220,7 @@ static uint64_t comm_deadline_ns(const struct communicator *comm)
     switch (comm->state) {
     case COMMS_COMM_FORMING:
         deadline_ns = time_min(deadline_ns, time_min(comm->refusal_ns, comm->announce_ns));
-        deadline_ns = time_min(deadline_ns, comm->link_ns);
+        deadline_ns = time_min(deadline_ns, time_min(comm->link_ns, comm->doubt_ns));
         deadline_ns = time_min(deadline_ns, comms_guest_deadline_ns(comm->guest));
         DL_FOREACH(comm->members, member)
         {

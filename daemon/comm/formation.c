@@ -6,6 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/comms_tree.h"
+#include "daemon/comm/doubt.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
@@ -234,6 +235,9 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     } else {
         comms_users_broadcast(comm, &message);
     }
+    if (comm->by_tree && failed) {
+        comms_ends_keep(comm->comms, &comm->key, &body);
+    }
     if (comm->by_tree) {
         comms_guest_withdraw(comm, &body);
     }
@@ -295,6 +299,7 @@ void comms_formation_free(struct communicator *comm)
         HASH_DEL(comm->claims, claim);
         claim_unneed(comm, claim);
         free(claim->ranks);
+        comms_doubt_free(comm, claim);
         free(claim);
     }
     comms_promise_free(comm);

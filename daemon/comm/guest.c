@@ -193,6 +193,14 @@ struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name
     return guest;
 }
 
+void comms_guest_turn(struct comms_guest *guest, uint64_t now_ns)
+{
+    if (guest != NULL && !guest->rests && guest->groups == 0) {
+        guest->next_ns = guest->turn_ns = now_ns;
+        arm(guest);
+    }
+}
+
 uint64_t comms_guest_deadline_ns(const struct comms_guest *guest)
 {
     return guest != NULL ? guest->next_ns : TIME_NEVER;

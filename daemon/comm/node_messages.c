@@ -6,6 +6,7 @@
 
 #include "daemon/comm/comms_internal.h"
 #include "daemon/comm/comms_tree.h"
+#include "daemon/comm/doubt.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
@@ -108,10 +109,13 @@ static void on_withdraw(struct comms *comms, uint32_t node, const Commd__Mesh__W
     if (comm->state == COMMS_COMM_FORMING) {
         struct comms_claim *claim = comms_formation_claim(comm, node);
         bool ends = withdraw->failed || cause.status == STATUS_SHUTTING_DOWN; /* its ranks do not come back */
+        struct comms_detail detail;
+        const struct comms_detail *known = comms_detail_from_wire(withdraw->failure, comm, &detail);
+        if (claim != NULL && withdraw->failed && comms_doubt_confirmed(comm, claim, &cause, known, now_ns)) {
+            return;
+        }
         if (claim != NULL && claim->nonce == withdraw->nonce && ends) {
-            struct comms_detail detail;
-            communicator_fail_with(comm, &cause, comms_detail_from_wire(withdraw->failure, comm, &detail),
-                                   COMMS_TELL_NODES, now_ns);
+            communicator_fail_with(comm, &cause, known, COMMS_TELL_NODES, now_ns);
         } else if (claim != NULL && claim->nonce == withdraw->nonce) {
             char why[COMMS_LIST_TEXT_MAX_BYTES];
             (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(comms->mesh, node),
@@ -311,7 +315,7 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
         comms_guest_node_up(comm->guest, node);
         const struct comms_claim *claim = comm->by_tree ? comms_formation_claim(comm, node) : NULL;
         if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
-            (!comm->by_tree || (claim != NULL && claim->needed)) &&
+            (!comm->by_tree || (claim != NULL && (claim->needed || claim->doubt != NULL))) &&
             comms_user_may(comms, comm->terms.owner_uid, node)) {
             comms_formation_announce_to(comm, node);
         }

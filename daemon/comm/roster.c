@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "daemon/comm/comms_tree.h"
+#include "daemon/comm/doubt.h"
 #include "daemon/comm/meeting.h"
 
 /* --- Writing --- */
@@ -219,22 +220,6 @@ static void begin(struct communicator *comm, uint32_t node)
     }
 }
 
-static void on_end(struct communicator *comm, const Commd__Mesh__Roster *roster, uint64_t now_ns)
-{
-    struct error cause;
-    struct comms_detail detail;
-    if (roster->nonce != 0 && roster->nonce != comm->nonce) {
-        return; /* an earlier part of this node's, of the same name */
-    }
-    cause.status = status_from_wire(roster->end->status);
-    if (cause.status == STATUS_OK || cause.status == STATUS_IN_PROGRESS) {
-        cause.status = STATUS_PROTOCOL;
-    }
-    printable_copy(roster->end->text, cause.text, sizeof cause.text);
-    communicator_fail_with(comm, &cause, comms_detail_from_wire(roster->end->failure, comm, &detail),
-                           COMMS_TELL_NOBODY, now_ns);
-}
-
 static bool is_sound(const struct communicator *comm, const Commd__Mesh__Roster *roster)
 {
     for (size_t i = 0; i < roster->n_entries; i++) {
@@ -246,6 +231,16 @@ static bool is_sound(const struct communicator *comm, const Commd__Mesh__Roster 
     return true;
 }
 
+/* Whether a complete roster has come, or is coming. What a place tells meanwhile without all ranks is older.
+ */
+static bool has_newer(const struct communicator *comm)
+{
+    uint32_t from = comm->roster_from;
+    bool comes = comm->roster_begun && comm->roster_completes &&
+                 (from == COMMS_NODE_OWN || mesh_node_is_up(comm->comms->mesh, from));
+    return comm->comm_id != 0 || comm->roster_is_whole || comes;
+}
+
 void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh__Roster *roster,
                            uint64_t now_ns)
 {
@@ -255,8 +250,8 @@ void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh
     }
     bool is_place = comms_guest_knows(comm->guest, node);
     if (roster->end != NULL) {
-        if (is_place) {
-            on_end(comm, roster, now_ns);
+        if (is_place && (roster->nonce == 0 || roster->nonce == comm->nonce)) {
+            comms_doubt_begin(comm, node, roster, now_ns); /* else of an earlier part of this node's */
         }
         return;
     }
@@ -264,8 +259,8 @@ void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh
     if (!is_sound(comm, roster) || (!is_place && !comms_user_may(comms, comm->terms.owner_uid, node))) {
         return;
     }
-    if (!roster->complete && comm->comm_id != 0) {
-        return; /* it has promised: what a place tells meanwhile is older */
+    if (!roster->complete && has_newer(comm)) {
+        return;
     }
     if (roster->adds) {
         if (is_place && !roster->complete) {
@@ -275,6 +270,7 @@ void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh
     }
     if (roster->first) {
         begin(comm, node);
+        comm->roster_completes = roster->complete;
     }
     if (!comm->roster_begun || comm->roster_from != node) {
         return;

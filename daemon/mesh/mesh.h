@@ -55,7 +55,7 @@ struct mesh_options {
     uint64_t slice_bytes;   /* 0, the default: not told */
     bool takes_bulk;        /* this node takes bulk links: it offers MESH_OFFERS_BULK. Default: false */
     const char *algorithms; /* default: "" */
-    bool hides_relays;      /* as an older commd, it does not offer MESH_OFFERS_RELAYS. For tests */
+    bool hides_relays;      /* as an older commd, it does not offer MESH_OFFERS_RELAYS and _ENDS. For tests */
 };
 void mesh_options_default(struct mesh_options *options);
 
@@ -275,6 +275,7 @@ bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
 #define MESH_OFFERS_GATHER 2u
 #define MESH_OFFERS_BULK 4u
 #define MESH_OFFERS_RELAYS 8u
+#define MESH_OFFERS_ENDS 16u
 /* Whether the node offered this feature when it last said Hello. */
 bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature);
 /* Whether a node of that name is known and not removed; *node gets its index. */

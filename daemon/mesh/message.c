@@ -24,7 +24,8 @@ static const struct {
 } features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE},
                 {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER},
                 {MESH_FEATURE_BULK, MESH_OFFERS_BULK},
-                {MESH_FEATURE_RELAYS, MESH_OFFERS_RELAYS}};
+                {MESH_FEATURE_RELAYS, MESH_OFFERS_RELAYS},
+                {MESH_FEATURE_ENDS, MESH_OFFERS_ENDS}};
 #define FEATURE_COUNT (sizeof features / sizeof features[0])
 
 static unsigned features_from_wire(const Commd__Mesh__Hello *hello)
@@ -51,8 +52,9 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.incarnation = members_own_incarnation(peer->mesh->members);
     hello.version_text = (char *)options->version_text;
     for (size_t i = 0; i < FEATURE_COUNT; i++) {
-        bool hidden = (features[i].bit == MESH_OFFERS_BULK && !options->takes_bulk) ||
-                      (features[i].bit == MESH_OFFERS_RELAYS && options->hides_relays);
+        bool hidden =
+            (features[i].bit == MESH_OFFERS_BULK && !options->takes_bulk) ||
+            ((features[i].bit & (MESH_OFFERS_RELAYS | MESH_OFFERS_ENDS)) != 0 && options->hides_relays);
         if (!hidden) {
             names[hello.n_features++] = (char *)features[i].name;
         }

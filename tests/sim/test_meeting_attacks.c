@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/comm/meeting_choice.h"
 #include "tests/sim/large_cluster.h"
 #include "tests/sim/sim_text.h"
 
@@ -168,6 +169,152 @@ static void test_places_that_lie(void **state)
     cluster_free(cluster);
 }
 
+#define TREE_NODES 64u
+#define TREE_SIZE 40u
+#define TREE_UID 1000u
+
+/* The place of a name that all nodes choose, while they see the same cluster. */
+static uint32_t place_of(const struct cluster *cluster, const char *name)
+{
+    struct owned_name key;
+    uint32_t node = 0;
+    const struct cluster_node *at = &cluster->nodes[0];
+    (void)owned_name_make(&key, TREE_UID, name);
+    assert_true(meeting_choose(&(struct meeting_chooser){.comms = at->comms, .key = &key}, &node));
+    const char *chosen = node == COMMS_NODE_OWN ? at->name : mesh_node_name(at->mesh, node);
+    for (uint32_t i = 0; i < TREE_NODES; i++) {
+        if (strcmp(cluster->nodes[i].name, chosen) == 0) {
+            return i;
+        }
+    }
+    fail();
+    return 0;
+}
+
+/* Ranks are on the first nodes, and all but the last have come. The name's place has none. */
+static struct sim_comm *waiting_comm(struct cluster *cluster, uint32_t *place)
+{
+    char name[16];
+    uint32_t node_of_rank[TREE_SIZE];
+    for (uint32_t i = 0; i < TREE_SIZE; i++) {
+        node_of_rank[i] = i;
+    }
+    unsigned turn = 0;
+    do {
+        (void)snprintf(name, sizeof name, "job%u", turn++);
+        *place = place_of(cluster, name);
+    } while (*place < TREE_SIZE);
+    struct sim_comm *comm = sim_comm_new(cluster, name, TREE_SIZE, node_of_rank);
+    for (uint32_t rank = 0; rank < TREE_SIZE - 1; rank++) {
+        sim_comm_join(comm, rank, 0, NULL);
+    }
+    cluster_run(cluster, 100 * TIME_MS);
+    return comm;
+}
+
+static void last_comes(struct sim_comm *comm, uint64_t span_ns)
+{
+    sim_comm_join(comm, TREE_SIZE - 1, 0, NULL);
+    assert_true(cluster_run_until(comm->cluster, sim_comm_formed, comm, span_ns));
+    for (uint32_t rank = 0; rank < TREE_SIZE; rank++) {
+        assert_int_equal(comm->ranks[rank].formed_result.status, STATUS_OK);
+    }
+    sim_comm_run(comm, &sum);
+}
+
+static void say_to_all(struct cluster *cluster, uint32_t liar, const Commd__Mesh__Message *message)
+{
+    struct mesh *mesh = cluster->nodes[liar].mesh;
+    for (uint32_t peer = 0; peer < mesh_node_count(mesh); peer++) {
+        if (mesh_node_is_up(mesh, peer)) {
+            assert_int_equal(mesh_send(mesh, peer, message), STATUS_OK);
+        }
+    }
+    cluster_touch(cluster);
+}
+
+/* A place says that the communicator has ended because of a node that takes part, or of one without ranks, or
+ * of the receiver, or of nobody. All of them deny it, so the communicator forms. */
+static void run_false_end(uint32_t which, const char *ended_by, enum status status)
+{
+    struct cluster *cluster = large_cluster(which, TREE_NODES);
+    uint32_t place;
+    struct sim_comm *comm = waiting_comm(cluster, &place);
+    for (unsigned turn = 0; turn < 3; turn++) {
+        Commd__Mesh__Withdraw end = COMMD__MESH__WITHDRAW__INIT;
+        Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
+        end.name = body.name = comm->name;
+        end.owner_uid = body.owner_uid = TREE_UID;
+        end.status = status;
+        end.text = "it was me";
+        end.failed = true;
+        body.ended_by = (char *)(uintptr_t)ended_by;
+        body.end = &end;
+        Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &body);
+        say_to_all(cluster, place, &message);
+        cluster_run(cluster, 500 * TIME_MS);
+    }
+    last_comes(comm, TIME_S);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_place_ends_formations_of_others(void **state)
+{
+    (void)state;
+    run_false_end(340, "n007", STATUS_RANK_LOST);
+    run_false_end(341, "n007", STATUS_NODE_LOST);
+    run_false_end(342, "n063", STATUS_RANK_LOST);
+    run_false_end(343, "nobody", STATUS_NODE_LOST);
+}
+
+/* A place sends rosters with all ranks to the node of rank 0. In those, some node has another nonce, or its
+ * rank is a third node's. The communicator forms once its nodes have turned to another place. */
+static void run_false_roster(uint32_t which, bool other_node)
+{
+    struct cluster *cluster = large_cluster(which, TREE_NODES);
+    Commd__Mesh__RosterEntry entries[TREE_SIZE], *list[TREE_SIZE];
+    Commd__Mesh__Announce reports[TREE_SIZE];
+    Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
+    uint32_t place, ranks[TREE_SIZE];
+    struct sim_comm *comm = waiting_comm(cluster, &place);
+    for (uint32_t i = 0; i < TREE_SIZE; i++) {
+        ranks[i] = i;
+        commd__mesh__announce__init(&reports[i]);
+        commd__mesh__roster_entry__init(&entries[i]);
+        reports[i].n_ranks = 1;
+        reports[i].ranks = &ranks[i];
+        reports[i].nonce = 1 + i;
+        reports[i].revision = 1;
+        reports[i].tree = true;
+        entries[i].node = cluster->nodes[other_node && i == 7 ? TREE_NODES - 1 : i].name;
+        entries[i].report = &reports[i];
+        list[i] = &entries[i];
+    }
+    body.name = comm->name;
+    body.owner_uid = TREE_UID;
+    body.n_entries = TREE_SIZE;
+    body.entries = list;
+    body.first = body.last = true;
+    Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &body);
+    for (unsigned turn = 0; turn < 2; turn++) {
+        body.complete = turn == 1;
+        say_to_all(cluster, place, &message);
+        cluster_run(cluster, 100 * TIME_MS);
+    }
+    mesh_set_handler(cluster->nodes[place].mesh, MESH_ROOM_COMM, &(struct mesh_handler){0});
+    last_comes(comm, 8 * TIME_S);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_place_tells_false_ranks(void **state)
+{
+    (void)state;
+    run_false_roster(350, false);
+    run_false_roster(351, true);
+}
+
 /* Names are resolved for nodes that are needed and not up, not for all those that are not connected. */
 static void test_whose_names_are_resolved(void **state)
 {
@@ -204,6 +351,8 @@ int main(void)
         cmocka_unit_test(test_dials_at_once),
         cmocka_unit_test(test_forms_when_connections_end),
         cmocka_unit_test(test_places_that_lie),
+        cmocka_unit_test(test_a_place_ends_formations_of_others),
+        cmocka_unit_test(test_a_place_tells_false_ranks),
         cmocka_unit_test(test_whose_names_are_resolved),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

@@ -1,0 +1,57 @@
+#ifndef DAEMON_COMM_DOUBT_H
+#define DAEMON_COMM_DOUBT_H
+
+#include "daemon/comm/comms_internal.h"
+
+/*
+ * Places and relays that lie (meeting.h). A place tells nodes that a communicator cannot form any more,
+ * because of some node. They believe this only if that node does not deny it: each node connects to the named
+ * node, announces its ranks to it, and waits for the answer.
+ *
+ * - Its part has ended: it sends the Withdraw again, which it keeps for COMMS_ENDS_KEPT_NS.
+ * - It is still forming the communicator, or never was: it answers without a Withdraw. That denies what the
+ *   place says. The communicator goes on forming, and the node turns to a further place.
+ * - It does not answer, and is lost, or its time is over: the place is believed.
+ *
+ * If the place has ended its own part, it is believed at once. So a node can end the formation of others only
+ * in its own name, or in that of a node that cannot be reached. Private to daemon/comm. One thread.
+ */
+
+/* When the place is believed although the named node has not answered. */
+#define COMMS_DOUBT_NS (1 * TIME_S)
+/* The same, if the place says that the node is lost. */
+#define COMMS_DOUBT_LOST_NS (250 * TIME_MS)
+/* How often a node looks whether a named node is known to be lost. */
+#define COMMS_DOUBT_LOOK_NS (50 * TIME_MS)
+/* So many named nodes one communicator asks at the same time; what is said of others is ignored. */
+#define COMMS_DOUBTS_MAX 16u
+/* Of a node's own parts: how many ends it keeps, for how long. */
+#define COMMS_ENDS_MAX 64u
+#define COMMS_ENDS_KEPT_NS (2 * TIME_S)
+
+struct comms_doubt;
+struct comms_ends;
+
+/* A place, or a relay, says that the forming communicator cannot form any more. teller: who says so, the
+ * mesh's index or COMMS_NODE_OWN. */
+void comms_doubt_begin(struct communicator *comm, uint32_t teller, const Commd__Mesh__Roster *said,
+                       uint64_t now_ns);
+/* Call it when the deadline has passed. */
+void comms_doubt_step(struct communicator *comm, uint64_t now_ns);
+/* The node has answered an announcement. has_ranks: it is forming the communicator itself. */
+void comms_doubt_answered(struct communicator *comm, struct comms_claim *claim, bool has_ranks,
+                          uint64_t now_ns);
+/* The node says itself that its part has ended. Returns false if nothing is in doubt. */
+bool comms_doubt_confirmed(struct communicator *comm, const struct comms_claim *claim,
+                           const struct error *cause, const struct comms_detail *detail, uint64_t now_ns);
+
+void comms_doubt_free(const struct communicator *comm, struct comms_claim *claim);
+
+/* This node's part has ended, and the communicator cannot form any more: keeps that. */
+void comms_ends_keep(struct comms *comms, const struct owned_name *key, const Commd__Mesh__Withdraw *end);
+/* A node announces its ranks of a communicator that this node does not have: tells it of the end. */
+void comms_ends_answer(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,
+                       uint64_t now_ns);
+void comms_ends_free(struct comms *comms);
+
+#endif

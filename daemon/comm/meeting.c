@@ -446,7 +446,7 @@ void comms_meeting_tick(struct comms *comms, uint64_t now_ns)
         struct meeting *meeting = meetings->untold;
         DL_DELETE(meetings->untold, meeting);
         meeting->is_untold = false;
-        if (meeting_is_reported(meeting)) {
+        if (meeting_is_reported(comms, meeting)) {
             meeting_tell_reports(comms, meeting, now_ns);
         } else {
             tell_all(comms, meeting, now_ns);

@@ -98,8 +98,9 @@ void meeting_send_end(struct comms *comms, struct guest **guests, uint32_t count
 /* Tells the relays of these guests, which it sorts, that every rank is there. */
 void meeting_tell_complete(struct comms *comms, struct guest **guests, uint32_t count);
 
-/* Returns false if a guest has not reported: then all guests are to be told of each other by Met. */
-bool meeting_is_reported(const struct meeting *meeting);
+/* Returns false if no guest has reported, or one cannot: then all guests are to be told of each other by Met.
+ * A guest that can and has not does not fit to those that have: it is told of one of them. */
+bool meeting_is_reported(const struct comms *comms, const struct meeting *meeting);
 /* Looks at all reports. If every rank is there, tells the node of rank 0; otherwise the guests are told soon
  * which ranks are. Guests whose reports contradict each other are told of each other. */
 void meeting_tell_reports(struct comms *comms, struct meeting *meeting, uint64_t now_ns);

@@ -36,16 +36,24 @@ struct comms_report *meeting_report_new(const Commd__Mesh__Announce *said)
     return report;
 }
 
-bool meeting_is_reported(const struct meeting *meeting)
+/* Whether it is of an older version, which forms with connections to all. */
+static bool cannot_report(const struct comms *comms, const struct guest *guest)
+{
+    return guest->node != COMMS_NODE_OWN && !mesh_node_offers(comms->mesh, guest->node, MESH_OFFERS_RELAYS);
+}
+
+bool meeting_is_reported(const struct comms *comms, const struct meeting *meeting)
 {
     const struct guest *guest;
+    bool any = false;
     DL_FOREACH(meeting->guests, guest)
     {
-        if (guest->report == NULL) {
+        if (guest->report == NULL && cannot_report(comms, guest)) {
             return false;
         }
+        any = any || guest->report != NULL;
     }
-    return true;
+    return any;
 }
 
 /* --- What they say together --- */
@@ -106,9 +114,24 @@ static struct guest *contradicted(const struct view *view, const struct guest *g
     return NULL;
 }
 
-/* Adds a guest's report to the view, unless it contradicts it. Returns false without memory. */
+/* They do not fit together. */
+static void introduce_both(struct comms *comms, struct guest *odd, struct guest *other)
+{
+    if (!odd->is_odd) {
+        introduce(comms, odd, other);
+        introduce(comms, other, odd);
+    }
+    odd->is_odd = true;
+}
+
+/* Adds a guest's report to the view, unless it contradicts it. A guest without one asks for another
+ * communicator, or drains. Returns false without memory. */
 static bool add(struct comms *comms, struct view *view, struct guest *guest)
 {
+    if (guest->report == NULL) {
+        introduce_both(comms, guest, view->first);
+        return true;
+    }
     Commd__Mesh__Announce *report =
         commd__mesh__announce__unpack(NULL, guest->report->size_bytes, guest->report->bytes);
     if (report == NULL) {
@@ -116,11 +139,7 @@ static bool add(struct comms *comms, struct view *view, struct guest *guest)
     }
     struct guest *other = contradicted(view, guest, report);
     if (other != NULL) {
-        if (!guest->is_odd) {
-            introduce(comms, guest, other);
-            introduce(comms, other, guest);
-        }
-        guest->is_odd = true;
+        introduce_both(comms, guest, other);
         commd__mesh__announce__free_unpacked(report, NULL);
         return true;
     }
@@ -144,7 +163,7 @@ static bool view_make(struct comms *comms, const struct meeting *meeting, struct
     DL_FOREACH(meeting->guests, guest)
     {
         guests++;
-        if (view->first == NULL || (view->first->is_old && !guest->is_old)) {
+        if (guest->report != NULL && (view->first == NULL || (view->first->is_old && !guest->is_old))) {
             view->first = guest;
         }
     }
@@ -234,7 +253,7 @@ void meeting_tell_reports(struct comms *comms, struct meeting *meeting, uint64_t
 void meeting_tell_partial(struct comms *comms, struct meeting *meeting)
 {
     struct view view;
-    if (!meeting_is_reported(meeting)) {
+    if (!meeting_is_reported(comms, meeting)) {
         return;
     }
     if (view_make(comms, meeting, &view)) {
@@ -283,7 +302,7 @@ void meeting_tell_own_report(struct comms *comms, struct guest **guests, uint32_
 void meeting_own_report_came(struct comms *comms, const struct meeting *meeting)
 {
     struct view view;
-    if (!meeting_is_reported(meeting)) {
+    if (!meeting_is_reported(comms, meeting)) {
         return; /* all are told of all, and connect */
     }
     if (view_make(comms, meeting, &view)) { /* says whether it contradicts earlier ones */

@@ -226,8 +226,10 @@ class Chaos:
                 if event.at >= began and event.result == "TIMED_OUT":
                     self.fail(f"an operation of {comm} timed out: rank {event['rank']}: {event.text}")
 
+        refused = {event.text.split('"')[1] for _, event in self.another if event.result == "SHUTTING_DOWN" and '"' in event.text}
         for name, event in self.another:
-            drains = "drain" in fault.kind and event.result == "SHUTTING_DOWN"  # it takes no new communicators
+            # A draining node takes no new communicators. A rank that comes after the drain waits in vain for one that was refused.
+            drains = "drain" in fault.kind and (event.result == "SHUTTING_DOWN" or event.result == "TIMED_OUT" and event.text.split('"')[1] in refused)
             if name not in harmed and not drains:
                 self.fail(f"{fault.kind} failed another communicator of {event.comm}, which it must not harm: rank {event['rank']}: {event.result} {event.text}")
         self.another.clear()

@@ -315,6 +315,37 @@ static void test_a_place_tells_false_ranks(void **state)
     run_false_roster(351, true);
 }
 
+/* Nodes without ranks say Meet, and report none. The place does not tell all of all: it names them, and one
+ * of the others, to each other. */
+static void test_guests_without_a_report(void **state)
+{
+    (void)state;
+    struct cluster *cluster = large_cluster(360, TREE_NODES);
+    uint32_t place, peer, liars = 0, many = 0;
+    struct sim_comm *comm = waiting_comm(cluster, &place);
+    for (uint32_t liar = TREE_SIZE; liar < TREE_NODES; liar++) {
+        struct mesh *mesh = cluster->nodes[liar].mesh;
+        Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+        body.name = comm->name;
+        body.owner_uid = TREE_UID;
+        Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+        if (mesh_find_node(mesh, cluster->nodes[place].name, &peer) && mesh_node_is_up(mesh, peer)) {
+            assert_int_equal(mesh_send(mesh, peer, &message), STATUS_OK);
+            liars++;
+        }
+    }
+    assert_true(liars > 0);
+    cluster_touch(cluster);
+    cluster_run(cluster, 900 * TIME_MS);
+    for (uint32_t node = 0; node < TREE_SIZE - 1; node++) {
+        many += links_of(cluster, node) > 8 + 2;
+    }
+    assert_in_range(many, 0, 1);
+    last_comes(comm, TIME_S);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
 /* Names are resolved for nodes that are needed and not up, not for all those that are not connected. */
 static void test_whose_names_are_resolved(void **state)
 {
@@ -353,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_places_that_lie),
         cmocka_unit_test(test_a_place_ends_formations_of_others),
         cmocka_unit_test(test_a_place_tells_false_ranks),
+        cmocka_unit_test(test_guests_without_a_report),
         cmocka_unit_test(test_whose_names_are_resolved),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

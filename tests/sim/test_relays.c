@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "daemon/comm/meeting_choice.h"
+#include "daemon/comm/meeting_relay_internal.h"
 #include "tests/sim/large_cluster.h"
 #include "tests/sim/sim_text.h"
 
@@ -466,6 +467,91 @@ static void test_messages_of_chosen_nodes(void **state)
     cluster_free(cluster);
 }
 
+/* --- Budgets --- */
+
+/* The node is a guest with `count` names, or no guest any more. */
+static void visit(struct cluster *cluster, uint32_t node, uint32_t relay, uint32_t count, bool over)
+{
+    struct mesh *mesh = cluster->nodes[node].mesh;
+    uint32_t peer, rank = 0;
+    assert_true(mesh_find_node(mesh, cluster->nodes[relay].name, &peer));
+    for (uint32_t i = 0; i < count; i++) {
+        char name[32];
+        Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+        Commd__Mesh__Announce report = COMMD__MESH__ANNOUNCE__INIT;
+        Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+        (void)snprintf(name, sizeof name, "flood%u.%u", node, i);
+        terms.size = SIZE;
+        terms.owner_uid = report.owner_uid = body.owner_uid = UID;
+        report.name = body.name = name;
+        report.terms = &terms;
+        report.nonce = 1 + i;
+        report.tree = true;
+        report.ranks = &rank;
+        report.n_ranks = 1;
+        body.relay = !over;
+        body.over = over;
+        body.report = over ? NULL : &report;
+        Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+        assert_int_equal(mesh_send(mesh, peer, &message), STATUS_OK);
+        if (i % 100 == 99) {
+            cluster_touch(cluster);
+            cluster_run(cluster, TIME_MS);
+        }
+    }
+}
+
+/* Some node beside the relay that is connected to it; UINT32_MAX: there is none from `from` on. */
+static uint32_t neighbour(const struct cluster *cluster, uint32_t relay, uint32_t from)
+{
+    const struct mesh *mesh = cluster->nodes[relay].mesh;
+    for (uint32_t node = from, peer; node < NODES; node++) {
+        if (mesh_find_node(mesh, cluster->nodes[node].name, &peer) && mesh_node_is_up(mesh, peer)) {
+            return node;
+        }
+    }
+    return UINT32_MAX;
+}
+
+/* Two nodes are guests of one relay with more names than it keeps for a node. A communicator forms through it
+ * meanwhile. Then they are no guests any more, and it keeps nothing. If all that it may keep is taken, guests
+ * turn to places themselves. */
+static void test_budgets_of_a_relay(void **state)
+{
+    (void)state;
+    enum { NAMES = 1500 };
+    struct cluster *cluster = cluster_of(600, 0);
+    char name[16];
+    uint32_t relay, full = 0;
+    name_with_spare(cluster, true, name, sizeof name, &relay);
+    const uint32_t first = neighbour(cluster, relay, 0), second = neighbour(cluster, relay, first + 1);
+    struct comms *comms = cluster->nodes[relay].comms;
+    struct sim_comm *comm = comm_of(cluster, name);
+    join_but_last(comm);
+    visit(cluster, first, relay, NAMES, false);
+    visit(cluster, second, relay, NAMES, false);
+    const struct relay_visitor *visitor, *next;
+    HASH_ITER (hh, comms->relays->visitors, visitor, next) {
+        assert_true(visitor->size_bytes <= MEETING_RELAY_NODE_MAX_BYTES);
+        full += visitor->size_bytes > MEETING_RELAY_NODE_MAX_BYTES / 2;
+    }
+    assert_int_equal(full, 2);
+    form_in(comm, TIME_S);
+    sim_comm_free(comm);
+    visit(cluster, first, relay, NAMES, true);
+    visit(cluster, second, relay, NAMES, true);
+    cluster_run(cluster, TIME_S);
+    assert_int_equal(comms->relays->size_bytes, 0);
+    comms->relays->size_bytes = MEETING_RELAY_MAX_BYTES; /* as if others had taken it */
+    comm = comm_of(cluster, name);
+    join_but_last(comm);
+    form_in(comm, TIME_S);
+    assert_null(comms->relays->by_key);
+    sim_comm_free(comm);
+    comms->relays->size_bytes -= MEETING_RELAY_MAX_BYTES;
+    cluster_free(cluster);
+}
+
 /* The same name again and again, while others of its kind form: also right after the last one. */
 static void test_names_again(void **state)
 {
@@ -503,6 +589,7 @@ int main(void)
         cmocka_unit_test(test_a_node_that_was_not_chosen),
         cmocka_unit_test(test_messages_of_any_kind),
         cmocka_unit_test(test_messages_of_chosen_nodes),
+        cmocka_unit_test(test_budgets_of_a_relay),
         cmocka_unit_test(test_names_again),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

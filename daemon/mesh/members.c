@@ -138,7 +138,7 @@ enum status members_new(const struct members_options *options, uint64_t now_ns, 
     }
     members->start_ns = members->now_ns = now_ns;
     members->watch_ns = time_after(now_ns, MEMBERS_WATCH_NS);
-    members->flush_ns = members->suspect_ns = members->refute_ns = TIME_NEVER;
+    members->flush_ns = members->suspect_ns = members->refute_ns = members->vote_ns = TIME_NEVER;
     members_explore_begin(members, now_ns);
     members->rewire = true;
     random_seed(&members->random, options->seed);
@@ -194,10 +194,7 @@ uint64_t members_next_deadline_ns(const struct members *members)
     uint64_t deadline_ns = time_min(members->watch_ns, members->flush_ns);
     deadline_ns = time_min(deadline_ns, time_min(members->sync_ns, members->refute_ns));
     deadline_ns = time_min(deadline_ns, time_min(members->suspect_ns, members->probe_ns));
-    for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
-        deadline_ns = time_min(deadline_ns, members->links[i].vote_ns);
-    }
-    return deadline_ns;
+    return time_min(deadline_ns, members->vote_ns);
 }
 
 void members_begin(struct members *members, uint64_t now_ns)

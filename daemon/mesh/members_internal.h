@@ -98,6 +98,7 @@ struct members {
     uint64_t watch_ns;
     uint64_t flush_ns;
     uint64_t suspect_ns; /* no suspicion ends earlier */
+    uint64_t vote_ns;    /* the earliest of the links' */
     uint64_t sync_ns;
     uint64_t refute_ns;  /* when we may and must */
     uint64_t refuted_ns; /* when we last did; 0: never */

@@ -111,9 +111,25 @@ static void list_rings(struct members *members, struct neighbour_list *list, uin
     }
 }
 
+/* Sets when we vote against a neighbour, and keeps the earliest of these times. */
+static void set_vote_ns(struct members *members, struct member_link *link, uint64_t vote_ns)
+{
+    bool was_first = link->vote_ns == members->vote_ns;
+    link->vote_ns = vote_ns;
+    if (vote_ns <= members->vote_ns) {
+        members->vote_ns = vote_ns;
+    } else if (was_first) {
+        members->vote_ns = TIME_NEVER;
+        for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
+            members->vote_ns = time_min(members->vote_ns, members->links[i].vote_ns);
+        }
+    }
+}
+
 void members_link_forget(struct members *members, uint32_t link)
 {
     struct member_link *gone = &members->links[link];
+    set_vote_ns(members, gone, TIME_NEVER);
     members_unqueue(members, member_link_bit(link));
     members->records[gone->index].flags &= (uint8_t)~MEMBER_WANTED;
     members->up_mask &= (uint16_t)~member_link_bit(link);
@@ -136,7 +152,7 @@ static void link_begin(struct members *members, uint32_t link, uint64_t now_ns)
     const struct member_record *record = &members->records[members->links[link].index];
     members->links[link].up = true;
     members->links[link].up_ns = now_ns;
-    members->links[link].vote_ns = TIME_NEVER;
+    set_vote_ns(members, &members->links[link], TIME_NEVER);
     members->links[link].digest_ns = 0;
     members->up_mask |= bit;
     members_queue(members, members->self, bit, now_ns);
@@ -166,7 +182,7 @@ static void link_new(struct members *members, uint32_t index, uint8_t slot, uint
     if ((record->flags & MEMBER_LINKED) != 0) {
         link_begin(members, link, now_ns);
     } else if (record->incarnation != 0) {
-        members->links[link].vote_ns = first_vote_ns(members, now_ns);
+        set_vote_ns(members, &members->links[link], first_vote_ns(members, now_ns));
     }
     members_tell_neighbour(members, index, true, now_ns);
 }
@@ -218,7 +234,7 @@ bool members_is_neighbour(struct members *members, uint32_t node)
 static void cast_vote(struct members *members, struct member_link *link, uint64_t now_ns)
 {
     const struct member_record *record = &members->records[link->index];
-    link->vote_ns = TIME_NEVER;
+    set_vote_ns(members, link, TIME_NEVER);
     if (record->incarnation == 0 || (record->flags & (MEMBER_LEFT | MEMBER_LOST)) != 0) {
         return;
     }
@@ -230,7 +246,7 @@ static void cast_vote(struct members *members, struct member_link *link, uint64_
 
 void members_vote_tick(struct members *members, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
+    for (uint32_t i = 0; members->vote_ns <= now_ns && i < MEMBERS_NEIGHBOURS_MAX; i++) {
         if (members->links[i].vote_ns <= now_ns) {
             cast_vote(members, &members->links[i], now_ns);
         }
@@ -242,7 +258,7 @@ void members_postpone_votes(struct members *members, uint64_t now_ns)
     uint64_t earliest_ns = time_after(now_ns, members->options.patience_ns);
     for (uint32_t i = 0; i < MEMBERS_NEIGHBOURS_MAX; i++) {
         if (members->links[i].vote_ns < earliest_ns) {
-            members->links[i].vote_ns = earliest_ns;
+            set_vote_ns(members, &members->links[i], earliest_ns);
         }
     }
 }
@@ -264,9 +280,9 @@ void members_neighbour_news(struct members *members, uint32_t at, bool other_lif
     }
     if (other_life) {
         link->refuted = 0;
-        link->vote_ns = first_vote_ns(members, now_ns);
+        set_vote_ns(members, link, first_vote_ns(members, now_ns));
     } else if (had_vote || link->vote_ns == TIME_NEVER) {
-        link->vote_ns = time_after(now_ns, refuted_wait_ns(members, link));
+        set_vote_ns(members, link, time_after(now_ns, refuted_wait_ns(members, link)));
     }
 }
 
@@ -317,7 +333,7 @@ void members_unlinked(struct members *members, uint32_t node, uint64_t now_ns)
         if (now_ns - link->up_ns >= members->options.patience_ns << MEMBERS_REFUTED_MAX) {
             link->refuted = 0;
         }
-        link->vote_ns = lost_vote_ns(members, link, now_ns);
+        set_vote_ns(members, link, lost_vote_ns(members, link, now_ns));
         if (link->vote_ns <= now_ns) {
             cast_vote(members, link, now_ns);
         }

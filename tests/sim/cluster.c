@@ -367,36 +367,48 @@ static uint64_t node_deadline_ns(const struct cluster_node *node)
     return time_min(deadline_ns, comms_next_deadline_ns(node->comms));
 }
 
+/* Calls whatever of the node is due. Returns its next deadline, or now if anything was called. */
+static uint64_t node_tick(struct cluster_node *node, uint64_t now_ns)
+{
+    uint64_t deadline_ns = node_deadline_ns(node);
+    if (deadline_ns > now_ns && node->cluster->exec_count == 1) {
+        return deadline_ns;
+    }
+    if (mesh_next_deadline_ns(node->mesh) <= now_ns) {
+        mesh_tick(node->mesh, now_ns);
+    }
+    if (exec_next_deadline_ns(node->exec) <= now_ns) {
+        exec_tick(node->exec, now_ns);
+    }
+    if (p2p_next_deadline_ns(node->p2p) <= now_ns) {
+        p2p_tick(node->p2p, now_ns);
+    }
+    for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
+        exec_tick(node->rail_execs[rail], now_ns);
+    }
+    node_run_workers(node, now_ns);
+    if (comms_next_deadline_ns(node->comms) <= now_ns) {
+        comms_tick(node->comms, now_ns);
+    }
+    return now_ns;
+}
+
 static void cluster_scan(struct cluster *cluster)
 {
     uint64_t now_ns = cluster->now_ns;
-    for (uint32_t i = 0; i < cluster->node_count; i++) {
-        struct cluster_node *node = &cluster->nodes[i];
-        if (!node->alive) {
-            continue;
-        }
-        if (mesh_next_deadline_ns(node->mesh) <= now_ns) {
-            mesh_tick(node->mesh, now_ns);
-        }
-        if (exec_next_deadline_ns(node->exec) <= now_ns) {
-            exec_tick(node->exec, now_ns);
-        }
-        if (p2p_next_deadline_ns(node->p2p) <= now_ns) {
-            p2p_tick(node->p2p, now_ns);
-        }
-        for (uint32_t rail = 1; node->rails != NULL && rail < cluster->rail_count; rail++) {
-            exec_tick(node->rail_execs[rail], now_ns);
-        }
-        node_run_workers(node, now_ns);
-        if (comms_next_deadline_ns(node->comms) <= now_ns) {
-            comms_tick(node->comms, now_ns);
-        }
-    }
-    cluster_pump(cluster);
     uint64_t next_ns = TIME_NEVER;
     for (uint32_t i = 0; i < cluster->node_count; i++) {
         if (cluster->nodes[i].alive) {
-            next_ns = time_min(next_ns, node_deadline_ns(&cluster->nodes[i]));
+            next_ns = time_min(next_ns, node_tick(&cluster->nodes[i], now_ns));
+        }
+    }
+    if (next_ns <= now_ns) { /* what was called may have changed any node's deadline */
+        cluster_pump(cluster);
+        next_ns = TIME_NEVER;
+        for (uint32_t i = 0; i < cluster->node_count; i++) {
+            if (cluster->nodes[i].alive) {
+                next_ns = time_min(next_ns, node_deadline_ns(&cluster->nodes[i]));
+            }
         }
     }
     cluster->scan_ns = next_ns > now_ns + CLUSTER_SCAN_MIN_NS ? next_ns : now_ns + CLUSTER_SCAN_MIN_NS;

@@ -33,12 +33,26 @@ static uint32_t rank, size;
 static unsigned char *registered_in, *registered_out, *plain_in, *plain_out;
 static unsigned long checked;
 
-/* What the elements of a result must be: those of the last prepare(). */
-static struct reference {
+/* What an element of a result must be. */
+struct reference {
     long double value,
         magnitude; /* of floating-point types: the bound of the error grows with the magnitude */
     uint64_t integer;
-} * references;
+};
+/* What the first `count` of them must be. Types with the same inputs share a table of each operator. */
+enum { TABLE_REAL, TABLE_F8E5M2, TABLE_COMPLEX, TABLE_INTEGER, TABLES, TABLE_OPS = COMM_LOR + 1 };
+static struct reference_table {
+    struct reference *references;
+    size_t count;
+} tables[TABLES][TABLE_OPS];
+static const struct reference *references; /* those of the last prepare() */
+
+/* This rank's inputs of one type. */
+static struct {
+    unsigned char *bytes;
+    size_t count;
+    int dtype;
+} inputs = {.dtype = -1};
 
 static const char *const dtype_names[] = {"f64", "f32", "f16",  "bf16", "f8e4m3", "f8e5m2",
                                           "i64", "i32", "i16",  "i8",   "u64",    "u32",
@@ -181,11 +195,12 @@ static uint64_t fit(comm_dtype_t dtype, uint64_t value)
     return value;
 }
 
-static void fill(comm_dtype_t dtype, unsigned char *buffer, size_t count, uint64_t of_rank)
+/* Writes elements from `first` to `count`. */
+static void fill(comm_dtype_t dtype, unsigned char *buffer, size_t first, size_t count, uint64_t of_rank)
 {
-    size_t step = comm_dtype_size(dtype) / (is_complex(dtype) ? 2 : 1);
-    size_t values = count * (is_complex(dtype) ? 2 : 1);
-    for (size_t i = 0; i < values; i++) {
+    size_t parts = is_complex(dtype) ? 2 : 1;
+    size_t step = comm_dtype_size(dtype) / parts;
+    for (size_t i = first * parts; i < count * parts; i++) {
         if (is_real(dtype)) {
             put_real(dtype, buffer + i * step, real_input(dtype, of_rank, i));
         } else {
@@ -193,6 +208,19 @@ static void fill(comm_dtype_t dtype, unsigned char *buffer, size_t count, uint64
             memcpy(buffer + i * step, &value, step);
         }
     }
+}
+
+static void fill_own(comm_dtype_t dtype, unsigned char *buffer, size_t count)
+{
+    if (inputs.dtype != (int)dtype) {
+        inputs.dtype = (int)dtype;
+        inputs.count = 0;
+    }
+    if (count > inputs.count) {
+        fill(dtype, inputs.bytes, inputs.count, count, rank);
+        inputs.count = count;
+    }
+    memcpy(buffer, inputs.bytes, count * comm_dtype_size(dtype));
 }
 
 /* Integers take whole numbers. */
@@ -264,18 +292,39 @@ static uint64_t reference_integer(comm_dtype_t dtype, comm_op_t op, size_t i)
     return value;
 }
 
+/* The table of a floating-point type. Only products of complex numbers differ from those of their parts. */
+static unsigned table_of(comm_dtype_t dtype, comm_op_t op)
+{
+    if (is_complex(dtype) && op == COMM_PROD) {
+        return TABLE_COMPLEX;
+    }
+    return dtype == COMM_F8E5M2 ? TABLE_F8E5M2 : TABLE_REAL;
+}
+
 /* Computes the reference of the first `count` elements. An element's reference does not depend on the count
  * of an operation, so all operations of a type and operator share it. */
 static void prepare(comm_dtype_t dtype, comm_op_t op, size_t count)
 {
+    struct reference_table *table = &tables[is_real(dtype) ? table_of(dtype, op) : TABLE_INTEGER][op];
     size_t values = count * (is_complex(dtype) ? 2 : 1);
-    for (size_t i = 0; i < values; i++) {
-        if (is_real(dtype)) {
-            reference_real(dtype, op, i, &references[i].value, &references[i].magnitude);
-        } else {
-            references[i].integer = reference_integer(dtype, op, i);
+    size_t first = is_real(dtype) ? table->count : 0;
+    if (values > table->count) {
+        table->references = realloc(table->references, values * sizeof *table->references);
+        table->count = values;
+        if (table->references == NULL) {
+            perror("matrix");
+            exit(EXIT_FAILURE);
         }
     }
+    for (size_t i = first; i < values; i++) {
+        struct reference *reference = &table->references[i];
+        if (is_real(dtype)) {
+            reference_real(dtype, op, i, &reference->value, &reference->magnitude);
+        } else {
+            reference->integer = reference_integer(dtype, op, i);
+        }
+    }
+    references = table->references;
 }
 
 static void check_output(comm_dtype_t dtype, comm_op_t op, size_t count, const unsigned char *output)
@@ -339,7 +388,7 @@ static void check_all_reduce(comm_dtype_t dtype, comm_op_t op, size_t count, boo
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
     options.factor = factor_of(dtype, rank);
     memset(out, POISON, bytes + 64);
-    fill(dtype, in_place ? out : in, count, rank);
+    fill_own(dtype, in_place ? out : in, count);
     void *receive = gpu_mirror_put(out, bytes + 64);
     const void *send = in_place ? receive : gpu_mirror_put(in, bytes);
     expect_ok(comm_all_reduce(comm, send, receive, count, dtype, op, &options), "all_reduce");
@@ -362,7 +411,7 @@ static void check_broadcast(size_t count, uint32_t root, bool registered)
     unsigned char *buffer = registered ? registered_out : plain_out;
     unsigned char *expected = plain_in;
     memset(buffer, POISON, count * 4 + 64);
-    fill(COMM_U32, expected, count, root);
+    fill(COMM_U32, expected, 0, count, root);
     if (rank == root) {
         memcpy(buffer, expected, count * 4);
     }
@@ -445,8 +494,8 @@ int main(int argc, char **argv)
     comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
     options.slice_bytes = SLICE_BYTES;
     options.timeout_ms = 20000;
-    references = malloc(LARGE_COUNT * sizeof *references);
-    if (references == NULL) {
+    inputs.bytes = malloc(bytes);
+    if (inputs.bytes == NULL) {
         perror("matrix");
         return EXIT_FAILURE;
     }

@@ -166,7 +166,7 @@ static void run(enum kind kind, size_t count, bool in_place, size_t hole_at)
     size_t in_count = count * (has_input_blocks(kind) ? size : 1);
     bool has_result = (kind != GATHER && kind != REDUCE) || rank == 0;
     bool root_sends = kind == BROADCAST && rank == 0;
-    memset(output, 0xa5, (size_t)COUNT_MAX * size * sizeof *output);
+    memset(output, 0xa5, count * (has_output_blocks(kind) ? size : 1) * sizeof *output);
     for (size_t i = 0; i < in_count; i++) {
         input[i] = number_of(rank, i);
     }

@@ -160,7 +160,7 @@ class Slices(ProgramCase):
             ranks[1].communicate(timeout=SURVIVORS_S)
             if how != "stopped":  # rank 1 may end in any way
                 self.assertEqual(ranks[1].returncode, code)
-            for process in self.start(cluster, "aa", "slices", "kinds", name="afterwards"):
+            for process in self.start(cluster, "aa", "slices", "once", name="afterwards"):
                 output, errors = process.communicate(timeout=240)
                 self.assertEqual(process.returncode, 0, errors)
         return texts

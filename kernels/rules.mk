@@ -5,7 +5,8 @@
 # There is one source file, so each architecture's compiler reads shared code once. The architectures are
 # compiled in parallel.
 KERNEL_GPUS ?= 80 90 100
-# The driver of a later GPU compiles this.
+# The driver of a later GPU compiles this. ptxas makes the code of later GPUs from it, too: the sources know no
+# difference between them, and PTX takes the compiler almost twice as long as code takes ptxas.
 KERNEL_PTX ?= 90
 # It only runs the preprocessor.
 CUDA_HOST_COMPILER ?= $(CXX)
@@ -50,7 +51,12 @@ $(KERNEL_FLAGS_STAMP): ; @mkdir -p $(@D) && touch $@
 $(KERNELS_BUILD)/%.ptx: $(KERNEL_SOURCES) $(KERNEL_FLAGS_STAMP)
 	$(Q)mkdir -p $(@D) && echo "  NVCC    kernels/kernels.cu ($*)" && \
 	    $(NVCC) -ccbin $(CUDA_HOST_COMPILER) -allow-unsupported-compiler $(NVCC_FLAGS) -arch=compute_$* --ptx -o $@.$$$$ kernels/kernels.cu && mv $@.$$$$ $@
-$(KERNELS_BUILD)/%.cubin: $(KERNELS_BUILD)/%.ptx
+ptx_of = $(KERNELS_BUILD)/$(shell [ $1 -gt $(KERNEL_PTX) ] && echo $(KERNEL_PTX) || echo $1).ptx
+define cubin_of
+$(KERNELS_BUILD)/$1.cubin: $(call ptx_of,$1)
+endef
+$(foreach gpu,$(kernel_gpus),$(eval $(call cubin_of,$(gpu))))
+$(KERNELS_BUILD)/%.cubin:
 	$(Q)echo "  PTXAS   $@" && $(CUDA_BIN)/ptxas -arch=sm_$* --fmad false -o $@.$$$$ $< && mv $@.$$$$ $@
 .PRECIOUS: $(KERNELS_BUILD)/%.ptx
 

@@ -112,7 +112,8 @@ $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 
 # Builds with other protocol versions, for tests/system/test_versions.py. `next` speaks the version of this release and a next one, as a
-# release that adds a version does. `later` speaks that next version alone. Only the files that state the versions are compiled again.
+# release that adds a version does. `later` speaks that next version alone. Only the files that state the versions are compiled
+# again. These libraries are not optimised as a whole: no test measures them.
 VERSION_BUILDS := next later
 define_of = $(shell sed -n 's/^.define $1 //p' proto/version.h)
 next_of = $(shell expr $(call define_of,$1) + 1)
@@ -132,6 +133,7 @@ $(BUILD)/versions/$1/commd: $(VERSION_FILES_DAEMON:%=$(BUILD)/versions/$1/%.o) $
 $(BUILD)/versions/$1/commctl: EXTRA_LIBS = $(COMMCTL_LIBS)
 $(BUILD)/versions/$1/commctl: $(VERSION_FILES_COMMCTL:%=$(BUILD)/versions/$1/%.o) $(BUILD)/client/commctl/main.o $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(PROTO_OBJECTS)
 	$$(link)
+$(BUILD)/versions/$1/libcommclient.so: LTO_LDFLAGS_$(VARIANT) = $(NO_LTO_$(VARIANT))
 $(BUILD)/versions/$1/libcommclient.so: $(VERSION_FILES_LIBRARY:%=$(BUILD)/versions/$1/%.o) $(filter-out $(VERSION_FILES_LIBRARY:%=$(BUILD)/%.o),$(CLIENT_OBJECTS)) $(PROTO_OBJECTS) client/lib/libcommclient.map
 	$$(link_library)
 endef

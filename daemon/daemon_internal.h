@@ -12,7 +12,7 @@
 #include "daemon/nodes.h"
 #include "daemon/workers.h"
 
-/* Shared by daemon.c, which constructs the parts and runs the loop, and settings.c. */
+/* Shared by daemon.c, which constructs the parts and runs the loop, and daemon_conf.c. */
 
 struct daemon {
     const struct daemon_options *options;
@@ -48,7 +48,8 @@ struct daemon {
     uint64_t certificates_ns; /* when certificates are checked next */
 };
 
-/* --- settings.c: what a running daemon shows of its configuration, and changes. The context is the daemon.
+/* --- daemon_conf.c: what a running daemon shows of its configuration, and changes. The context is the
+ * daemon.
  * --- */
 
 void daemon_visit_settings(void *context, conf_visit_function *visit, void *visit_context);

@@ -42,7 +42,7 @@ static ncclResult_t refuse(const struct nccl_call *call, const char *what, long 
 
 static ncclResult_t check_buffer(const struct nccl_call *call, const void *buffer, const char *what)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     unsigned type = 0;
     int device = call->comm->device;
     if (driver == NULL) {
@@ -70,7 +70,7 @@ static ncclResult_t check_buffer(const struct nccl_call *call, const void *buffe
 /* With a stream of another GPU, NCCL fails later, or hangs. */
 static ncclResult_t check_stream(const struct nccl_call *call)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     cuda_context context, before;
     cuda_device of_stream = 0, of_comm = 0;
     if ((uintptr_t)call->stream <= CUDA_STREAM_PER_THREAD) {
@@ -183,7 +183,7 @@ static bool is_captured(cudaStream_t stream, const struct cuda_driver *driver)
 /* A factor in device memory is read in the order of the stream; the host waits for that. */
 static ncclResult_t read_factor(const struct nccl_call *call, comm_dtype_t type, double *out)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     unsigned char bytes[8] = {0};
     cuda_context before = NULL;
     *out = call->factor.value;
@@ -212,7 +212,7 @@ static ncclResult_t read_factor(const struct nccl_call *call, comm_dtype_t type,
 /* The root's own output of a broadcast. */
 static ncclResult_t copy_at_root(const struct nccl_call *call, comm_dtype_t type)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     cuda_context before = NULL;
     cuda_result result = enter(call, driver, &before);
     if (result == CUDA_RESULT_OK) {

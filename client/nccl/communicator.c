@@ -296,7 +296,7 @@ static void cancel(struct ncclComm *comm)
     char name[sizeof comm->joins];
     comm_client_t *client;
     for (int tries = 0; tries < CANCEL_TRIES && joins(comm, name); tries++) {
-        if (session_take(&client) != NCCL_SUCCESS || comm_cancel(client, name) != COMM_OK) {
+        if (process_take_client(&client) != NCCL_SUCCESS || comm_cancel(client, name) != COMM_OK) {
             return;
         }
         if (joins(comm, name)) {

@@ -45,16 +45,16 @@ struct ncclComm {
     struct factor factors[COMMUNICATOR_FACTORS_MAX];
 };
 
-/* --- session.c --- */
+/* --- process.c --- */
 
 /* Returns this process's connection to commd, and opens it first. It lasts as long as the process. */
-ncclResult_t session_take(comm_client_t **out);
+ncclResult_t process_take_client(comm_client_t **out);
 /* The connection is lost: later calls open another one. What was made through it stays. */
-void session_forget(comm_client_t *client);
+void process_forget_client(comm_client_t *client);
 /* Returns the current CUDA device of this thread. */
-ncclResult_t session_device(int *out);
+ncclResult_t process_device(int *out);
 /* Returns CUDA's functions, or null without a driver. */
-const struct cuda_driver *session_driver(void);
+const struct cuda_driver *process_driver(void);
 
 /* --- communicator.c --- */
 

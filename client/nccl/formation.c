@@ -20,7 +20,7 @@ static ncclResult_t join(struct formation *formation, comm_t **made)
     options.op_timeout_ms = OP_TIMEOUT_MS;
     for (int tries = 0; tries < 2 && joined == COMM_DAEMON_LOST;
          tries++) { /* commd may have been restarted */
-        ncclResult_t result = session_take(&client);
+        ncclResult_t result = process_take_client(&client);
         if (result != NCCL_SUCCESS) {
             return result;
         }
@@ -30,7 +30,7 @@ static ncclResult_t join(struct formation *formation, comm_t **made)
         joined = comm_init(client, formation->name, (uint32_t)comm->rank, (uint32_t)comm->size, comm->device,
                            &options, made);
         if (joined == COMM_DAEMON_LOST) {
-            session_forget(client);
+            process_forget_client(client);
         }
     }
     return failure_from_library(joined);
@@ -260,7 +260,7 @@ static ncclResult_t init_here(const char *call, ncclComm_t *out, int size, const
                               const ncclConfig_t *config)
 {
     int device;
-    ncclResult_t result = session_device(&device);
+    ncclResult_t result = process_device(&device);
     return result == NCCL_SUCCESS ? init(call, out, size, id, rank, config, device) : group_note(result);
 }
 
@@ -288,7 +288,7 @@ NCCL_EXPORT(ncclResult_t, ncclCommInitRankScalable, ncclComm_t *comm, int size, 
 /* Of which GPUs ncclCommInitAll makes a communicator: `devices`, or the first ones. */
 static ncclResult_t check_devices(int count, const int *devices)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     int visible = 0;
     if (driver == NULL || driver->device_count(&visible) != CUDA_RESULT_OK) {
         return NCCL_UNHANDLED_CUDA_ERROR;

@@ -84,7 +84,7 @@ NCCL_EXPORT(ncclResult_t, ncclGroupStart, void)
 /* The capture of the call's stream; 0: it is not captured. */
 static unsigned long long capture_of(const struct nccl_call *call)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     int status = CUDA_CAPTURE_NONE;
     uint64_t id = 0;
     cuda_graph graph;

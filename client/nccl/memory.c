@@ -17,13 +17,13 @@ static ncclResult_t allocate(struct allocation *allocation, size_t size, int dev
 {
     comm_result_t made = COMM_DAEMON_LOST;
     for (int tries = 0; tries < 2 && made == COMM_DAEMON_LOST; tries++) { /* commd may have been restarted */
-        ncclResult_t result = session_take(&allocation->client);
+        ncclResult_t result = process_take_client(&allocation->client);
         if (result != NCCL_SUCCESS) {
             return result;
         }
         made = comm_mem_alloc(allocation->client, size, device, &allocation->memory);
         if (made == COMM_DAEMON_LOST) {
-            session_forget(allocation->client);
+            process_forget_client(allocation->client);
         }
     }
     return failure_from_library(made);
@@ -45,7 +45,7 @@ NCCL_EXPORT(ncclResult_t, ncclMemAlloc, void **out, size_t size)
     }
     *out = NULL;
     struct allocation *allocation = calloc(1, sizeof *allocation);
-    ncclResult_t result = allocation != NULL ? session_device(&device)
+    ncclResult_t result = allocation != NULL ? process_device(&device)
                                              : failure_set(NCCL_SYSTEM_ERROR, "ncclMemAlloc: no memory");
     result = result == NCCL_SUCCESS ? allocate(allocation, size, device) : result;
     if (result != NCCL_SUCCESS) {

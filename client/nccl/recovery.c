@@ -199,7 +199,7 @@ NCCL_EXPORT(ncclResult_t, ncclCommGrow, ncclComm_t comm, int size, const ncclUni
     struct formation model = {.out = out, .parent = comm, .grows = true};
     ncclResult_t result = check_grow(comm, size, id, rank, out);
     if (result == NCCL_SUCCESS && comm == NULL) {
-        result = session_device(&device);
+        result = process_device(&device);
     }
     if (result != NCCL_SUCCESS) {
         return group_note(result);

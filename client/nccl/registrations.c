@@ -21,7 +21,7 @@ static struct registration {
  * at. */
 static ncclResult_t check_device(const struct ncclComm *comm, const void *buffer)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     unsigned type = 0;
     int device = comm->device;
     bool known =
@@ -40,7 +40,7 @@ static ncclResult_t check_device(const struct ncclComm *comm, const void *buffer
 
 static bool is_of_pool(const void *buffer)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     cuda_pool pool = NULL;
     return driver != NULL &&
            driver->pointer_attribute(&pool, CUDA_POINTER_POOL, (uintptr_t)buffer) == CUDA_RESULT_OK &&
@@ -60,7 +60,7 @@ static struct registration *find(const comm_client_t *client, const void *base)
 static ncclResult_t add(comm_client_t *client, void *buffer, size_t size, struct registration **out)
 {
     cuda_pointer base = 0;
-    if (session_driver()->memory_range(&base, NULL, (uintptr_t)buffer) != CUDA_RESULT_OK) {
+    if (process_driver()->memory_range(&base, NULL, (uintptr_t)buffer) != CUDA_RESULT_OK) {
         return failure_set(NCCL_UNHANDLED_CUDA_ERROR, "ncclCommRegister: CUDA does not know %p", buffer);
     }
     struct registration *one = find(client, (void *)(uintptr_t)base);
@@ -102,7 +102,7 @@ NCCL_EXPORT(ncclResult_t, ncclCommRegister, ncclComm_t comm, void *buffer, size_
     if (!is_of_pool(buffer)) {
         return NCCL_SUCCESS;
     }
-    result = session_take(&client);
+    result = process_take_client(&client);
     if (result == NCCL_SUCCESS) {
         (void)pthread_mutex_lock(&lock);
         result = add(client, buffer, size, &made);

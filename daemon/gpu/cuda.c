@@ -271,7 +271,7 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
     gpus->gpus = calloc(gpus->count, sizeof *gpus->gpus);
     enum status status = STATUS_OK;
     gpus->groups = gpu_groups_new(gpus);
-    gpus->registry = gpu_registry_new();
+    gpus->registry = nccl_registry_new();
     gpus->mark_words = gpu_mark_words_new(gpus);
     if (gpus->gpus == NULL || gpus->groups == NULL || gpus->registry == NULL || gpus->mark_words == NULL) {
         gpus->count = 0;
@@ -305,7 +305,7 @@ void gpu_devices_close(struct gpu_devices *gpus)
         ended = cuda_pinned_settle(gpus);
     }
     if (ended) {
-        gpu_registry_free(gpus->registry);
+        nccl_registry_free(gpus->registry);
         gpus->registry = NULL;
     }
     if (!gpu_calls_end(gpus) || !ended) {

@@ -8,7 +8,7 @@
 #include "daemon/gpu/devices.h"
 #include "daemon/gpu/groups.h"
 #include "daemon/gpu/mark_words.h"
-#include "daemon/gpu/registry.h"
+#include "daemon/gpu/nccl_registry.h"
 #include "kernels/kernels.h"
 
 /* What the source files of the CUDA backend share. */
@@ -37,7 +37,7 @@ struct memory;
 struct gpu_devices {
     struct gpu_groups *groups;
     struct gpu_calls *calls; /* null: they are made in place */
-    struct gpu_registry *registry;
+    struct nccl_registry *registry;
     struct gpu_mark_words *mark_words;
     uint32_t ahead;             /* words.h */
     _Atomic uint64_t ran_ahead; /* operations that were put behind others in advance */

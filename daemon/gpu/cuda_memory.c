@@ -223,7 +223,7 @@ static void memory_unmap_chunks(struct memory *memory)
 /* NCCL's thread has to deregister it first. */
 static bool memory_stays(struct memory *memory)
 {
-    bool stays = gpu_registry_retire(memory->gpus->registry, memory);
+    bool stays = nccl_registry_retire(memory->gpus->registry, memory);
     if (stays) {
         memory_say_ended(memory);
         gpu_groups_sweep(memory->gpus);
@@ -375,7 +375,7 @@ static enum status map_end(struct memory *memory, uint64_t size_bytes, enum stat
     memory->chunk_bytes[memory->chunk_count++] = size_bytes;
     memory->mapped_bytes += size_bytes;
     if (memory->chunk_count == 1) { /* NCCL registers one allocation, so later chunks do not count */
-        gpu_registry_add(gpus->registry, memory, size_bytes);
+        nccl_registry_add(gpus->registry, memory, size_bytes);
     }
     return STATUS_OK;
 }

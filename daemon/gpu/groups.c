@@ -399,7 +399,7 @@ bool gpu_groups_end_on(const struct gpu_devices *gpus, uint32_t gpu)
 
 uint64_t gpu_groups_deadline_ns(const struct gpu_devices *gpus)
 {
-    uint64_t deadline_ns = gpu_registry_retired(gpus->registry) > 0 ? gpus->groups->look_ns : TIME_NEVER;
+    uint64_t deadline_ns = nccl_registry_retired(gpus->registry) > 0 ? gpus->groups->look_ns : TIME_NEVER;
     const struct gpu_group *group;
     LL_FOREACH(gpus->groups->all, group)
     {
@@ -425,7 +425,7 @@ static void group_tick(struct gpu_group *group, uint64_t now_ns)
         return;
     }
     enum gpu_group_state state = gpu_group_poll(group, now_ns, &error);
-    if (state == GPU_GROUP_FAILED && gpu_registry_retired(group->owner->gpus->registry) > 0) {
+    if (state == GPU_GROUP_FAILED && nccl_registry_retired(group->owner->gpus->registry) > 0) {
         gpu_group_give_up(group, &error, now_ns); /* it would keep its registered memory */
     }
     if (state == GPU_GROUP_FORMS && now_ns >= group->since_ns + GPU_GROUP_FORM_NS) {
@@ -449,8 +449,8 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
         gpu_groups_look(gpus->groups, now_ns);
     }
     gpu_groups_tidy(gpus->groups, GPU_GROUPS_SPARE_MAX, now_ns);
-    gpu_registry_tick(gpus->registry);
-    gpus->groups->look_ns = now_ns + GPU_REGISTRY_LOOK_NS;
+    nccl_registry_tick(gpus->registry);
+    gpus->groups->look_ns = now_ns + NCCL_REGISTRY_LOOK_NS;
 }
 
 /* --- Beginning and end --- */

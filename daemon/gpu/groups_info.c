@@ -10,7 +10,7 @@
 void gpu_groups_set_register(struct gpu_devices *gpus, bool on, bool windows)
 {
     gpus->windows_wanted = on && windows;
-    gpu_registry_switch(gpus->registry, on);
+    nccl_registry_switch(gpus->registry, on);
 }
 
 void gpu_groups_set_ctas(struct gpu_devices *gpus, uint32_t ctas)
@@ -56,7 +56,7 @@ void gpu_groups_info(const struct gpu_devices *gpus, struct gpu_groups_info *out
                                     .windows = atomic_load(&gpus->windows),
                                     .windows_ever = atomic_load(&gpus->windows_ever),
                                     .windows_refused = atomic_load(&gpus->windows_refused),
-                                    .retired = gpu_registry_retired(gpus->registry)};
+                                    .retired = nccl_registry_retired(gpus->registry)};
     snprintf(out->why, sizeof out->why, "%s", groups->why);
     for (int i = 0; i < GPU_ENGINE_COUNT; i++) {
         out->operations[i] = atomic_load_explicit(&gpus->operations[i], memory_order_relaxed);

@@ -44,7 +44,7 @@ static bool visit_buffer(struct nccl_ranks *ranks, uint32_t rank, const void *ad
                          buffer_visitor visit)
 {
     return address == NULL || bytes == 0 ||
-           visit(ranks, rank, gpu_registry_find(ranks->gpus->registry, ranks->list[rank], address, bytes));
+           visit(ranks, rank, nccl_registry_find(ranks->gpus->registry, ranks->list[rank], address, bytes));
 }
 
 /* Visits all buffers of a call, with the memory that each lies in, or null. Returns whether it came to the
@@ -81,7 +81,7 @@ struct nccl_registration *nccl_registration_find(const struct nccl_ranks *ranks,
 static void drop(struct nccl_ranks *ranks, struct nccl_registration *registration)
 {
     HASH_DEL(ranks->registrations, registration);
-    gpu_registry_drop(ranks->gpus->registry, registration->memory);
+    nccl_registry_drop(ranks->gpus->registry, registration->memory);
     free(registration);
 }
 
@@ -99,7 +99,7 @@ static struct nccl_registration *add(struct nccl_ranks *ranks, uint32_t rank, st
         free(made);
         return NULL;
     }
-    gpu_registry_hold(ranks->gpus->registry, memory);
+    nccl_registry_hold(ranks->gpus->registry, memory);
     return made;
 }
 
@@ -223,7 +223,7 @@ enum status nccl_registrations_prepare(struct nccl_ranks *ranks, const struct gp
                                        const cuda_stream *streams, bool *waits, struct error *error)
 {
     *waits = false;
-    if (!gpu_registry_is_on(ranks->gpus->registry)) {
+    if (!nccl_registry_is_on(ranks->gpus->registry)) {
         return STATUS_OK;
     }
     enum status status = nccl_windows_prepare(ranks, transfers, waits, error);
@@ -259,7 +259,8 @@ bool nccl_registrations_sweep(struct nccl_ranks *ranks)
     struct nccl_registration *registration, *next;
     bool all = ranks->forming == NULL;
     HASH_ITER (hh, ranks->registrations, registration, next) {
-        if (ranks->forming != NULL || !gpu_registry_is_retired(ranks->gpus->registry, registration->memory)) {
+        if (ranks->forming != NULL ||
+            !nccl_registry_is_retired(ranks->gpus->registry, registration->memory)) {
             continue;
         }
         if (registration->window != NULL && nccl_registrations_in_use(ranks)) {

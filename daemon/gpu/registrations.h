@@ -4,8 +4,8 @@
 #include "daemon/gpu/nccl_ranks.h"
 
 /*
- * What a communicator of NCCL has registered (daemon/gpu/registry.h says what that can be). As with all of
- * nccl_ranks.h, only one thread at a time may call these functions, and not the loop's.
+ * What a communicator of NCCL has registered (daemon/gpu/nccl_registry.h says what that can be). As with all
+ * of nccl_ranks.h, only one thread at a time may call these functions, and not the loop's.
  *
  * The memory of all transfers of a call is registered, or none: NCCL's results are undefined if some GPUs
  * pass registered memory and others do not. If a call also uses other memory, or a registration fails, then

@@ -49,7 +49,7 @@ static struct side side_of(const struct nccl_ranks *ranks, const struct gpu_tran
         struct gpu_registrable *memory =
             address == NULL || bytes == 0
                 ? NULL
-                : gpu_registry_find(ranks->gpus->registry, ranks->list[rank], address, bytes);
+                : nccl_registry_find(ranks->gpus->registry, ranks->list[rank], address, bytes);
         side.memories[rank] = memory;
         side.complete &= memory != NULL;
         if (side.complete) {

@@ -9,9 +9,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     comm_client_t *client;
     pid_t pid;
-} session;
+} process;
 
-const struct cuda_driver *session_driver(void)
+const struct cuda_driver *process_driver(void)
 {
     const struct cuda_driver *driver;
     char why[256];
@@ -22,9 +22,9 @@ const struct cuda_driver *session_driver(void)
     return driver;
 }
 
-ncclResult_t session_device(int *out)
+ncclResult_t process_device(int *out)
 {
-    const struct cuda_driver *driver = session_driver();
+    const struct cuda_driver *driver = process_driver();
     cuda_context context = NULL;
     cuda_device current, each;
     int count = 0;
@@ -48,29 +48,29 @@ ncclResult_t session_device(int *out)
     return failure_set(NCCL_UNHANDLED_CUDA_ERROR, "this process does not see the current CUDA device");
 }
 
-ncclResult_t session_take(comm_client_t **out)
+ncclResult_t process_take_client(comm_client_t **out)
 {
     ncclResult_t result = NCCL_SUCCESS;
     (void)pthread_mutex_lock(&lock);
-    if (session.client != NULL && session.pid != getpid()) {
-        session.client = NULL; /* the parent's: a child of fork opens its own */
+    if (process.client != NULL && process.pid != getpid()) {
+        process.client = NULL; /* the parent's: a child of fork opens its own */
     }
-    if (session.client == NULL) {
-        session.pid = getpid();
-        result = failure_from_library(comm_client_open(NULL, &session.client));
+    if (process.client == NULL) {
+        process.pid = getpid();
+        result = failure_from_library(comm_client_open(NULL, &process.client));
     }
     if (result == NCCL_SUCCESS) {
-        *out = session.client;
+        *out = process.client;
     }
     (void)pthread_mutex_unlock(&lock);
     return result;
 }
 
-void session_forget(comm_client_t *client)
+void process_forget_client(comm_client_t *client)
 {
     (void)pthread_mutex_lock(&lock);
-    if (client == session.client) {
-        session.client = NULL;
+    if (client == process.client) {
+        process.client = NULL;
     }
     (void)pthread_mutex_unlock(&lock);
 }

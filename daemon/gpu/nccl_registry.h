@@ -1,5 +1,5 @@
-#ifndef DAEMON_GPU_REGISTRY_H
-#define DAEMON_GPU_REGISTRY_H
+#ifndef DAEMON_NCCL_REGISTRY_H
+#define DAEMON_NCCL_REGISTRY_H
 
 #include "daemon/gpu/devices.h"
 
@@ -16,7 +16,7 @@
  *
  * The main thread calls the functions unless it says otherwise.
  */
-struct gpu_registry;
+struct nccl_registry;
 struct memory;
 
 struct gpu_registrable {
@@ -28,33 +28,33 @@ struct gpu_registrable {
     bool retired;
 };
 
-#define GPU_REGISTRY_LOOK_NS UINT64_C(1000000) /* between looks whether retired memory is dropped */
+#define NCCL_REGISTRY_LOOK_NS UINT64_C(1000000) /* between looks whether retired memory is dropped */
 
 /* NO_MEMORY gives null: then NCCL registers nothing. */
-struct gpu_registry *gpu_registry_new(void);
+struct nccl_registry *nccl_registry_new(void);
 /* Frees all retired memory. NCCL's communicators must have ended. Accepts null. */
-void gpu_registry_free(struct gpu_registry *registry);
+void nccl_registry_free(struct nccl_registry *registry);
 
 /* Whether NCCL registers memory at all. Off at the beginning. Call it before there are clients. */
-void gpu_registry_switch(struct gpu_registry *registry, bool on);
+void nccl_registry_switch(struct nccl_registry *registry, bool on);
 /* Any thread. */
-bool gpu_registry_is_on(const struct gpu_registry *registry);
+bool nccl_registry_is_on(const struct nccl_registry *registry);
 
 /* For memory whose first chunk, of size_bytes, is mapped. Without room, or if off, it is never registered. */
-void gpu_registry_add(struct gpu_registry *registry, struct memory *memory, uint64_t size_bytes);
+void nccl_registry_add(struct nccl_registry *registry, struct memory *memory, uint64_t size_bytes);
 /* For memory without references. True: it is held, and will be freed later; otherwise free it now. The caller
  * then wakes NCCL's thread. */
-bool gpu_registry_retire(struct gpu_registry *registry, struct memory *memory) COMM_MUST_USE;
+bool nccl_registry_retire(struct nccl_registry *registry, struct memory *memory) COMM_MUST_USE;
 /* Frees retired memory that nobody holds any more. */
-void gpu_registry_tick(struct gpu_registry *registry);
-uint32_t gpu_registry_retired(const struct gpu_registry *registry); /* how many wait */
+void nccl_registry_tick(struct nccl_registry *registry);
+uint32_t nccl_registry_retired(const struct nccl_registry *registry); /* how many wait */
 
 /* Any thread. The memory in which the range lies, or null. It must be in use by an operation. */
-struct gpu_registrable *gpu_registry_find(struct gpu_registry *registry, uint32_t gpu, const void *address,
-                                          uint64_t size_bytes);
-void gpu_registry_hold(struct gpu_registry *registry, struct gpu_registrable *memory);
-void gpu_registry_drop(struct gpu_registry *registry, struct gpu_registrable *memory);
+struct gpu_registrable *nccl_registry_find(struct nccl_registry *registry, uint32_t gpu, const void *address,
+                                           uint64_t size_bytes);
+void nccl_registry_hold(struct nccl_registry *registry, struct gpu_registrable *memory);
+void nccl_registry_drop(struct nccl_registry *registry, struct gpu_registrable *memory);
 /* The holder may look at it. */
-bool gpu_registry_is_retired(struct gpu_registry *registry, const struct gpu_registrable *memory);
+bool nccl_registry_is_retired(struct nccl_registry *registry, const struct gpu_registrable *memory);
 
 #endif

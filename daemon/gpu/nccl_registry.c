@@ -1,4 +1,4 @@
-#include "daemon/gpu/registry.h"
+#include "daemon/gpu/nccl_registry.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "daemon/host/memory_internal.h"
 
-struct gpu_registry {
+struct nccl_registry {
     pthread_mutex_t lock;
     bool on;
     struct gpu_registrable **all; /* by address; not those that are retired */
@@ -15,38 +15,38 @@ struct gpu_registry {
     uint32_t retired_count;
 };
 
-struct gpu_registry *gpu_registry_new(void)
+struct nccl_registry *nccl_registry_new(void)
 {
-    struct gpu_registry *registry = calloc(1, sizeof *registry);
+    struct nccl_registry *registry = calloc(1, sizeof *registry);
     if (registry != NULL) {
         pthread_mutex_init(&registry->lock, NULL);
     }
     return registry;
 }
 
-void gpu_registry_free(struct gpu_registry *registry)
+void nccl_registry_free(struct nccl_registry *registry)
 {
     if (registry == NULL) {
         return;
     }
-    gpu_registry_tick(registry);
+    nccl_registry_tick(registry);
     pthread_mutex_destroy(&registry->lock);
     free(registry->all);
     free(registry);
 }
 
-void gpu_registry_switch(struct gpu_registry *registry, bool on)
+void nccl_registry_switch(struct nccl_registry *registry, bool on)
 {
     registry->on = on;
 }
 
-bool gpu_registry_is_on(const struct gpu_registry *registry)
+bool nccl_registry_is_on(const struct nccl_registry *registry)
 {
     return registry->on;
 }
 
 /* Where the address is in the list: after all that begin at or before it. With the lock. */
-static uint32_t place_after(const struct gpu_registry *registry, uint64_t address)
+static uint32_t place_after(const struct nccl_registry *registry, uint64_t address)
 {
     uint32_t low = 0, high = registry->count;
     while (low < high) {
@@ -61,7 +61,7 @@ static uint32_t place_after(const struct gpu_registry *registry, uint64_t addres
 }
 
 /* With the lock. */
-static bool insert(struct gpu_registry *registry, struct gpu_registrable *made)
+static bool insert(struct nccl_registry *registry, struct gpu_registrable *made)
 {
     if (registry->count == registry->capacity) {
         uint32_t capacity = 2 * registry->capacity + 16;
@@ -80,7 +80,7 @@ static bool insert(struct gpu_registry *registry, struct gpu_registrable *made)
     return true;
 }
 
-void gpu_registry_add(struct gpu_registry *registry, struct memory *memory, uint64_t size_bytes)
+void nccl_registry_add(struct nccl_registry *registry, struct memory *memory, uint64_t size_bytes)
 {
     struct gpu_registrable *made = registry->on ? calloc(1, sizeof *made) : NULL;
     if (made == NULL) {
@@ -100,7 +100,7 @@ void gpu_registry_add(struct gpu_registry *registry, struct memory *memory, uint
     memory->registrable = made;
 }
 
-bool gpu_registry_retire(struct gpu_registry *registry, struct memory *memory)
+bool nccl_registry_retire(struct nccl_registry *registry, struct memory *memory)
 {
     struct gpu_registrable *gone = memory->registrable;
     if (gone == NULL) {
@@ -124,7 +124,7 @@ bool gpu_registry_retire(struct gpu_registry *registry, struct memory *memory)
     return stays;
 }
 
-void gpu_registry_tick(struct gpu_registry *registry)
+void nccl_registry_tick(struct nccl_registry *registry)
 {
     struct gpu_registrable **link = &registry->retired;
     while (*link != NULL) {
@@ -144,13 +144,13 @@ void gpu_registry_tick(struct gpu_registry *registry)
     }
 }
 
-uint32_t gpu_registry_retired(const struct gpu_registry *registry)
+uint32_t nccl_registry_retired(const struct nccl_registry *registry)
 {
     return registry->retired_count;
 }
 
-struct gpu_registrable *gpu_registry_find(struct gpu_registry *registry, uint32_t gpu, const void *address,
-                                          uint64_t size_bytes)
+struct gpu_registrable *nccl_registry_find(struct nccl_registry *registry, uint32_t gpu, const void *address,
+                                           uint64_t size_bytes)
 {
     uint64_t begin = (uint64_t)(uintptr_t)address;
     struct gpu_registrable *found = NULL;
@@ -167,21 +167,21 @@ struct gpu_registrable *gpu_registry_find(struct gpu_registry *registry, uint32_
     return found;
 }
 
-void gpu_registry_hold(struct gpu_registry *registry, struct gpu_registrable *memory)
+void nccl_registry_hold(struct nccl_registry *registry, struct gpu_registrable *memory)
 {
     pthread_mutex_lock(&registry->lock);
     memory->holders++;
     pthread_mutex_unlock(&registry->lock);
 }
 
-void gpu_registry_drop(struct gpu_registry *registry, struct gpu_registrable *memory)
+void nccl_registry_drop(struct nccl_registry *registry, struct gpu_registrable *memory)
 {
     pthread_mutex_lock(&registry->lock);
     memory->holders--;
     pthread_mutex_unlock(&registry->lock);
 }
 
-bool gpu_registry_is_retired(struct gpu_registry *registry, const struct gpu_registrable *memory)
+bool nccl_registry_is_retired(struct nccl_registry *registry, const struct gpu_registrable *memory)
 {
     pthread_mutex_lock(&registry->lock);
     bool retired = memory->retired;

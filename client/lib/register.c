@@ -1,5 +1,7 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,7 +11,66 @@
 
 /* Memory that the caller made, and registers. */
 
-static comm_result_t check_file(int memfd, size_t size, uint64_t offset)
+/* A line of /proc/self/maps. */
+struct mapping {
+    uint64_t begin, end; /* addresses */
+    uint64_t offset_bytes, inode;
+    bool is_shared;
+};
+
+static bool mapping_read(FILE *maps, struct mapping *out)
+{
+    char access[5];
+    int fields = fscanf(maps, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %*x:%*x %" SCNu64 "%*[^\n]",
+                        &out->begin, &out->end, access, &out->offset_bytes, &out->inode);
+    out->is_shared = fields == 5 && access[3] == 's';
+    return fields == 5;
+}
+
+/* Returns what is wrong with a mapping that holds the address, or null. offset_bytes: of the address. */
+static const char *mapping_fault(const struct mapping *mapping, uint64_t address, uint64_t inode,
+                                 uint64_t offset_bytes)
+{
+    if (mapping->begin > address) {
+        return "is not mapped";
+    }
+    if (mapping->inode != inode || mapping->offset_bytes + (address - mapping->begin) != offset_bytes) {
+        return "is not mapped from this place of the file";
+    }
+    return mapping->is_shared ? NULL : "is mapped with MAP_PRIVATE, so commd cannot see it: use MAP_SHARED";
+}
+
+/*
+ * commd maps the file, and never sees the caller's addresses. If these were other memory, operations would
+ * take wrong data. Without /proc nothing is checked.
+ */
+static comm_result_t check_mapping(const void *memory, size_t size, int memfd, uint64_t inode,
+                                   uint64_t offset)
+{
+    uint64_t begin = (uintptr_t)memory, address = begin;
+    const char *fault = NULL;
+    struct mapping mapping;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL) {
+        return COMM_OK;
+    }
+    while (fault == NULL && address - begin < size) {
+        if (!mapping_read(maps, &mapping)) {
+            fault = "is not mapped";
+        } else if (mapping.end > address) {
+            fault = mapping_fault(&mapping, address, inode, offset + (address - begin));
+            address = fault == NULL ? mapping.end : address;
+        }
+    }
+    fclose(maps);
+    return fault == NULL ? COMM_OK
+                         : error_report(COMM_INVALID_ARGUMENT,
+                                        "comm_mem_register: %zu bytes at %p, fd %d, offset %" PRIu64
+                                        ": the memory at 0x%" PRIx64 " %s",
+                                        size, memory, memfd, offset, address, fault);
+}
+
+static comm_result_t check_file(const void *memory, int memfd, size_t size, uint64_t offset)
 {
     struct stat file;
     int seals = fcntl(memfd, F_GET_SEALS);
@@ -25,6 +86,10 @@ static comm_result_t check_file(int memfd, size_t size, uint64_t offset)
         return error_report(COMM_INVALID_ARGUMENT,
                             "comm_mem_register: %zu bytes at offset %llu, but the memfd has %lld bytes", size,
                             (unsigned long long)offset, (long long)file.st_size);
+    }
+    comm_result_t result = check_mapping(memory, size, memfd, (uint64_t)file.st_ino, offset);
+    if (result != COMM_OK) {
+        return result;
     }
     if ((seals & F_SEAL_SHRINK) == 0 && fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK) < 0) {
         return error_report(COMM_INVALID_ARGUMENT,
@@ -48,7 +113,7 @@ static comm_result_t check_registration(const void *memory, size_t size, int mem
         return error_report(COMM_INVALID_ARGUMENT, "comm_mem_register: %zu bytes at %p: expected 1 or more",
                             size, memory);
     }
-    return check_file(memfd, size, offset);
+    return check_file(memory, memfd, size, offset);
 }
 
 /* Keeps the file, to register it again after commd was lost. Without it, comm_client_reopen says so. */

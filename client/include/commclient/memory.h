@@ -40,7 +40,8 @@ COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
  * Registers memory that the caller mapped (MAP_SHARED) from a memfd, so that commd works on it directly.
  * offset: where `memory` starts in the file, page-aligned. The fd may be closed afterwards. This call seals
  * the memfd against shrinking, if it is not sealed yet. Missing pages of the file are made, as in
- * comm_mem_alloc. Errors: COMM_INVALID_ARGUMENT if the fd is not a memfd or cannot be sealed; COMM_NO_MEMORY.
+ * comm_mem_alloc. Errors: COMM_INVALID_ARGUMENT if the fd is not a memfd or cannot be sealed, or if `memory`
+ * is not mapped from it at this offset; COMM_NO_MEMORY.
  *
  * To register memory on a GPU, pass memfd -1 and offset 0, after the first comm_init on a GPU. This is
  * optional: the first operation that uses the memory registers it otherwise.

@@ -139,7 +139,8 @@ static void test_register_refuses(void **state)
                      COMM_INVALID_ARGUMENT);
     assert_int_equal(comm_mem_register(pair.client, mapped, PAGE, -1, 0), COMM_INVALID_ARGUMENT);
     assert_error_says("fd -1");
-    assert_int_equal(comm_mem_register(pair.client, mapped, PAGE, unsealable, 0), COMM_INVALID_ARGUMENT);
+    void *not_sealed = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, unsealable, 0);
+    assert_int_equal(comm_mem_register(pair.client, not_sealed, PAGE, unsealable, 0), COMM_INVALID_ARGUMENT);
     assert_error_says("MFD_ALLOW_SEALING");
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert_int_equal(comm_mem_register(pair.client, mapped, PAGE, null, 0), COMM_INVALID_ARGUMENT);
@@ -152,15 +153,53 @@ static void test_register_refuses(void **state)
     /* Ranges that overlap what is registered, from either side. */
     assert_int_equal(comm_mem_register(pair.client, mapped + PAGE, 2 * PAGE, fd, PAGE), COMM_OK);
     assert_int_equal(comm_mem_register(pair.client, mapped, 2 * PAGE, fd, 0), COMM_ALREADY_EXISTS);
-    assert_int_equal(comm_mem_register(pair.client, mapped + 2 * PAGE, PAGE, fd, 0), COMM_ALREADY_EXISTS);
-    assert_int_equal(comm_mem_register(pair.client, mapped + PAGE, PAGE, fd, 0), COMM_ALREADY_EXISTS);
+    assert_int_equal(comm_mem_register(pair.client, mapped + 2 * PAGE, PAGE, fd, 2 * PAGE),
+                     COMM_ALREADY_EXISTS);
+    assert_int_equal(comm_mem_register(pair.client, mapped + PAGE, PAGE, fd, PAGE), COMM_ALREADY_EXISTS);
     assert_int_equal(comm_mem_register(pair.client, mapped, PAGE, fd, 0), COMM_OK);
     assert_int_equal(comm_mem_register(pair.client, mapped + 3 * PAGE, PAGE, fd, 3 * PAGE), COMM_OK);
     munmap(mapped, 4 * PAGE);
+    munmap(not_sealed, PAGE);
     close(fd);
     close(unsealable);
     close(null);
     close(read_only);
+    pair_stop(&pair);
+}
+
+/* commd would work on other memory than the caller's, and results would be wrong without any error. */
+static void test_register_refuses_what_is_not_mapped_from_the_file(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    int access = PROT_READ | PROT_WRITE;
+    int fd = open_memfd(4 * PAGE, MFD_ALLOW_SEALING);
+    int other = open_memfd(4 * PAGE, MFD_ALLOW_SEALING);
+    unsigned char *mapped = mmap(NULL, 4 * PAGE, access, MAP_SHARED, fd, 0);
+    unsigned char *own_pages = mmap(NULL, 4 * PAGE, access, MAP_PRIVATE, fd, 0);
+    unsigned char *no_file = mmap(NULL, 4 * PAGE, access, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(mapped != MAP_FAILED && own_pages != MAP_FAILED && no_file != MAP_FAILED);
+    assert_int_equal(comm_mem_register(pair.client, own_pages, 4 * PAGE, fd, 0), COMM_INVALID_ARGUMENT);
+    assert_error_says("MAP_PRIVATE");
+    assert_int_equal(comm_mem_register(pair.client, no_file, 4 * PAGE, fd, 0), COMM_INVALID_ARGUMENT);
+    assert_error_says("this place of the file");
+    assert_int_equal(comm_mem_register(pair.client, mapped, PAGE, fd, PAGE), COMM_INVALID_ARGUMENT);
+    assert_error_says("this place of the file");
+    assert_int_equal(comm_mem_register(pair.client, mapped, 4 * PAGE, other, 0), COMM_INVALID_ARGUMENT);
+    assert_int_equal(fcntl(other, F_GET_SEALS) & F_SEAL_SHRINK, 0); /* what is refused is not sealed */
+    munmap(mapped + 2 * PAGE, PAGE);
+    assert_int_equal(comm_mem_register(pair.client, mapped, 4 * PAGE, fd, 0), COMM_INVALID_ARGUMENT);
+    assert_error_says("is not mapped");
+    /* One range may be in several mappings. */
+    assert_ptr_equal(mmap(mapped + 2 * PAGE, PAGE, access, MAP_SHARED | MAP_FIXED, fd, (off_t)(2 * PAGE)),
+                     mapped + 2 * PAGE);
+    assert_int_equal(mprotect(mapped + PAGE, PAGE, PROT_READ), 0);
+    assert_int_equal(comm_mem_register(pair.client, mapped, 4 * PAGE, fd, 0), COMM_OK);
+    munmap(mapped, 4 * PAGE);
+    munmap(own_pages, 4 * PAGE);
+    munmap(no_file, 4 * PAGE);
+    close(fd);
+    close(other);
     pair_stop(&pair);
 }
 
@@ -464,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_alloc_refuses),
         cmocka_unit_test(test_free_refuses_what_is_not_its_own),
         cmocka_unit_test(test_register_refuses),
+        cmocka_unit_test(test_register_refuses_what_is_not_mapped_from_the_file),
         cmocka_unit_test(test_register_at_an_offset),
         cmocka_unit_test(test_buffers_beyond_registered_memory_are_staged),
         cmocka_unit_test(test_mixtures_of_buffers),

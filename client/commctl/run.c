@@ -220,14 +220,26 @@ static void drain(struct run *run)
 
 /* --- Starting --- */
 
-/* Standard error, unlike standard output, is where the reason goes if it cannot be written. */
+/* nohup, and a shell's "&" in a script, have a command ignore signals; then the ranks ignore them, too. */
+static bool is_ignored(int signal_number)
+{
+    struct sigaction action;
+    return sigaction(signal_number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/*
+ * Standard error, unlike standard output, is where the reason goes if it cannot be written. A blocked signal
+ * would reach the signalfd although it is ignored. SIGTERM always ends the ranks.
+ */
 static bool hold_signals(struct run *run)
 {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
     for (size_t i = 0; i < PASSED_COUNT; i++) {
-        sigaddset(&set, passed_signals[i]);
+        if (passed_signals[i] == SIGTERM || !is_ignored(passed_signals[i])) {
+            sigaddset(&set, passed_signals[i]);
+        }
     }
     signal(SIGPIPE, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* if it is ignored, children leave no status */

@@ -70,6 +70,16 @@ __attribute__((noreturn)) static void become(const struct child_files *files, ch
     _exit(code);
 }
 
+/* When this returns in the parent, the child's process group exists, so one signal reaches all of it once. */
+static pid_t fork_group(void)
+{
+    pid_t pid = fork();
+    if (pid > 0) {
+        (void)setpgid(pid, pid); /* fails if the child runs its program: then it has its group */
+    }
+    return pid;
+}
+
 /* Makes a pipe whose read end does not block. */
 static int open_pipe(struct run_stream *stream, int target, int *write_end)
 {
@@ -135,7 +145,7 @@ int run_child_start_rank(const struct run_options *options, uint32_t index, stru
         failed = files.fds[0] < 0 ? errno : 0;
     }
     pid_t parent = getpid();
-    child->pid = failed == 0 ? fork() : 0;
+    child->pid = failed == 0 ? fork_group() : 0;
     if (failed == 0 && child->pid == 0) {
         set_place(options, index);
         become(&files, options->program, parent);
@@ -173,7 +183,7 @@ int run_child_start_host(const struct run_options *options, size_t host, uint32_
         failed = open_pipe(&child->streams[i], i + 1, &files.fds[i + 1]);
     }
     pid_t parent = getpid();
-    child->pid = failed == 0 ? fork() : 0;
+    child->pid = failed == 0 ? fork_group() : 0;
     if (failed == 0 && child->pid == 0) {
         become(&files, command, parent);
     }
@@ -196,7 +206,6 @@ void run_child_signal(struct run_child *child, int signal_number)
         (void)!write(child->control, &byte, 1);
     } else {
         (void)kill(-child->pid, signal_number);
-        (void)kill(child->pid, signal_number); /* it may not have made its group yet */
     }
 }
 

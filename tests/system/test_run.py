@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """commctl run: ranks, their output, and how they end. Other hosts, with a program in the place of ssh or srun."""
+import functools
 import os
 import pathlib
 import signal
@@ -30,6 +31,17 @@ print("sum", value.value, "of", library.comm_size(comm), result)
 library.comm_destroy(comm)
 library.comm_client_close(client)
 """ % str(pathlib.Path(__file__).parent)
+
+
+# Prints a line for each SIGUSR1 that it gets, and ends with SIGUSR2.
+COUNT = """
+import os, signal
+signals = {signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+print("ready", flush=True)
+while signal.sigwait(signals) == signal.SIGUSR1:
+    os.write(1, b"used\\n")
+"""
 
 
 def start(*arguments, environment=None, **options):
@@ -135,6 +147,28 @@ class Local(unittest.TestCase):
         self.assertEqual(sorted(process.stdout.readline() for _ in range(2)), ["[0] used\n", "[1] used\n"])
         process.send_signal(signal.SIGINT)
         self.assertEqual((sorted(process.communicate(timeout=10)[0].splitlines()), process.returncode), (["[0] stopped", "[1] stopped"], 0))
+
+    def test_a_signal_comes_once(self):
+        """Programs take a second SIGINT as an order to end at once. The rank runs as soon as a signal wakes it, before commctl could send another."""
+        processor = min(os.sched_getaffinity(0))
+        process = start("-n", 1, "--no-label", "--", sys.executable, "-S", "-c", COUNT, preexec_fn=functools.partial(os.sched_setaffinity, 0, {processor}))
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+        process.send_signal(signal.SIGUSR1)
+        self.assertEqual(process.stdout.readline(), "used\n")
+        process.send_signal(signal.SIGUSR2)
+        self.assertEqual((process.communicate(timeout=20)[0], process.returncode), ("", 0))
+
+    def test_a_signal_that_is_ignored_from_the_start_ends_nothing(self):
+        """nohup ignores SIGHUP. A shell ignores SIGINT and SIGQUIT for what its scripts start with "&"."""
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            process = start("-n", 2, "--grace", "0.01", *shell('trap "echo used; exit 0" USR1; echo ready; while :; do sleep 0.05; done'),
+                            preexec_fn=functools.partial(signal.signal, number, signal.SIG_IGN))
+            [process.stdout.readline() for _ in range(2)]
+            process.send_signal(number)
+            time.sleep(0.2)  # longer than the grace time
+            process.send_signal(signal.SIGUSR1)
+            self.assertEqual((sorted(process.communicate(timeout=10)[0].splitlines()), process.returncode), (["[0] used", "[1] used"], 0), number)
 
     def test_no_orphans(self):
         """When a rank ends, the processes that it started end, too. If commctl is killed, the ranks are killed."""

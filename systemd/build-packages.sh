@@ -4,6 +4,7 @@
 # It builds them in a copy of the sources, FOLDER/source. Objects stay in FOLDER/objects. With HOST=aarch64-linux-gnu in the
 # environment, it builds packages for arm64.
 set -Eeuo pipefail
+export HOME=${HOME:-~}
 export LC_ALL=C
 
 say() { printf 'deb: %s\n' "$*" >&2; }

@@ -31,6 +31,7 @@ private_build_packages=(dpkg-dev debian-archive-keyring)
 say() { printf 'deps: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
+export HOME=${HOME:-~} # services and containers may have none; then ~ is the user's folder in /etc/passwd
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/commd
 # shellcheck source=/dev/null
 release=$(. /etc/os-release && printf '%s' "$ID-${VERSION_CODENAME:-unknown}")-${HOST:-$(uname -m)}

@@ -2,6 +2,7 @@
 """The files that `make install` puts into a folder are enough for other builds, wherever that folder is. `make uninstall` removes them."""
 import os
 import pathlib
+import pwd
 import re
 import shutil
 import subprocess
@@ -95,6 +96,13 @@ class Packages(unittest.TestCase):
         listed = re.search(r"^Build-Depends: (.*?)^[A-Z]", control, re.MULTILINE | re.DOTALL).group(1)
         named = {re.split(r"[ (:]", each.strip())[0] for each in listed.split(",")}
         self.assertEqual(needed - named, set(), "Build-Depends of systemd/debian/control lacks what tests/lib/install-deps.sh installs")
+
+    def test_a_build_without_a_home(self):
+        """Services and containers may have no HOME. Then it is the user's folder in /etc/passwd."""
+        environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+        there, missing = (subprocess.run([ROOT / "tests/lib/install-deps.sh", "--check"], capture_output=True, text=True, env={**environment, **home})
+                          for home in ({"HOME": pwd.getpwuid(os.getuid()).pw_dir}, {}))
+        self.assertEqual((missing.returncode, missing.stdout, missing.stderr), (there.returncode, there.stdout, there.stderr))
 
 
 if __name__ == "__main__":

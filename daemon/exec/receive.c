@@ -558,6 +558,9 @@ const struct stream_reader_kind data_reader_kind = {
 /* A message that is done may unblock others, so the list is walked until nothing moves. */
 void receive_resume(struct exec_comm *comm)
 {
+    if (comm->streams.stalled_count == 0) {
+        return;
+    }
     if (comm->resuming) {
         comm->resume_again = true;
         return;

@@ -11,10 +11,30 @@
 
 static struct stream_reader **list_of(const struct stream_reader *reader)
 {
-    if (reader->group != NULL) {
-        return &reader->group->readers;
-    }
     return reader->expires_ns == TIME_NEVER ? &reader->readers->expired : &reader->readers->parked;
+}
+
+/* --- Streams that wait, by communicator --- */
+
+static void set_stalled(struct stream_reader *reader, bool stalled)
+{
+    if (reader->group != NULL && reader->stalled != stalled) {
+        stalled ? reader->group->stalled_count++ : reader->group->stalled_count--;
+    }
+    reader->stalled = stalled;
+}
+
+static void join_group(struct stream_reader *reader, struct stream_group *group)
+{
+    reader->group = group;
+    group->stalled_count += reader->stalled;
+    DL_APPEND(group->readers, reader);
+}
+
+static void leave_group(struct stream_reader *reader)
+{
+    reader->group->stalled_count -= reader->stalled;
+    DL_DELETE(reader->group->readers, reader);
 }
 
 /* --- What the network keeps of a stream --- */
@@ -123,7 +143,7 @@ static void stream_reader_free(struct stream_reader *reader)
     if (reader->group != NULL) {
         set_kept(reader, 0);
         reader->readers->kind->let_go(reader);
-        DL_DELETE(*list_of(reader), reader);
+        leave_group(reader);
     } else {
         unpark(reader);
     }
@@ -183,9 +203,8 @@ static bool find_comm(struct stream_reader *reader)
         if (node != group->node_index && group->peers[node] == reader->peer) {
             uint64_t kept_bytes = reader->kept_bytes;
             unpark(reader);
-            reader->group = group;
             reader->node = node;
-            DL_APPEND(group->readers, reader);
+            join_group(reader, group);
             if (reader->stream != NULL) {
                 net_stream_charge(reader->stream, group->account);
             }
@@ -260,7 +279,7 @@ static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, siz
 {
     const struct stream_reader_kind *kind = reader->readers->kind;
     size_t used = 0;
-    reader->stalled = false;
+    set_stalled(reader, false);
     while (!reader->resetting) {
         if (!reader->in_message) {
             if (used == size) {
@@ -270,7 +289,7 @@ static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, siz
             continue;
         }
         if (begin(reader, now_ns) == STREAM_WAIT) {
-            reader->stalled = true;
+            set_stalled(reader, true);
             return reader->resetting ? size : used;
         }
         uint64_t left = reader->payload_bytes - reader->taken_bytes;
@@ -286,7 +305,7 @@ static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, siz
             used += taken;
             reader->taken_bytes += taken;
             if (taken == 0) {
-                reader->stalled = true;
+                set_stalled(reader, true);
                 return reader->resetting ? size : used;
             }
         }
@@ -389,7 +408,7 @@ bool stream_reader_resume(struct stream_reader *reader, uint64_t now_ns)
         return false;
     }
     bool whole = reader->in_message && reader->taken_bytes == reader->payload_bytes;
-    reader->stalled = false;
+    set_stalled(reader, false);
     if (whole) {
         reader->readers->kind->done(reader, now_ns);
     }
@@ -422,7 +441,7 @@ void stream_readers_detach(struct stream_readers *readers, struct stream_group *
         }
         set_kept(reader, 0);
         readers->kind->let_go(reader);
-        DL_DELETE(group->readers, reader);
+        leave_group(reader);
         (void)count_parked(reader, STREAM_PARKED_COST_BYTES);
         park(reader, TIME_NEVER); /* until the network reports that it is closed */
         stream_reader_reset(reader);

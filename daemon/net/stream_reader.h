@@ -38,7 +38,7 @@ struct stream_reader;
 enum stream_ready { STREAM_READY, STREAM_WAIT };
 
 /* The streams of one communicator, embedded in the owner's communicator. The owner sets all members except
- * `readers`. */
+ * the last two. */
 struct stream_group {
     uint64_t comm_id;
     const uint32_t *peers; /* node_count entries: the net's peer of each node; our own is ignored */
@@ -48,6 +48,7 @@ struct stream_group {
      * charged to this account. Null: nothing is charged. */
     struct budget_account *account;
     struct stream_reader *readers;
+    uint32_t stalled_count; /* of the readers: without any, stream_reader_resume has nothing to do */
 };
 
 struct stream_reader_kind {

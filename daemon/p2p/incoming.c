@@ -515,6 +515,9 @@ const struct stream_reader_kind message_reader_kind = {
 void incoming_resume(struct p2p_comm *comm)
 {
     struct stream_reader *reader, *next;
+    if (comm->streams.stalled_count == 0) {
+        return;
+    }
     DL_FOREACH_SAFE(comm->streams.readers, reader, next)
     {
         stream_reader_resume(reader, comm->p2p->now_ns);

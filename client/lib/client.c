@@ -355,7 +355,7 @@ static comm_result_t try_open(const char *path, uint32_t timeout_ms, comm_client
 #define WAIT_FIRST_TRY_MS 10u
 #define WAIT_LONGEST_TRY_MS 200u
 
-static comm_result_t wait_from_environment(uint32_t *out)
+comm_result_t client_wait_from_environment(uint32_t *out)
 {
     const char *text = getenv(CLIENT_WAIT_ENVIRONMENT);
     uint64_t number = 0;
@@ -411,7 +411,7 @@ comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t
     comm_result_t result =
         options_copy(&given, sizeof given, options, "comm_client_open", "COMM_OPEN_OPTIONS_INIT");
     if (result == COMM_OK && given.wait_ms == 0) {
-        result = wait_from_environment(&given.wait_ms);
+        result = client_wait_from_environment(&given.wait_ms);
     }
     if (result != COMM_OK) {
         return result;

@@ -454,6 +454,8 @@ void client_lose_frozen(struct comm_client *client);
 bool client_daemon_may_write(const struct comm_client *client);
 /* After client_lose_frozen: waits for the end of commd's process; releases the lock meanwhile. */
 void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns);
+/* Reads COMMD_WAIT_MS; 0 if it is not set. No lock. Failures are reported. client.c */
+comm_result_t client_wait_from_environment(uint32_t *out);
 
 /* --- comm.c --- */
 

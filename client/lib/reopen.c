@@ -208,22 +208,10 @@ static comm_result_t move(struct comm_client *client, struct comm_client *lost)
     return result;
 }
 
-comm_result_t comm_client_reopen(comm_client_t **client, const comm_open_options_t *options)
+static comm_result_t open_and_move(struct comm_client **client, const comm_open_options_t *options)
 {
-    comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
     struct comm_client *opened = NULL;
-    bool is_lost = false;
-    if (client == NULL || *client == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_client_reopen: the client is a null pointer");
-    }
-    comm_result_t result =
-        options_copy(&given, sizeof given, options, "comm_client_reopen", "COMM_OPEN_OPTIONS_INIT");
-    result = result == COMM_OK ? begin(*client, &is_lost) : result;
-    if (result != COMM_OK || !is_lost) {
-        return result == COMM_OK ? COMM_OK : error_within(result, "comm_client_reopen");
-    }
-    given.socket_path = given.socket_path != NULL ? given.socket_path : (*client)->path;
-    result = comm_client_open(&given, &opened);
+    comm_result_t result = comm_client_open(options, &opened);
     if (result != COMM_OK) {
         return result;
     }
@@ -235,4 +223,39 @@ comm_result_t comm_client_reopen(comm_client_t **client, const comm_open_options
     comm_client_close(*client);
     *client = opened;
     return COMM_OK;
+}
+
+/* commd may also end while it takes the memory. Then there is the rest of the time for the next one. */
+static bool may_wait(uint64_t deadline_ns, uint32_t *wait_ms)
+{
+    uint64_t now = clock_ns();
+    *wait_ms = now < deadline_ns ? (uint32_t)((deadline_ns - now) / 1000000u) : 0;
+    return *wait_ms > 0;
+}
+
+comm_result_t comm_client_reopen(comm_client_t **client, const comm_open_options_t *options)
+{
+    comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
+    bool is_lost = false;
+    if (client == NULL || *client == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_client_reopen: the client is a null pointer");
+    }
+    comm_result_t result =
+        options_copy(&given, sizeof given, options, "comm_client_reopen", "COMM_OPEN_OPTIONS_INIT");
+    result = result == COMM_OK ? begin(*client, &is_lost) : result;
+    if (result != COMM_OK || !is_lost) {
+        return result == COMM_OK ? COMM_OK : error_within(result, "comm_client_reopen");
+    }
+    if (given.wait_ms == 0) {
+        result = client_wait_from_environment(&given.wait_ms);
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    given.socket_path = given.socket_path != NULL ? given.socket_path : (*client)->path;
+    uint64_t deadline_ns = clock_after_ms(given.wait_ms);
+    do {
+        result = open_and_move(client, &given);
+    } while (result == COMM_DAEMON_LOST && may_wait(deadline_ns, &given.wait_ms));
+    return result;
 }

@@ -100,6 +100,32 @@ class Reopen(StandaloneTest):
                 total += end - begin
         return total
 
+    def test_commd_ends_again_while_it_takes_the_memory(self):
+        """wait_ms holds for the whole call. If commd ends after the call, a second call finds what it needs as well."""
+        self.fill()
+        memory = ctypes.c_void_p()
+        for seed in range(5, 7):  # so that it takes a while
+            self.expect(0, self.calls.comm_mem_alloc(self.client, ALLOCATED, -1, ctypes.byref(memory)))
+            self.places[memory.value] = pattern(seed, ALLOCATED)
+            ctypes.memmove(memory.value, self.places[memory.value], ALLOCATED)
+        self.kill()
+
+        def end_again():
+            self.start()
+            self.cluster.wait(lambda: os.getpid() in [each["pid"] for each in self.cluster.json("solo", "clients")["clients"]], "the library is connected")
+            self.cluster.daemons["solo"].kill()
+            self.cluster.daemons["solo"].wait(timeout=20)
+            self.start()
+
+        other = threading.Thread(target=end_again)
+        other.start()
+        result = self.reopen(wait_ms=20000)
+        text = self.calls.error()
+        other.join()
+        self.assertEqual(Library.NAMES[result], "OK", text)
+        self.expect(0, self.reopen(wait_ms=20000))
+        self.check()
+
     def test_all_memory_survives(self):
         self.fill()
         mapped = self.mapped_bytes()
@@ -199,8 +225,9 @@ class Reopen(StandaloneTest):
         self.expect("INVALID_ARGUMENT", self.calls.comm_client_reopen(None, None))
         null = ctypes.c_void_p()
         self.expect("INVALID_ARGUMENT", self.calls.comm_client_reopen(ctypes.byref(null), None))
-        options = Library.OpenOptions(1000, None, 0, 0)
-        self.expect("INVALID_ARGUMENT", self.calls.comm_client_reopen(ctypes.byref(self.client), ctypes.byref(options)))
+        options = ctypes.create_string_buffer(bytes(Library.OpenOptions(1000, None, 0, 0)), 1000)  # of a later version
+        options[999] = b"\1"
+        self.expect("INVALID_ARGUMENT", self.calls.comm_client_reopen(ctypes.byref(self.client), options))
 
 
 class ReopenOnGpu(StandaloneTest):

@@ -83,7 +83,8 @@ void comms_doubt_begin(struct communicator *comm, uint32_t teller, const Commd__
     bool says_lost = doubt.cause.status == STATUS_NODE_LOST || doubt.cause.status == STATUS_UNREACHABLE;
     doubt.until_ns = time_after(now_ns, says_lost ? COMMS_DOUBT_LOST_NS : COMMS_DOUBT_NS);
     uint32_t node;
-    if (strcmp(said->ended_by, name_of(comms, teller)) == 0) {
+    bool is_own = strcmp(said->ended_by, name_of(comms, teller)) == 0;
+    if (is_own || comm->terms.size > COMMS_DOUBT_RANKS_MAX) {
         believe(comm, &doubt, now_ns);
     } else if (mesh_find_node(comms->mesh, said->ended_by, &node) &&
                comms_user_may(comms, comm->terms.owner_uid, node)) {
@@ -160,7 +161,6 @@ struct kept_end {
 };
 
 struct comms_ends {
-    uint32_t next; /* the oldest */
     struct kept_end kept[COMMS_ENDS_MAX];
 };
 
@@ -178,6 +178,23 @@ static void keep_failure(struct kept_end *kept, const Commd__Mesh__Failure *fail
     }
 }
 
+/* The place for another end of that user: the user's oldest, if it has many, or else the oldest of all. So
+ * one user's ends leave room for others. */
+static struct kept_end *place_for(struct comms_ends *ends, uint32_t uid)
+{
+    struct kept_end *oldest = &ends->kept[0], *own = NULL;
+    uint32_t own_count = 0;
+    for (uint32_t i = 0; i < COMMS_ENDS_MAX; i++) {
+        struct kept_end *kept = &ends->kept[i];
+        oldest = kept->until_ns < oldest->until_ns ? kept : oldest;
+        if (kept->until_ns != 0 && kept->key.owner_uid == uid) {
+            own_count++;
+            own = own == NULL || kept->until_ns < own->until_ns ? kept : own;
+        }
+    }
+    return own_count >= COMMS_ENDS_USER_MAX ? own : oldest;
+}
+
 void comms_ends_keep(struct comms *comms, const struct owned_name *key, const Commd__Mesh__Withdraw *end)
 {
     if (comms->ends == NULL) {
@@ -186,8 +203,7 @@ void comms_ends_keep(struct comms *comms, const struct owned_name *key, const Co
     if (comms->ends == NULL) {
         return; /* without memory, others believe that this node denies it, until their time is over */
     }
-    struct kept_end *kept = &comms->ends->kept[comms->ends->next];
-    comms->ends->next = (comms->ends->next + 1) % COMMS_ENDS_MAX;
+    struct kept_end *kept = place_for(comms->ends, key->owner_uid);
     *kept = (struct kept_end){
         .until_ns = time_after(comms->now_ns, COMMS_ENDS_KEPT_NS), .key = *key, .nonce = end->nonce};
     error_set(&kept->cause, (enum status)end->status, "%s", end->text);
@@ -197,16 +213,16 @@ void comms_ends_keep(struct comms *comms, const struct owned_name *key, const Co
 static const struct kept_end *find_end(const struct comms *comms, const Commd__Mesh__Announce *announce,
                                        uint64_t now_ns)
 {
+    const struct kept_end *latest = NULL;
     for (uint32_t i = 0; comms->ends != NULL && i < COMMS_ENDS_MAX; i++) {
-        const struct kept_end *kept =
-            &comms->ends
-                 ->kept[(comms->ends->next + COMMS_ENDS_MAX - 1 - i) % COMMS_ENDS_MAX]; /* the latest first */
+        const struct kept_end *kept = &comms->ends->kept[i];
         if (kept->until_ns > now_ns && kept->key.owner_uid == announce->owner_uid &&
-            strcmp(kept->key.name, announce->name) == 0) {
-            return kept;
+            strcmp(kept->key.name, announce->name) == 0 &&
+            (latest == NULL || kept->until_ns >= latest->until_ns)) {
+            latest = kept;
         }
     }
-    return NULL;
+    return latest;
 }
 
 void comms_ends_answer(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,

@@ -14,7 +14,8 @@
  * - It does not answer, and is lost, or its time is over: the place is believed.
  *
  * If the place has ended its own part, it is believed at once. So a node can end the formation of others only
- * in its own name, or in that of a node that cannot be reached. Private to daemon/comm. One thread.
+ * in its own name, or in that of a node that cannot be reached. In very large communicators, places are
+ * always believed: all nodes at once would connect to the named one. Private to daemon/comm. One thread.
  */
 
 /* When the place is believed although the named node has not answered. */
@@ -25,8 +26,12 @@
 #define COMMS_DOUBT_LOOK_NS (50 * TIME_MS)
 /* So many named nodes one communicator asks at the same time; what is said of others is ignored. */
 #define COMMS_DOUBTS_MAX 16u
-/* Of a node's own parts: how many ends it keeps, for how long. */
+/* Communicators of more ranks believe their places. Each connection costs the named node a millisecond or
+ * more, and up to 128 KiB. */
+#define COMMS_DOUBT_RANKS_MAX 256u
+/* Of a node's own parts: how many ends it keeps, how many of one user if they are many, for how long. */
 #define COMMS_ENDS_MAX 64u
+#define COMMS_ENDS_USER_MAX 16u
 #define COMMS_ENDS_KEPT_NS (2 * TIME_S)
 
 struct comms_doubt;

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/comm/doubt.h"
 #include "daemon/comm/meeting_choice.h"
 #include "tests/sim/large_cluster.h"
 #include "tests/sim/sim_text.h"
@@ -192,24 +193,30 @@ static uint32_t place_of(const struct cluster *cluster, const char *name)
 }
 
 /* Ranks are on the first nodes, and all but the last have come. The name's place has none. */
-static struct sim_comm *waiting_comm(struct cluster *cluster, uint32_t *place)
+static struct sim_comm *waiting_comm_of(struct cluster *cluster, uint32_t size, uint32_t *place)
 {
     char name[16];
-    uint32_t node_of_rank[TREE_SIZE];
-    for (uint32_t i = 0; i < TREE_SIZE; i++) {
-        node_of_rank[i] = i;
+    uint32_t node_of_rank[COMMS_DOUBT_RANKS_MAX + 1];
+    assert_true(size <= COMMS_DOUBT_RANKS_MAX + 1);
+    for (uint32_t i = 0; i < size; i++) {
+        node_of_rank[i] = i % TREE_SIZE;
     }
     unsigned turn = 0;
     do {
         (void)snprintf(name, sizeof name, "job%u", turn++);
         *place = place_of(cluster, name);
     } while (*place < TREE_SIZE);
-    struct sim_comm *comm = sim_comm_new(cluster, name, TREE_SIZE, node_of_rank);
-    for (uint32_t rank = 0; rank < TREE_SIZE - 1; rank++) {
+    struct sim_comm *comm = sim_comm_new(cluster, name, size, node_of_rank);
+    for (uint32_t rank = 0; rank < size - 1; rank++) {
         sim_comm_join(comm, rank, 0, NULL);
     }
     cluster_run(cluster, 100 * TIME_MS);
     return comm;
+}
+
+static struct sim_comm *waiting_comm(struct cluster *cluster, uint32_t *place)
+{
+    return waiting_comm_of(cluster, TREE_SIZE, place);
 }
 
 static void last_comes(struct sim_comm *comm, uint64_t span_ns)
@@ -233,6 +240,22 @@ static void say_to_all(struct cluster *cluster, uint32_t liar, const Commd__Mesh
     cluster_touch(cluster);
 }
 
+static void say_that_it_ended(const struct sim_comm *comm, uint32_t liar, const char *ended_by,
+                              enum status status)
+{
+    Commd__Mesh__Withdraw end = COMMD__MESH__WITHDRAW__INIT;
+    Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
+    end.name = body.name = (char *)(uintptr_t)comm->name;
+    end.owner_uid = body.owner_uid = TREE_UID;
+    end.status = status;
+    end.text = "it was me";
+    end.failed = true;
+    body.ended_by = (char *)(uintptr_t)ended_by;
+    body.end = &end;
+    Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &body);
+    say_to_all(comm->cluster, liar, &message);
+}
+
 /* A place says that the communicator has ended because of a node that takes part, or of one without ranks, or
  * of the receiver, or of nobody. All of them deny it, so the communicator forms. */
 static void run_false_end(uint32_t which, const char *ended_by, enum status status)
@@ -241,17 +264,7 @@ static void run_false_end(uint32_t which, const char *ended_by, enum status stat
     uint32_t place;
     struct sim_comm *comm = waiting_comm(cluster, &place);
     for (unsigned turn = 0; turn < 3; turn++) {
-        Commd__Mesh__Withdraw end = COMMD__MESH__WITHDRAW__INIT;
-        Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
-        end.name = body.name = comm->name;
-        end.owner_uid = body.owner_uid = TREE_UID;
-        end.status = status;
-        end.text = "it was me";
-        end.failed = true;
-        body.ended_by = (char *)(uintptr_t)ended_by;
-        body.end = &end;
-        Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &body);
-        say_to_all(cluster, place, &message);
+        say_that_it_ended(comm, place, ended_by, status);
         cluster_run(cluster, 500 * TIME_MS);
     }
     last_comes(comm, TIME_S);
@@ -266,6 +279,24 @@ static void test_a_place_ends_formations_of_others(void **state)
     run_false_end(341, "n007", STATUS_NODE_LOST);
     run_false_end(342, "n063", STATUS_RANK_LOST);
     run_false_end(343, "nobody", STATUS_NODE_LOST);
+}
+
+/* All nodes of a very large communicator at once would ask the node that is named. So they believe the place.
+ */
+static void test_very_large_communicators_believe_places(void **state)
+{
+    (void)state;
+    struct cluster *cluster = large_cluster(345, TREE_NODES);
+    uint32_t place, ended = 0;
+    struct sim_comm *comm = waiting_comm_of(cluster, COMMS_DOUBT_RANKS_MAX + 1, &place);
+    say_that_it_ended(comm, place, "n007", STATUS_RANK_LOST);
+    cluster_run(cluster, 100 * TIME_MS);
+    for (uint32_t rank = 0; rank < COMMS_DOUBT_RANKS_MAX; rank++) {
+        ended += comm->ranks[rank].formed_result.status == STATUS_RANK_LOST;
+    }
+    assert_true(ended > 0); /* those of the place's guests, which tell the others */
+    sim_comm_free(comm);
+    cluster_free(cluster);
 }
 
 /* A place sends rosters with all ranks to the node of rank 0. In those, some node has another nonce, or its
@@ -383,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_forms_when_connections_end),
         cmocka_unit_test(test_places_that_lie),
         cmocka_unit_test(test_a_place_ends_formations_of_others),
+        cmocka_unit_test(test_very_large_communicators_believe_places),
         cmocka_unit_test(test_a_place_tells_false_ranks),
         cmocka_unit_test(test_guests_without_a_report),
         cmocka_unit_test(test_whose_names_are_resolved),

@@ -118,6 +118,7 @@ static void test_bells_that_are_held(void **state)
         if (holder.faults < 0) { /* vm.unprivileged_userfaultfd */
             ring_client_free(&client);
             node_free(node);
+            print_message("SKIP: userfaultfd is not allowed (vm.unprivileged_userfaultfd)\n");
             skip();
         }
         fall_asleep(node);

@@ -8,7 +8,7 @@ static void allow_fds(rlim_t count)
         limit.rlim_cur = count;
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     } else if (limit.rlim_cur < count) {
-        print_message("%s needs %lu file descriptors: left out\n", __func__, (unsigned long)count);
+        print_message("SKIP: %s needs %lu file descriptors\n", __func__, (unsigned long)count);
         skip();
     }
 }

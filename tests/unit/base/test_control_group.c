@@ -95,7 +95,8 @@ static void test_the_oldest_goes(void **state)
     int pidfd = pidfd_of(getpid());
     (void)control_group_find(&groups, getpid(), pidfd);
     if (groups.entries[0].id == 0) {
-        skip(); /* Linux before 6.13 */
+        print_message("SKIP: Linux before 6.13 does not name the control group of a process\n");
+        skip();
     }
     for (size_t i = 1; i < CONTROL_GROUPS_MAX; i++) {
         groups.entries[i].id = UINT64_MAX - i;

@@ -163,6 +163,7 @@ static void test_limits(void **state)
     limit.rlim_cur = limit.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     if (limit.rlim_max < CLOSER_TOTAL_MAX + 100) {
+        print_message("SKIP: too few file descriptors are allowed\n");
         skip();
     }
     struct fd_reaper *fd_reaper = fd_reaper_make(state, close_after_gate);

@@ -45,6 +45,7 @@ static bool guard_again(void)
 #define NEEDS_USERFAULTFD()                                                                                  \
     do {                                                                                                     \
         if (!guard_again()) {                                                                                \
+            print_message("SKIP: userfaultfd is not allowed here\n");                                        \
             skip();                                                                                          \
         }                                                                                                    \
     } while (0)
@@ -237,6 +238,7 @@ static void test_holes_of_huge_pages(void **state)
     (void)state;
     NEEDS_USERFAULTFD();
     if (!guard_watches_huge_pages()) {
+        print_message("SKIP: this kernel does not watch huge pages\n");
         skip();
     }
     check_huge_hole(MFD_HUGE_2MB, 8u << 20);

@@ -180,7 +180,8 @@ static void test_huge_pages(void **state)
     enum { HUGE = 2 << 20 };
     int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_HUGE_2MB);
     if (fd < 0) {
-        skip(); /* this kernel has no huge pages */
+        print_message("SKIP: this kernel has no huge pages of 2 MiB\n");
+        skip();
     }
     assert_int_equal(ftruncate(fd, 3 * HUGE), 0);
     assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "not sealed against shrinking (F_SEAL_SHRINK)");

@@ -131,7 +131,8 @@ static void known_nodes(struct setup *setup)
 {
     size_t before = heap_bytes();
     if (before == 0) {
-        skip(); /* a sanitizer's allocator, which does not count so */
+        print_message("SKIP: this allocator, a sanitizer's, does not count its bytes\n");
+        skip();
     }
     add_nodes(setup, 0, FIRST_NODES);
     mesh_tick(setup->mesh, loop_now_ns());

@@ -111,7 +111,8 @@ static void test_an_idle_link_is_small(void **state)
 {
     (void)state;
     if (heap_bytes() == 0) {
-        skip(); /* a sanitizer's allocator, which does not count so */
+        print_message("SKIP: this allocator, a sanitizer's, does not count its bytes\n");
+        skip();
     }
     link_nodes(0);
     send_on_all(0);

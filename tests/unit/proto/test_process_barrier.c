@@ -60,7 +60,7 @@ static void test_one_of_two_sees_the_other(void **state)
     unsigned missed = 0;
     (void)state;
     if (!process_barrier_join() || !process_barrier_works()) {
-        print_message("this kernel has no membarrier for all processes\n");
+        print_message("SKIP: this kernel has no membarrier for all processes\n");
         skip();
     }
     assert_int_equal(pthread_create(&writer, NULL, write_often, NULL), 0);

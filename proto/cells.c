@@ -34,11 +34,16 @@ uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_
                : bytes;
 }
 
-/* Of what a rank publishes of such an operation. */
+/* Whether its slices would take two steps. */
+static bool takes_two_steps(const struct op_terms *terms, uint32_t rank_count)
+{
+    return terms->kind == OP_KIND_ALL_REDUCE && rank_count >= CELLS_TWO_STEPS_RANKS;
+}
+
+/* The most that a rank may publish of such an operation in one cell. */
 static uint64_t cell_max_bytes(const struct op_terms *terms, uint32_t rank_count)
 {
-    bool is_summed = terms->kind == OP_KIND_ALL_REDUCE && rank_count >= CELLS_TWO_STEPS_RANKS;
-    return is_summed ? CELLS_SUMMED_MAX_BYTES : CELLS_DATA_MAX_BYTES;
+    return takes_two_steps(terms, rank_count) ? CELLS_SUMMED_MAX_BYTES : CELLS_DATA_MAX_BYTES;
 }
 
 bool cells_take(const struct op_terms *terms, uint32_t rank_count)
@@ -56,13 +61,12 @@ bool cells_take_slices(const struct op_terms *terms, uint32_t rank_count)
 
 struct cells_cut cells_cut_into(const struct op_terms *terms, uint32_t rank_count, uint64_t slice_bytes)
 {
-    bool two_steps = terms->kind == OP_KIND_ALL_REDUCE && rank_count >= CELLS_TWO_STEPS_RANKS;
     uint32_t blocks = op_kind_has_blocks(terms->kind) ? rank_count : 1;
     uint64_t elements = slice_bytes / blocks / dtype_size_bytes(terms->dtype);
     return (struct cells_cut){.slice_elements = elements,
                               .slice_count =
                                   terms->count_elements / elements + (terms->count_elements % elements != 0),
-                              .steps = two_steps ? 2 : 1};
+                              .steps = takes_two_steps(terms, rank_count) ? 2 : 1};
 }
 
 struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)

@@ -27,7 +27,8 @@
 #define EXEC_AGREEMENT_SLICE UINT32_MAX    /* slice number in that lane's messages */
 /* Unacknowledged sends of a lane at which it delays the next message of a transfer. */
 #define EXEC_SENDS_AHEAD_MAX 64
-/* A transfer of a slice this large may use the bulk link; of this size, it is measured, too. */
+/* Transfers of a slice from EXEC_BULK_LEAST_BYTES on may use the bulk link. Those from
+ * EXEC_BULK_MEASURED_BYTES on are measured as well. */
 #define EXEC_BULK_LEAST_BYTES (16u << 10)
 #define EXEC_BULK_MEASURED_BYTES (64u << 10)
 #define EXEC_AHEAD_MAX_BYTES (512u << 10) /* of the next operation's data: see stream_reader.h */

@@ -1,5 +1,5 @@
-#ifndef DAEMON_NCCL_REGISTRY_H
-#define DAEMON_NCCL_REGISTRY_H
+#ifndef DAEMON_GPU_NCCL_REGISTRY_H
+#define DAEMON_GPU_NCCL_REGISTRY_H
 
 #include "daemon/gpu/devices.h"
 

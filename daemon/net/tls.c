@@ -121,8 +121,8 @@ static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
     return is_linked(peer, now_ns) && way_now(peer, now_ns) == 1;
 }
 
-/* Each datagram costs about as much as 4 KiB do on the link. So with small ones, the link is the better way.
- */
+/* Measured with transfers of 16 to 64 KiB: with datagrams of 1452 bytes the link took less time, with 8952
+ * bytes it took more. */
 static bool has_small_datagrams(const struct net_bulk *bulk, uint32_t index)
 {
     struct net_peer_statistics statistics = {0};

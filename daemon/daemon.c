@@ -45,7 +45,8 @@
 #define TURN_MAX_MS 3600000u
 #define OWN_NAME_WAIT_S 60u /* less than TimeoutStartSec= of a unit */
 #define CERTIFICATES_CHECK_NS (3600 * TIME_S)
-#define SPIN_LOOK_NS (20 * TIME_US) /* between checks of descriptors while spinning */
+#define EXEC_TOGETHER_NS (40 * TIME_US) /* of operations, between two looks at the network */
+#define SPIN_LOOK_NS (20 * TIME_US)     /* between checks of descriptors while spinning */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
@@ -81,6 +82,23 @@ static void daemon_tick(void *context, uint64_t now_ns)
 }
 
 /*
+ * Runs operations. Data of the next ones may have come: those run as well, for a moment. So the answers to
+ * other nodes leave together.
+ */
+static bool daemon_run_exec(struct daemon *daemon, uint64_t now_ns)
+{
+    bool any = false;
+    while (exec_has_work(daemon->exec)) {
+        (void)exec_run(daemon->exec, now_ns);
+        any = true;
+        if (!net_quic_hand_out(daemon->net, now_ns) || loop_now_ns() - now_ns > EXEC_TOGETHER_NS) {
+            break;
+        }
+    }
+    return any;
+}
+
+/*
  * Does the work that needs no check of descriptors and timers: operations within one node, from the requests
  * of its ranks to their answers. Returns whether there was any.
  */
@@ -89,10 +107,8 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
     bool any = workers_run(daemon->workers, now_ns);
     any |= api_poll(daemon->api, now_ns);
     any |= comms_cells_poll(daemon->comms, now_ns);
-    if (exec_has_work(daemon->exec)) {
-        (void)exec_run(daemon->exec, now_ns);
-        any = true;
-    }
+    any |= daemon_run_exec(daemon, now_ns);
+    comms_cells_ring(daemon->comms);
     if (p2p_has_work(daemon->p2p)) {
         (void)p2p_run(daemon->p2p, now_ns);
         any = true;

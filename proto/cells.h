@@ -152,6 +152,7 @@ struct cells_rank {
     _Atomic uint32_t sleepers;                                /* its threads that sleep at the bell */
     _Atomic uint32_t bell;                                    /* a futex */
     uint64_t tickets[CELLS_DEPTH]; /* between nodes, of each cell: for traces (node_cells.h) */
+    _Atomic uint64_t awaits;       /* between nodes: the operation whose answer wakes its only sleeper */
     struct cell_header headers[CELLS_DEPTH];
     struct cell_counts counts;  /* for statistics; nobody decides by them */
     _Atomic uint64_t challenge; /* random. A process that others read knows it, and no other process does. */

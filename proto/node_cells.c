@@ -5,6 +5,8 @@
 /* An answer holds twice the number, and 1 if the ranks must submit the operation. */
 #define ANSWER_WELL 0u
 #define ANSWER_SUBMIT 1u
+/* Before the answer: the outputs are there. A number that no answer has. */
+#define OFFER_OF(seq) (UINT64_MAX - (seq))
 
 /* --- Terms --- */
 
@@ -35,6 +37,13 @@ bool node_cells_take(const struct node_cells *cells, const struct op_terms *term
            cells->local_count * stride_bytes <= CELLS_DATA_MAX_BYTES;
 }
 
+bool node_cells_are_short(const struct node_cells *cells, const struct op_terms *terms)
+{
+    size_t blocks = op_kind_has_input_blocks(terms->kind) ? cells->rank_count : 1;
+    return blocks * terms->count_elements * dtype_size_bytes(terms->dtype) <= NODE_CELLS_MIDDLE_MAX_BYTES &&
+           cells->local_count * output_stride_bytes(cells, terms) <= NODE_CELLS_MIDDLE_MAX_BYTES;
+}
+
 size_t node_cells_output_bytes(const struct node_cells *cells, const struct op_terms *terms, uint32_t rank)
 {
     bool to_root = terms->kind == OP_KIND_REDUCE || terms->kind == OP_KIND_GATHER;
@@ -43,19 +52,29 @@ size_t node_cells_output_bytes(const struct node_cells *cells, const struct op_t
     return gets_nothing ? 0 : output_most_bytes(cells, terms);
 }
 
+/* Where data of that size lie, of a local rank or of commd. */
+static unsigned char *place_of(const struct node_cells *cells, uint32_t index, uint64_t seq,
+                               size_t size_bytes)
+{
+    uint32_t count = cells->local_count + 1;
+    if (size_bytes <= CELLS_SHORT_MAX_BYTES || size_bytes > NODE_CELLS_MIDDLE_MAX_BYTES) {
+        return cells_data(cells->shared, count, index, seq, size_bytes);
+    }
+    return (unsigned char *)cells->shared + cells_short_bytes(count) +
+           (index * (size_t)CELLS_DEPTH + seq % CELLS_DEPTH) * NODE_CELLS_MIDDLE_MAX_BYTES;
+}
+
 unsigned char *node_cells_input(const struct node_cells *cells, const struct op_terms *terms, uint32_t rank,
                                 uint32_t local_index, uint64_t seq)
 {
-    return cells_data(cells->shared, cells->local_count + 1, local_index, seq,
-                      cells_published_bytes(terms, cells->rank_count, rank));
+    return place_of(cells, local_index, seq, cells_published_bytes(terms, cells->rank_count, rank));
 }
 
 unsigned char *node_cells_output(const struct node_cells *cells, const struct op_terms *terms,
                                  uint32_t local_index, uint64_t seq)
 {
     size_t stride_bytes = output_stride_bytes(cells, terms);
-    return cells_data(cells->shared, cells->local_count + 1, cells->local_count, seq,
-                      cells->local_count * stride_bytes) +
+    return place_of(cells, cells->local_count, seq, cells->local_count * stride_bytes) +
            local_index * stride_bytes;
 }
 
@@ -118,13 +137,55 @@ enum cells_way node_cells_look(const struct node_cells *cells, uint64_t seq)
     return way != CELLS_WAIT ? way : CELLS_BY_COMMD;
 }
 
+uint32_t node_cells_rank_lies_down(const struct node_cells *cells, uint32_t local_index, uint64_t seq)
+{
+    atomic_store_explicit(&cells->shared->ranks[local_index].awaits, seq, memory_order_relaxed);
+    return cells_lie_down(cells->shared, local_index);
+}
+
+/* If two threads of the rank sleep, any answer wakes them; and the one that is left, when the other one has
+ * got up. */
+void node_cells_rank_gets_up(const struct node_cells *cells, uint32_t local_index)
+{
+    struct cells_rank *rank = &cells->shared->ranks[local_index];
+    cells_get_up(cells->shared, local_index);
+    if (atomic_load_explicit(&rank->sleepers, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&rank->awaits, 0, memory_order_relaxed);
+    }
+}
+
+bool node_cells_root_is_there(const struct node_cells *cells, uint64_t seq, const struct op_terms *terms)
+{
+    const struct cell_header *header = cells_header(cells->shared, cells->local_count, seq);
+    uint64_t said = atomic_load_explicit(&header->seq, memory_order_acquire);
+    return said == 2 * seq + ANSWER_WELL ||
+           (said == OFFER_OF(seq) && op_terms_difference(&header->said.terms, terms) == NULL);
+}
+
 /* --- commd --- */
 
-static void wake_ranks(const struct node_cells *cells)
+bool node_cells_may_offer(const struct node_cells *cells, uint64_t seq, const struct op_terms *terms)
+{
+    uint32_t window = node_cells_are_short(cells, terms) ? CELLS_WINDOW : CELLS_LONG_WINDOW;
+    return seq <= window || node_cells_are_published(cells, seq - window);
+}
+
+void node_cells_offer(const struct node_cells *cells, uint64_t seq, const struct op_terms *terms)
+{
+    struct cell_header *header = cells_header(cells->shared, cells->local_count, seq);
+    header->said = (struct cell_terms){.terms = *terms};
+    atomic_store_explicit(&header->seq, OFFER_OF(seq), memory_order_release);
+}
+
+void node_cells_wake(const struct node_cells *cells, uint64_t seq)
 {
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < cells->local_count; i++) {
-        cells_wake(cells->shared, i);
+        const struct cells_rank *rank = &cells->shared->ranks[i];
+        bool is_alone = atomic_load_explicit(&rank->sleepers, memory_order_relaxed) == 1;
+        if (!is_alone || atomic_load_explicit(&rank->awaits, memory_order_relaxed) <= seq) {
+            cells_wake(cells->shared, i);
+        }
     }
 }
 
@@ -132,7 +193,6 @@ void node_cells_answer(const struct node_cells *cells, uint64_t seq, bool ended_
 {
     uint64_t answer = 2 * seq + (ended_well ? ANSWER_WELL : ANSWER_SUBMIT);
     atomic_store_explicit(answer_of(cells, seq), answer, memory_order_release);
-    wake_ranks(cells);
 }
 
 void node_cells_pass(const struct node_cells *cells, uint64_t seq)
@@ -140,7 +200,7 @@ void node_cells_pass(const struct node_cells *cells, uint64_t seq)
     _Atomic uint64_t *passed = &commd_of(cells)->by_commd;
     if (atomic_load_explicit(passed, memory_order_relaxed) < seq) {
         atomic_store_explicit(passed, seq, memory_order_release);
-        wake_ranks(cells);
+        node_cells_wake(cells, UINT64_MAX);
     }
 }
 
@@ -148,7 +208,7 @@ void node_cells_close(const struct node_cells *cells, uint64_t last_seq)
 {
     atomic_store_explicit(&cells->shared->heads[0], last_seq, memory_order_relaxed);
     atomic_store_explicit(&cells->shared->open_from, CELLS_FINAL, memory_order_release);
-    wake_ranks(cells);
+    node_cells_wake(cells, UINT64_MAX);
 }
 
 void node_cells_lie_down(const struct node_cells *cells)

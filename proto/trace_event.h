@@ -70,8 +70,10 @@ enum trace_event { TRACE_EVENTS(TRACE_EVENT_NUMBER) TRACE_EVENT_COUNT };
 #define TRACE_LANE_ROW(rail, lane) ((uint32_t)(rail) << 8 | (uint32_t)(lane))
 #define TRACE_LANE_NCCL 252u /* operations that NCCL does among GPUs: each is one slice */
 #define TRACE_LANE_GPUS 253u /* operations that only GPU queues do (kernels, copies): each is one slice */
-#define TRACE_LANE_AGREEMENT 254u /* the barrier that runs beside the data */
-#define TRACE_LANE_LOCAL 255u     /* slices of an all-to-all that stay within the node */
+/* The barrier that runs beside the data: of the oldest operation, and of later ones, so many rows. */
+#define TRACE_LANE_AGREEMENT 232u
+#define TRACE_LANE_AGREEMENTS 16u
+#define TRACE_LANE_LOCAL 255u /* slices of an all-to-all that stay within the node */
 
 /* Fixed layout: pages of records are sent to commctl unchanged. */
 struct trace_record {

@@ -207,8 +207,9 @@ static size_t draw_slice(const struct drawing *drawing, uint32_t row,
                                      : drawing->fetched->end_ns;
     uint32_t lane = first->row & 255;
     bool is_on_gpus = lane == TRACE_LANE_GPUS || lane == TRACE_LANE_NCCL;
+    bool is_agreement = lane - TRACE_LANE_AGREEMENT < TRACE_LANE_AGREEMENTS;
     (void)snprintf(name, sizeof name, "%s", is_on_gpus ? "on GPUs" : "agreement");
-    if (!is_on_gpus && lane != TRACE_LANE_AGREEMENT) {
+    if (!is_on_gpus && !is_agreement) {
         (void)snprintf(name, sizeof name, "slice %u", first->slice);
     }
     (void)snprintf(more, sizeof more, ",\"slice\":%u,\"lane\":%u,\"rail\":%u,\"bytes\":%" PRIu64 "%s",
@@ -226,6 +227,8 @@ static void draw_lane(const struct drawing *drawing, const struct trace_record *
     uint64_t place = 1000000 + first->row;
     if (lane == TRACE_LANE_AGREEMENT) {
         row = put_row(drawing, first->comm_id, place, "agreement");
+    } else if (lane - TRACE_LANE_AGREEMENT < TRACE_LANE_AGREEMENTS) {
+        row = put_row(drawing, first->comm_id, place, "agreement %u", lane - TRACE_LANE_AGREEMENT + 1);
     } else if (lane == TRACE_LANE_GPUS) {
         row = put_row(drawing, first->comm_id, place, "GPUs");
     } else if (lane == TRACE_LANE_NCCL) {

@@ -153,11 +153,11 @@ static bool is_amid_slices(struct client_cells *cells)
 
 static bool is_long(const struct client_cells *cells, const struct client_call *call)
 {
-    return cells_is_between_nodes(cells) || !cells_are_short(&call->terms, cells->rank_count);
+    return cells_is_between_nodes(cells) ? !node_cells_are_short(&cells->node, &call->terms)
+                                         : !cells_are_short(&call->terms, cells->rank_count);
 }
 
-/* How many operations may be open beside this one. */
-static uint32_t window_of(const struct client_cells *cells, const struct client_call *call)
+uint32_t cells_window_of(const struct client_cells *cells, const struct client_call *call)
 {
     return cells->long_count > 0 || is_long(cells, call) ? CELLS_LONG_WINDOW : CELLS_WINDOW;
 }
@@ -166,7 +166,7 @@ bool cells_have_room(struct comm_comm *comm, const struct client_call *call, boo
 {
     struct client_cells *cells = comm->cells;
     return comm->failure == COMM_OK && !waits && comm->collectives_in_flight == 0 &&
-           cells->count < window_of(cells, call) && is_plain(comm, call) && !is_amid_slices(cells) &&
+           cells->count < cells_window_of(cells, call) && is_plain(comm, call) && !is_amid_slices(cells) &&
            !needs_open(cells, call) &&
            atomic_load_explicit(&cells->shared->open_from, memory_order_relaxed) <= cells->seq + 1;
 }
@@ -238,9 +238,24 @@ void cells_reserve(struct comm_comm *comm, const struct client_call *call, struc
     op->number = slot->seq;
 }
 
-void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct client_call *call,
+static void put_between_nodes(struct comm_comm *comm, uint64_t seq, uint64_t ticket,
+                              const struct client_call *call)
+{
+    const struct client_cells *cells = comm->cells;
+    cells_nodes_write(&cells->node, comm->rank, cells->rank, seq, ticket, call);
+    if (node_cells_publish(&cells->node, cells->rank, seq)) {
+        rings_ring(comm->client->rings);
+    }
+}
+
+void cells_put_whole(struct comm_comm *comm, uint64_t seq, uint64_t ticket, const struct client_call *call,
                      enum cells_needs needs)
 {
+    const struct client_cells *cells = comm->cells;
+    if (cells_is_between_nodes(cells)) {
+        put_between_nodes(comm, seq, ticket, call);
+        return;
+    }
     cell_counts_raise(&cells->counts->published, 1);
     cells_write(cells->shared, cells->rank_count, cells->rank, seq, call);
     if (call->terms.has_layouts != 0) {
@@ -254,25 +269,16 @@ void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct clie
 void cells_put(struct comm_comm *comm, struct client_op *op)
 {
     struct client_cells *cells = comm->cells;
-    uint64_t seq = op->cell->seq;
-    if (cells_is_between_nodes(cells)) {
-        cells_nodes_write(&cells->node, comm->rank, cells->rank, seq, op->ticket, &op->cell->call);
-        if (node_cells_publish(&cells->node, cells->rank, seq)) {
-            rings_ring(comm->client->rings);
-        }
-        held_watch(comm->client);
-        return;
-    }
     if (op->cell->step_count > 0) {
         cell_counts_raise(&cells->counts->published, 1);
         cells_use_slices(comm, true);
         cells_put_slice(cells, op->cell);
     } else if (!cells->is_ahead) {
-        enum cells_needs needs = cells_needs_of(cells, &op->cell->call, false);
+        enum cells_needs needs = cells_needs_of(comm, &op->cell->call, false);
         if (op->cell->call.terms.has_layouts != 0) {
             cells_lend_begin(comm, &op->cell->call);
         }
-        cells_put_whole(cells, seq, &op->cell->call, needs);
+        cells_put_whole(comm, op->cell->seq, op->ticket, &op->cell->call, needs);
         if (op->request != NULL && needs == CELLS_NEEDS_NOBODY) {
             cells_let_go(comm, op->cell);
         }
@@ -403,7 +409,7 @@ static void give_back(struct comm_comm *comm, struct cells_slot *slot)
     }
     begin_if_due(comm, slot);
     op->waits_since_ns = op->deadline_ns - (uint64_t)cells_timeout_ms(comm, slot) * NS_PER_MS;
-    if ((!slot->let_go || cells_keep_data(comm->cells, slot)) && held_return(comm, &slot->call, op)) {
+    if ((!slot->let_go || cells_keep_data(comm, slot)) && held_return(comm, &slot->call, op)) {
         cells_forget(comm, op);
     } else {
         member_fail(comm, COMM_NO_MEMORY, "%s on \"%s\": no memory for an operation", slot->call.name,
@@ -442,7 +448,9 @@ static bool take_result(struct comm_comm *comm, struct cells_slot *slot)
 {
     const struct client_cells *cells = comm->cells;
     if (cells_is_between_nodes(cells)) { /* commd counts */
-        cells_nodes_read(&cells->node, comm->rank, cells->rank, slot->seq, &slot->call);
+        if (!slot->let_go) {
+            cells_nodes_read(&cells->node, comm->rank, cells->rank, slot->seq, &slot->call);
+        }
         return true;
     }
     bool has_tables = slot->call.terms.has_layouts != 0 && slot->step_count == 0;
@@ -473,7 +481,9 @@ static bool step_behind(struct comm_comm *comm, const struct cells_slot *slot)
         return false;
     }
     if (way == CELLS_DIRECT) {
-        count_end(comm->cells, slot);
+        if (!cells_is_between_nodes(comm->cells)) {
+            count_end(comm->cells, slot);
+        }
         pop(comm);
         pop_dropped(comm);
     } else {

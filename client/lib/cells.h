@@ -155,6 +155,8 @@ void cells_nodes_write(const struct node_cells *cells, uint32_t rank, uint32_t l
                        uint64_t ticket, const struct client_call *call);
 void cells_nodes_read(const struct node_cells *cells, uint32_t rank, uint32_t local_rank, uint64_t seq,
                       const struct client_call *call);
+/* What a rank gets of its own data, if it needs nobody else's. */
+void cells_nodes_take_own(const struct node_cells *cells, uint32_t rank, const struct client_call *call);
 
 /* cells_take.c: writes the cell's data; takes the result of a complete operation. Any thread that owns the
  * operation. */

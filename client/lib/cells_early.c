@@ -18,28 +18,39 @@
  * known. */
 #define AT_ONCE_MAX_BYTES 4096u
 
-enum cells_needs cells_needs_of(const struct client_cells *cells, const struct client_call *call,
-                                bool in_slices)
+enum cells_needs cells_needs_of(const struct comm_comm *comm, const struct client_call *call, bool in_slices)
 {
     const struct op_terms *terms = &call->terms;
     bool from_root = op_kind_is_from_root(terms->kind);
-    bool is_root = cells->rank == terms->root_rank;
-    if (!op_kind_has_root(terms->kind) || terms->has_layouts != 0 || in_slices ||
-        cells_is_between_nodes(cells) || (is_root && !from_root)) {
+    bool is_root = comm->rank == terms->root_rank;
+    if (!op_kind_has_root(terms->kind) || terms->has_layouts != 0 || in_slices || (is_root && !from_root)) {
         return CELLS_NEEDS_ALL;
     }
     return from_root && !is_root ? CELLS_NEEDS_ROOT : CELLS_NEEDS_NOBODY;
 }
 
-static enum cells_needs slot_needs(const struct client_cells *cells, const struct cells_slot *slot)
+bool cells_has_root(const struct client_cells *cells, uint64_t seq, const struct op_terms *terms)
 {
-    return cells_needs_of(cells, &slot->call, slot->step_count > 0);
+    return cells_is_between_nodes(cells) ? node_cells_root_is_there(&cells->node, seq, terms)
+                                         : cells_root_is_there(cells->shared, seq, terms);
+}
+
+/* Takes the result of an operation of which the rank needs nobody's data, or the root's, which are there. */
+static void take_early(const struct comm_comm *comm, uint64_t seq, const struct client_call *call)
+{
+    const struct client_cells *cells = comm->cells;
+    if (cells_is_between_nodes(cells) && cells_needs_of(comm, call, false) == CELLS_NEEDS_NOBODY) {
+        cells_nodes_take_own(&cells->node, comm->rank, call);
+    } else if (cells_is_between_nodes(cells)) {
+        cells_nodes_read(&cells->node, comm->rank, cells->rank, seq, call);
+    } else {
+        cells_read(cells->shared, cells->rank_count, cells->rank, seq, call, NULL);
+    }
 }
 
 void cells_let_go(struct comm_comm *comm, struct cells_slot *slot)
 {
-    const struct client_cells *cells = comm->cells;
-    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, &slot->call, NULL);
+    take_early(comm, slot->seq, &slot->call);
     slot->let_go = true;
     comm->cells->kept_count--;
     ops_let_go(comm, slot->op);
@@ -53,7 +64,9 @@ struct cells_slot *cells_reader(struct comm_comm *comm)
         op = op->next;
     }
     bool may = op != NULL && op->cell != NULL && op->request != NULL && comm->failure == COMM_OK;
-    return may && slot_needs(cells, op->cell) == CELLS_NEEDS_ROOT ? op->cell : NULL;
+    bool needs_root =
+        may && cells_needs_of(comm, &op->cell->call, op->cell->step_count > 0) == CELLS_NEEDS_ROOT;
+    return needs_root ? op->cell : NULL;
 }
 
 bool cells_let_readers_go(struct comm_comm *comm)
@@ -61,7 +74,7 @@ bool cells_let_readers_go(struct comm_comm *comm)
     struct cells_slot *slot;
     bool any = false;
     while (comm->cells != NULL && (slot = cells_reader(comm)) != NULL &&
-           cells_root_is_there(comm->cells->shared, slot->seq, &slot->call.terms)) {
+           cells_has_root(comm->cells, slot->seq, &slot->call.terms)) {
         cells_let_go(comm, slot);
         any = true;
     }
@@ -86,8 +99,8 @@ static void leave_behind(struct comm_comm *comm, const struct client_call *call,
     cells->behind_count++;
     slot->ticket = ++comm->last_ticket;
     slot->deadline_ns = 0;
-    cells_put_whole(cells, slot->seq, call, needs);
-    cells_read(cells->shared, cells->rank_count, cells->rank, slot->seq, call, NULL);
+    cells_put_whole(comm, slot->seq, slot->ticket, call, needs);
+    take_early(comm, slot->seq, call);
     held_watch(comm->client);
 }
 
@@ -136,15 +149,14 @@ void cells_fetch_behind(struct comm_comm *comm)
 
 static bool is_of_plain_kind(const struct comm_comm *comm, const struct client_call *call)
 {
-    return !cells_is_between_nodes(comm->cells) && comm->client->trace == NULL &&
-           call->terms.has_layouts == 0;
+    return comm->client->trace == NULL && call->terms.has_layouts == 0;
 }
 
 /* Whether nothing else is under way, and looking is worth it. */
 static bool may_end_at_once(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
-    if (comm->ops != NULL || cells->count > 0 || cells->crowded ||
+    if (comm->ops != NULL || cells->count > 0 || cells->crowded || cells_is_between_nodes(cells) ||
         cells_most_published_bytes(&call->terms, cells->rank_count) > AT_ONCE_MAX_BYTES) {
         return false;
     }
@@ -178,12 +190,12 @@ static bool all_come_at_once(struct client_cells *cells, uint64_t seq, const str
 bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
 {
     struct client_cells *cells = comm->cells;
-    enum cells_needs needs = cells_needs_of(cells, call, false);
+    enum cells_needs needs = cells_needs_of(comm, call, false);
     if (!is_of_plain_kind(comm, call)) {
         return false;
     }
     if (needs == CELLS_NEEDS_NOBODY ||
-        (needs == CELLS_NEEDS_ROOT && cells_root_is_there(cells->shared, cells->seq + 1, &call->terms))) {
+        (needs == CELLS_NEEDS_ROOT && cells_has_root(cells, cells->seq + 1, &call->terms))) {
         leave_behind(comm, call, needs);
         return true;
     }
@@ -194,7 +206,7 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     struct cell_count *count = cell_counts_of(cells->counts, call->terms.kind, size_bytes);
     uint64_t began_ns = cell_counts_times_next(count, 0) ? clock_ns() : 0;
     uint64_t seq = ++cells->seq;
-    cells_put_whole(cells, seq, call, needs);
+    cells_put_whole(comm, seq, 0, call, needs);
     if (!all_come_at_once(cells, seq, &call->terms)) {
         cells->is_ahead = true;
         return false;
@@ -210,25 +222,29 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
 bool cells_may_look_later(const struct comm_comm *comm, const struct client_call *call)
 {
     const struct client_cells *cells = comm->cells;
-    if (cells->count > 0 && cells_needs_of(cells, call, false) == CELLS_NEEDS_ALL) {
+    if (cells->count > 0 && cells_needs_of(comm, call, false) == CELLS_NEEDS_ALL) {
         return false;
     }
-    return cells->count < CELLS_WINDOW / 2 && comm->client->cells.open == cells->count &&
+    return cells->count < cells_window_of(cells, call) / 2 && comm->client->cells.open == cells->count &&
            cells->kept_count == 0;
 }
 
-bool cells_keep_data(const struct client_cells *cells, struct cells_slot *slot)
+bool cells_keep_data(const struct comm_comm *comm, struct cells_slot *slot)
 {
+    const struct client_cells *cells = comm->cells;
     struct client_call *call = &slot->call;
     size_t input_bytes = call_buffer_bytes(call, &call->input);
     size_t output_bytes = call_buffer_bytes(call, &call->output);
-    size_t published_bytes = cells_published_bytes(&call->terms, cells->rank_count, cells->rank);
+    size_t published_bytes = cells_published_bytes(&call->terms, comm->size, comm->rank);
     unsigned char *kept = malloc(input_bytes + output_bytes + 1);
     if (kept == NULL) {
         return false;
     }
-    memcpy(kept, cells_data(cells->shared, cells->rank_count, cells->rank, slot->seq, published_bytes),
-           published_bytes < input_bytes ? published_bytes : input_bytes);
+    const unsigned char *published =
+        cells_is_between_nodes(cells)
+            ? node_cells_input(&cells->node, &call->terms, comm->rank, cells->rank, slot->seq)
+            : cells_data(cells->shared, cells->rank_count, cells->rank, slot->seq, published_bytes);
+    memcpy(kept, published, published_bytes < input_bytes ? published_bytes : input_bytes);
     if (call->output.at != NULL) { /* the caller has its result */
         call->output.at = call->output.at == call->input.at ? kept : kept + input_bytes;
     }

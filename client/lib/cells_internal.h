@@ -13,7 +13,7 @@ struct cells_slot {
     uint64_t step;        /* that is published now */
     uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
-    bool is_long;         /* its data do not lie in headers, or it is between nodes */
+    bool is_long;         /* its data do not lie in headers */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
     bool left_behind;     /* let go within its call; its op is made if it is needed: see cells_early.c */
     bool ends_apart;      /* its last step is the number that it takes because a rank lends */
@@ -130,6 +130,8 @@ static inline struct op_terms cells_said(const struct cells_slot *slot)
 /* cells.c: takes a place for an operation, which has no struct client_op yet, and its number or numbers. */
 struct cells_slot *cells_reserve_slot(struct comm_comm *comm, const struct client_call *call);
 uint32_t cells_timeout_ms(const struct comm_comm *comm, const struct cells_slot *slot);
+/* How many operations may be open beside this one. */
+uint32_t cells_window_of(const struct client_cells *cells, const struct client_call *call);
 /* Whether the operation may be published now, if its size allows. waits: it waits for events or streams. */
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits);
 
@@ -184,14 +186,15 @@ bool cells_take_ready(struct comm_comm *comm);
 
 /* Whose data the rank needs: everybody's, nobody's, or the root's. */
 enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT };
-enum cells_needs cells_needs_of(const struct client_cells *cells, const struct client_call *call,
-                                bool in_slices);
-/* Publishes an operation that fits into a cell. */
-void cells_put_whole(struct client_cells *cells, uint64_t seq, const struct client_call *call,
+enum cells_needs cells_needs_of(const struct comm_comm *comm, const struct client_call *call, bool in_slices);
+/* Publishes an operation that fits into a cell. ticket: between nodes, for traces. */
+void cells_put_whole(struct comm_comm *comm, uint64_t seq, uint64_t ticket, const struct client_call *call,
                      enum cells_needs needs);
 /* Whether the deadline of the oldest operation, which was left behind, has not come. Its time begins when
  * this is asked first. */
 bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns);
+/* Whether the root's data are there, of an operation of these terms. Without the lock. */
+bool cells_has_root(const struct client_cells *cells, uint64_t seq, const struct op_terms *terms);
 /* The rank has what it needs: takes its result, and ends the handle. */
 void cells_let_go(struct comm_comm *comm, struct cells_slot *slot);
 /* The operation whose handle ends when the root's data are there, after all before it; null: none. */
@@ -200,6 +203,6 @@ struct cells_slot *cells_reader(struct comm_comm *comm);
 bool cells_let_readers_go(struct comm_comm *comm);
 /* The operation was let go, and goes to commd. The caller may have changed its buffers since. What the others
  * need of them is in the cell: commd gets a copy. Returns false if memory is short. */
-bool cells_keep_data(const struct client_cells *cells, struct cells_slot *slot);
+bool cells_keep_data(const struct comm_comm *comm, struct cells_slot *slot);
 
 #endif

@@ -25,3 +25,12 @@ void cells_nodes_read(const struct node_cells *cells, uint32_t rank, uint32_t lo
         memcpy(call->output.at, node_cells_output(cells, &call->terms, local_rank, seq), size_bytes);
     }
 }
+
+void cells_nodes_take_own(const struct node_cells *cells, uint32_t rank, const struct client_call *call)
+{
+    size_t size_bytes = node_cells_output_bytes(cells, &call->terms, rank);
+    size_t before_bytes = op_kind_has_input_blocks(call->terms.kind) ? rank * size_bytes : 0;
+    if (call->output.at != NULL && size_bytes > 0) {
+        memmove(call->output.at, (const unsigned char *)call->input.at + before_bytes, size_bytes);
+    }
+}

@@ -23,6 +23,7 @@ struct watch {
     struct client_cells *cells;
     const struct client_rings *rings; /* null: there are none, or another thread reads them */
     uint64_t seq;
+    uint64_t wakes_seq; /* between nodes: for which it is woken, if all goes well; not before seq */
     uint64_t reads_seq; /* see cells_reader; 0: none */
     struct op_terms reads;
     uint64_t deadline_ns;
@@ -33,10 +34,10 @@ static bool has_news(const struct watch *watch)
 {
     struct client_cells *cells = watch->cells;
     bool news = cells_is_between_nodes(cells)
-                    ? node_cells_look(&cells->node, watch->seq) != CELLS_WAIT
+                    ? node_cells_look(&cells->node, watch->seq) == CELLS_BY_COMMD ||
+                          node_cells_look(&cells->node, watch->wakes_seq) != CELLS_WAIT
                     : cells_have_news(cells->shared, cells->rank_count, cells->rank, watch->seq);
-    news = news ||
-           (watch->reads_seq != 0 && cells_root_is_there(cells->shared, watch->reads_seq, &watch->reads));
+    news = news || (watch->reads_seq != 0 && cells_has_root(cells, watch->reads_seq, &watch->reads));
     return news || atomic_load_explicit(&cells->gone, memory_order_acquire) >= watch->seq ||
            (watch->rings != NULL && ring_has_packet(&watch->rings->in));
 }
@@ -110,13 +111,19 @@ static bool spin(const struct watch *watch)
 static void sleep_at_bell(const struct watch *watch, uint64_t most_ns)
 {
     struct client_cells *cells = watch->cells;
-    uint32_t bell = cells_lie_down(cells->shared, cells->rank);
+    bool between_nodes = cells_is_between_nodes(cells);
+    uint32_t bell = between_nodes ? node_cells_rank_lies_down(&cells->node, cells->rank, watch->wakes_seq)
+                                  : cells_lie_down(cells->shared, cells->rank);
     uint64_t now_ns = clock_ns();
     if (!has_news(watch) && now_ns < watch->deadline_ns) {
         uint64_t left_ns = watch->deadline_ns - now_ns;
         cells_sleep(cells->shared, cells->rank, bell, left_ns < most_ns ? left_ns : most_ns);
     }
-    cells_get_up(cells->shared, cells->rank);
+    if (between_nodes) {
+        node_cells_rank_gets_up(&cells->node, cells->rank);
+    } else {
+        cells_get_up(cells->shared, cells->rank);
+    }
 }
 
 /* The operations of the communicator's list that are in cells. */
@@ -164,6 +171,20 @@ static void await_news(struct comm_client *client, struct watch *watch, bool spi
     }
 }
 
+/*
+ * For which operation the rank is to be woken, if the oldest one ends well. If there is no room for the next
+ * one: when half of those that may be open have ended. Otherwise rank and commd would take turns for each,
+ * as they may share a processor. A rank that needs a root's data wants those.
+ */
+static uint64_t wakes_at(struct comm_comm *comm, const struct cells_slot *reader)
+{
+    struct client_cells *cells = comm->cells;
+    if (comm->held_count > 0) {
+        return cells_slot_at(cells, cells->count / 2)->seq;
+    }
+    return reader != NULL ? reader->seq : cells_slot_at(cells, 0)->seq;
+}
+
 bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
 {
     struct comm_client *client = comm->client;
@@ -197,6 +218,7 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
         watch.reads_seq = reader->seq;
         watch.reads = reader->call.terms;
     }
+    watch.wakes_seq = wakes_at(comm, reader);
     if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }

@@ -145,6 +145,7 @@ void comms_cells_free(struct communicator *comm)
     if (comm->cells != NULL) {
         if (comm->cells->shared != NULL) {
             comms_cells_end(comm); /* whoever sleeps there learns that commd ends */
+            comms_node_cells_free(comm);
         }
         comm->cells->read_ns = 0;
         read_counts(comm, comm->comms->now_ns);

@@ -25,9 +25,11 @@ struct comms_cells {
 
     bool between_nodes;
     struct node_cells node;
-    bool awake;         /* commd looks at it in every turn */
-    uint64_t used_ns;   /* when it last took an operation */
-    uint64_t taken_seq; /* the last one */
+    bool awake;                                /* commd looks at it in every turn */
+    uint64_t used_ns;                          /* when it last took an operation */
+    uint64_t taken_seq;                        /* the last one */
+    struct comms_cells *bell_prev, *bell_next; /* in comms->bells: it has answers, and has not rung yet */
+    uint64_t bell_seq; /* the highest number of these answers; UINT64_MAX: ranks must submit an operation */
 };
 
 #endif

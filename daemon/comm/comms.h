@@ -290,9 +290,14 @@ uint32_t comms_member_cell_ranks(const struct comms_member *member);
 bool comms_member_wake_cells(struct comms_member *member, uint64_t now_ns);
 /* Takes operations out of cells. Returns whether there were any. Call it in every turn. */
 bool comms_cells_poll(struct comms *comms, uint64_t now_ns);
+/* Wakes ranks whose operations in cells have ended since the last call. Call it in every turn, after
+ * exec_run. One call wakes a rank once for all its operations. Otherwise the rank would run, and sleep again,
+ * between two of them. */
+void comms_cells_ring(struct comms *comms);
 /* Whether comms_cells_poll looks at any cells. */
 bool comms_cells_are_awake(const struct comms *comms);
-/* The caller is about to sleep: from now on ranks ring. Returns false if an operation waits. */
+/* The caller is about to sleep, so ranks ring from now on. Also does what comms_cells_ring does. Returns
+ * false if an operation waits. */
 bool comms_cells_sleep(struct comms *comms);
 /* From now on all operations of the communicator go through comms_submit. late: a deadline has passed; once
  * every rank has submitted an operation, later ones may go through cells again. */

@@ -338,6 +338,7 @@ struct comms {
     struct user_log failed_log;     /* separate, so that neither suppresses the other */
     uint64_t now_ns;                /* time of the current call, for the log limits */
     struct fair cells_awake;        /* communicators whose cells are looked at, in turns of their owners */
+    struct comms_cells *bells;      /* between nodes, with answers: their ranks are woken soon */
     struct communicator *comms;
     uint32_t comm_count;
     struct communicator *by_key;

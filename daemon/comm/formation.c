@@ -11,6 +11,7 @@
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/meeting_relay.h"
+#include "daemon/comm/node_cells.h"
 #include "daemon/comm/roster.h"
 
 /*
@@ -412,6 +413,8 @@ static enum status make_exec(struct communicator *comm, struct comm_map *map, st
         .failed = on_exec_failed,
         .disagreed = comms_dispute_found,
         .need = comm->sparse ? comms_links_wanted : NULL,
+        .early = comms_node_cells_early,
+        .closing = comms_node_cells_closing,
     };
     return exec_comm_new(comm->comms->exec, map, &handler, &comm->exec, error);
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "daemon/comm/cells_internal.h"
 #include "daemon/comm/comms_internal.h"
 
@@ -36,6 +38,43 @@ static void set_awake(struct communicator *comm, uint64_t now_ns)
 void comms_node_cells_begin(struct communicator *comm, uint64_t now_ns)
 {
     set_awake(comm, now_ns);
+}
+
+static bool has_bell(const struct comms_cells *cells)
+{
+    return cells->bell_prev != NULL;
+}
+
+/* Ranks that await this operation are woken soon. */
+static void set_bell(struct communicator *comm, uint64_t seq)
+{
+    struct comms_cells *cells = comm->cells;
+    cells->bell_seq = seq > cells->bell_seq ? seq : cells->bell_seq;
+    if (!has_bell(cells)) {
+        DL_APPEND2(comm->comms->bells, cells, bell_prev, bell_next);
+    }
+}
+
+static void ring(struct comms *comms, struct comms_cells *cells)
+{
+    DL_DELETE2(comms->bells, cells, bell_prev, bell_next);
+    cells->bell_prev = NULL;
+    node_cells_wake(&cells->node, cells->bell_seq);
+    cells->bell_seq = 0;
+}
+
+void comms_cells_ring(struct comms *comms)
+{
+    while (comms->bells != NULL) {
+        ring(comms, comms->bells);
+    }
+}
+
+void comms_node_cells_free(struct communicator *comm)
+{
+    if (has_bell(comm->cells)) {
+        ring(comm->comms, comm->cells);
+    }
 }
 
 void comms_node_cells_close(struct communicator *comm)
@@ -109,6 +148,7 @@ static struct communicator *next_awake(struct comms *comms)
 bool comms_cells_sleep(struct comms *comms)
 {
     struct communicator *comm;
+    comms_cells_ring(comms);
     while ((comm = next_awake(comms)) != NULL) {
         if (!lie_down(comm)) {
             return false;
@@ -159,7 +199,7 @@ static bool look(struct communicator *comm, uint64_t now_ns)
 {
     uint64_t seq;
     uint32_t taken = 0;
-    while (taken < CELLS_LONG_WINDOW && has_next(comm, &seq)) {
+    while (taken < CELLS_WINDOW && has_next(comm, &seq)) {
         take(comm, seq, now_ns);
         taken++;
     }
@@ -179,6 +219,60 @@ bool comms_cells_poll(struct comms *comms, uint64_t now_ns)
         any |= look(next_awake(comms), now_ns);
     }
     return any;
+}
+
+/* --- Data that come before their operation --- */
+
+/* Whether the payload is all that this node gets: the same for all local ranks, or a scatter's block for
+ * each, in the order of the ranks. */
+static bool has_all(const struct communicator *comm, const struct op_terms *terms, uint64_t payload_bytes)
+{
+    uint64_t blocks = terms->kind == OP_KIND_SCATTER ? comm->local_count : 1;
+    return (terms->kind == OP_KIND_SCATTER || terms->kind == OP_KIND_BROADCAST) &&
+           payload_bytes == blocks * terms->count_elements * dtype_size_bytes(terms->dtype);
+}
+
+bool comms_node_cells_early(void *context, uint64_t seq, const struct op_terms *terms, const uint8_t *payload,
+                            uint64_t payload_bytes)
+{
+    struct communicator *comm = context;
+    if (!comms_cells_are_between_nodes(comm) || comm->state != COMMS_COMM_FORMED || comm->cells->retired ||
+        seq <= comm->cells->taken_seq) {
+        return true;
+    }
+    const struct node_cells *cells = &comm->cells->node;
+    if (!node_cells_take(cells, terms) || !has_all(comm, terms, payload_bytes) ||
+        !node_cells_may_offer(cells, seq, terms)) {
+        return false;
+    }
+    size_t each_bytes = (size_t)terms->count_elements * dtype_size_bytes(terms->dtype);
+    size_t stride_bytes = terms->kind == OP_KIND_SCATTER ? each_bytes : 0;
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        memcpy(node_cells_output(cells, terms, i, seq), payload + i * stride_bytes, each_bytes);
+    }
+    node_cells_offer(cells, seq, terms);
+    set_bell(comm, seq);
+    return true;
+}
+
+/* Whether all local ranks wait for the answer in the cells. */
+static bool is_whole(const struct communicator_op *op)
+{
+    bool all = op->in_cells && !op->must_submit;
+    for (uint32_t i = 0; all && i < op->comm->local_count; i++) {
+        all = op->posts[i].in_cell;
+    }
+    return all;
+}
+
+void comms_node_cells_closing(void *context, uint64_t seq)
+{
+    struct communicator *comm = context;
+    const struct communicator_op *op = comms_op_at(comm, seq);
+    if (op != NULL && op_kind_is_from_root(op->terms.kind) && is_whole(op)) {
+        node_cells_offer(&comm->cells->node, seq, &op->terms);
+        set_bell(comm, seq);
+    }
 }
 
 /* --- Answers --- */
@@ -221,6 +315,7 @@ void comms_node_cells_answer(struct communicator_op *op, bool ended_well)
     op->must_submit = !op->answered_well;
     comm->comms->totals.ops_in_cells += op->answered_well;
     node_cells_answer(&comm->cells->node, op->seq, op->answered_well);
+    set_bell(op->comm, op->answered_well ? op->seq : UINT64_MAX);
 }
 
 /* The rank's buffers, as its submission names them; null: they cannot be used. */

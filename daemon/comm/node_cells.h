@@ -24,6 +24,13 @@ struct comms_member;
 void comms_node_cells_begin(struct communicator *comm, uint64_t now_ns);
 /* No operation is taken any more. Those that were taken go on. */
 void comms_node_cells_close(struct communicator *comm);
+/* The cells are about to be freed. */
+void comms_node_cells_free(struct communicator *comm);
+/* For struct exec_comm_handler: offers the root's data to the local ranks, which have not published yet. */
+bool comms_node_cells_early(void *context, uint64_t seq, const struct op_terms *terms, const uint8_t *payload,
+                            uint64_t payload_bytes);
+/* The same: offers the results of an operation that has not ended. */
+void comms_node_cells_closing(void *context, uint64_t seq);
 /* A rank has submitted the operation. */
 void comms_node_cells_submitted(struct communicator *comm, uint64_t seq);
 /* The rank submits an operation that was taken from its cell. Returns false if that was not so: the

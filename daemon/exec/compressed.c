@@ -14,9 +14,9 @@
  * (gpu_coding.h).
  */
 
-bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op)
+bool compressed_applies(const struct exec_op *op)
 {
-    return op->call.terms.compression != COMPRESSION_NONE && lane->index != EXEC_AGREEMENT_LANE;
+    return op->call.terms.compression != COMPRESSION_NONE;
 }
 
 bool compressed_copies_residual(const struct exec_comm *comm, const struct exec_op *op)

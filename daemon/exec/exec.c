@@ -83,6 +83,20 @@ static struct exec_comm *next_comm(struct exec *exec)
     return turn == NULL ? NULL : (struct exec_comm *)((char *)turn - offsetof(struct exec_comm, turn));
 }
 
+/*
+ * Gives the communicator its turn. If nobody else waits, a turn takes several small operations, so that their
+ * data leave in one datagram. Returns whether it can do more at once. May free it.
+ */
+static bool step_comm(struct exec *exec, struct exec_comm *comm, uint64_t now_ns)
+{
+    bool more;
+    uint32_t left = exec->rounds.unstepped == 0 && comm->map->ranks.node_count > 1 ? EXEC_SMALL_OPS_MAX : 1;
+    do {
+        more = exec_comm_step(comm, now_ns);
+    } while (more && --left > 0 && comm->turn_left_bytes >= EXEC_TURN_BYTES - EXEC_SMALL_OP_BYTES);
+    return more;
+}
+
 static void run_comms(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
@@ -100,7 +114,7 @@ static void run_comms(struct exec *exec, uint64_t now_ns)
         }
         spending_turn(&exec->spending, comm->map->account);
         exec_serve(exec, comm->map->account, now_ns);
-        if (exec_comm_step(comm, now_ns)) { /* may free it */
+        if (step_comm(exec, comm, now_ns)) { /* may free it */
             exec->rounds.more = true;
             steps--;
         }

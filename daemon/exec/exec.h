@@ -162,6 +162,15 @@ struct exec_comm_handler {
      * communicator if it is not there in time, and calls exec_link_up when it is.
      */
     bool (*need)(void *context, uint32_t node, bool mutual, uint64_t now_ns);
+    /*
+     * Null, or gets the root's data for an operation that was not submitted here yet: all that this node gets
+     * of it. The terms are those of the root's node, which may be wrong, and `payload` is valid only during
+     * the call. The operation gets the same data again. Returns false to be asked again.
+     */
+    bool (*early)(void *context, uint64_t seq, const struct op_terms *terms, const uint8_t *payload,
+                  uint64_t payload_bytes);
+    /* Null, or called when the operation's outputs are final here, and the nodes still agree on it. */
+    void (*closing)(void *context, uint64_t seq);
 };
 /* Makes this node's part of one communicator. It keeps a reference to the map, which is charged for it.
  * LIMIT, NO_MEMORY. */

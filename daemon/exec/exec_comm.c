@@ -12,9 +12,11 @@
 
 static void comm_release(struct exec_comm *comm)
 {
-    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+    for (uint32_t i = 0; i < EXEC_LANES_MAX; i++) {
         lane_release(&comm->lanes[i]);
     }
+    free(comm->agreement_streams);
+    free(comm->agreement_sources);
     ranges_free(&comm->cancelled);
     device_free_queues(comm);
     gpu_group_release(comm->group, comm->exec->now_ns);
@@ -25,8 +27,10 @@ static void comm_release(struct exec_comm *comm)
 static bool comm_allocate(struct exec_comm *comm)
 {
     size_t nodes = comm->map->ranks.node_count;
-    bool complete = true;
-    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && complete; i++) {
+    comm->agreement_streams = calloc(nodes, sizeof(struct net_stream *));
+    comm->agreement_sources = calloc(nodes, sizeof(struct stream_reader *));
+    bool complete = comm->agreement_streams != NULL && comm->agreement_sources != NULL;
+    for (uint32_t i = 0; i < EXEC_LANES_MAX && complete; i++) {
         struct exec_lane *lane = &comm->lanes[i];
         lane->comm = comm;
         lane->index = i;
@@ -49,7 +53,8 @@ static uint64_t comm_shares_bytes(const struct exec *exec, const struct comm_map
     if (exec->rails != NULL && nodes == 1) {
         shares = exec->rails->count;
     }
-    return (sizeof(struct exec_comm) + (EXEC_LANES_MAX + 1) * of_lane) * (shares > 1 ? shares : 1);
+    uint64_t of_agreements = nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *));
+    return (sizeof(struct exec_comm) + EXEC_LANES_MAX * of_lane + of_agreements) * (shares > 1 ? shares : 1);
 }
 
 enum status exec_comm_new(struct exec *exec, struct comm_map *map, const struct exec_comm_handler *handler,
@@ -149,7 +154,7 @@ static void comm_finish(struct exec_comm *comm, struct exec_op **link, const str
 {
     struct exec_op *op = *link;
     *link = op->next;
-    if (op->next == NULL) {
+    if (comm->last_op == &op->next) {
         comm->last_op = link;
     }
     if (comm->first_op == NULL) {
@@ -159,6 +164,7 @@ static void comm_finish(struct exec_comm *comm, struct exec_op **link, const str
     }
     comm->op_count--;
     struct exec_call call = op->call;
+    exec_agreement_stop(comm, op);
     comm->exec->between_nodes -= op->begun && comm->map->ranks.node_count > 1 ? 1 : 0;
     device_release(comm, op);
     spread_release(op);
@@ -192,21 +198,30 @@ bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq)
     return ranges_find(&comm->cancelled, seq, NULL);
 }
 
+/* Marks operations of the range in that list, which is in the order of numbers. */
+static bool cancel_in(struct exec_op *op, uint64_t seq, uint64_t count, const struct error *cause)
+{
+    bool any = false;
+    for (; op != NULL && op->call.seq < seq + count; op = op->next) {
+        if (op->call.seq >= seq && !op->cancelled) {
+            any = op->cancelled = true;
+            op->result = *cause;
+        }
+    }
+    return any;
+}
+
 /* Marks queued operations of the range as cancelled. */
 static void comm_cancel_ops(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause)
 {
     if (seq > comm->queued_seq) {
         return; /* none is queued; avoids a walk through a long queue */
     }
-    for (struct exec_op *op = comm->first_op; op != NULL && op->call.seq < seq + count; op = op->next) {
-        if (op->call.seq >= seq && !op->cancelled) {
-            op->cancelled = true;
-            op->result = *cause;
-            comm->cancelled_behind |= op != comm->first_op;
-        }
-    }
+    cancel_in(comm->closing, seq, count, cause);
+    bool any = cancel_in(comm->first_op, seq, count, cause);
+    comm->cancelled_behind |= any && comm->first_op->next != NULL;
     if (comm->first_op != NULL && comm->first_op->begun && comm->first_op->cancelled) {
-        for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+        for (uint32_t i = 0; i < EXEC_LANES_MAX; i++) {
             lane_stop(&comm->lanes[i]);
         }
     }
@@ -296,11 +311,6 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
         }
         arrived |= waited && !lane_comes_in(lane);
     }
-    struct exec_lane *agreement = &comm->lanes[EXEC_AGREEMENT_LANE];
-    if (!comm->failed && agreement->state == LANE_ROUNDS && lane_is_sending(agreement)) {
-        lane_advance(agreement, now_ns); /* it waited for a connection */
-        arrived = true;
-    }
     if (arrived) {
         receive_resume(comm); /* data that has arrived for them can be taken now */
     }
@@ -313,18 +323,6 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
         return !comm->exchange_loan.is_out;
     }
     return comm->turn_left_bytes == 0 || (started && op->next_slice < op->stage.slice_count);
-}
-
-static void comm_agree(struct exec_comm *comm, uint64_t now_ns)
-{
-    struct exec_lane *lane = &comm->lanes[EXEC_AGREEMENT_LANE];
-    struct error error;
-    comm->first_op->agreeing = true;
-    if (lane_start_agreement(lane, comm->first_op, &error) != STATUS_OK) {
-        exec_comm_fail(comm, &error, now_ns);
-        return;
-    }
-    lane_advance(lane, now_ns);
 }
 
 static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
@@ -345,7 +343,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     trace_op_started(comm->map->comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
                      op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
-        comm_agree(comm, now_ns);
+        exec_agreement_begin(comm, op, now_ns);
     }
     if (op->stage.total_elements == 0 && op->agrees && !op->call.terms.has_layouts) {
         op->slices_done = op->own_slices; /* nothing to do but the agreement */
@@ -380,6 +378,57 @@ static bool comm_memories_are_whole(struct exec_comm *comm, uint64_t now_ns)
         return true;
     }
     exec_comm_fail(comm, &error, now_ns);
+    return false;
+}
+
+/*
+ * The first operation's data are done, and its agreement is open, or that of an earlier one. Lets the next
+ * one run, if it can. Operations on GPUs and on several rails end before the next one runs.
+ */
+static bool comm_step_aside(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_op *op = comm->first_op;
+    struct exec_op **link = &comm->closing;
+    if (op->device != NULL || op->spread != NULL || op->disputed || comm->closing_count >= EXEC_CLOSING_MAX ||
+        !comm_memories_are_whole(comm, now_ns)) {
+        return false;
+    }
+    comm->first_op = op->next;
+    if (op->next == NULL) {
+        comm->last_op = &comm->first_op;
+    }
+    op->next = NULL;
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = op;
+    comm->closing_count++;
+    if (comm->handler.closing != NULL) {
+        comm->handler.closing(comm->handler.context, op->call.seq);
+    }
+    return comm->first_op != NULL;
+}
+
+/* Ends closing operations, each after those before it, unless it was cancelled. Returns whether none is left
+ * of the communicator, which may be gone then. */
+static bool comm_end_closing(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_op **link = &comm->closing;
+    while (*link != NULL) {
+        struct exec_op *op = *link;
+        bool well = !comm->failed && link == &comm->closing && op->agrees == op->agreement.done;
+        if (!comm->aborted && !op->cancelled && !well) {
+            link = &op->next;
+            continue;
+        }
+        struct error result = comm->aborted ? comm->cause : op->cancelled ? op->result : fine;
+        bool is_last = comm->op_count == 1;
+        comm->closing_count--;
+        comm_finish(comm, link, &result, now_ns);
+        if (is_last) {
+            return true;
+        }
+    }
     return false;
 }
 
@@ -441,10 +490,11 @@ static bool comm_complete_first(struct exec_comm *comm, uint64_t now_ns)
 
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
-    struct exec_op *op = comm->first_op;
-    if (op == NULL) {
+    exec_agreements_advance(comm, now_ns);
+    if (comm_end_closing(comm, now_ns) || comm->first_op == NULL) {
         return false;
     }
+    struct exec_op *op = comm->first_op;
     if (comm->cancelled_behind && !comm->aborted) {
         comm_finish_cancelled(comm, now_ns);
     }
@@ -457,13 +507,17 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     }
     more = comm->map->ranks.node_count == 1 && !op->is_staged ? local_step(comm, now_ns)
                                                               : comm_step_lanes(comm, now_ns);
-    if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
-        comm_agree(comm, now_ns); /* only now it is known whether sizes agree */
+    if (!comm->failed && op->agrees && !op->agreement.begun && op->slices_done == op->own_slices) {
+        exec_agreement_begin(comm, op, now_ns); /* only now it is known whether sizes agree */
         receive_resume(comm);
     }
-    bool is_done = op->slices_done == op->own_slices && op->local_slices_done == op->local_slices &&
-                   op->agrees == op->agreed && op->unacknowledged == 0 && spread_is_done(op, false);
-    return !comm->failed && is_done ? comm_complete_first(comm, now_ns) : more;
+    bool data_are_done = op->slices_done == op->own_slices && op->local_slices_done == op->local_slices &&
+                         op->unacknowledged == 0 && spread_is_done(op, false);
+    if (comm->failed || !data_are_done) {
+        return more;
+    }
+    bool may_end = comm->closing == NULL && op->agrees == op->agreement.done;
+    return may_end ? comm_complete_first(comm, now_ns) : comm_step_aside(comm, now_ns);
 }
 
 void exec_comm_rest(struct exec_comm *comm)
@@ -482,11 +536,8 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause)
     comm->aborted = true;
     comm->cause = *cause;
     exec_forget_cut(comm);
-    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
-        /* Without an operation streams are finished, not reset: last bytes may still be needed by other
-         * nodes. */
-        lane_reset_streams(&comm->lanes[i], comm->first_op != NULL);
-    }
+    /* Without an operation streams are finished, not reset: last bytes may still be needed by other nodes. */
+    comm_reset_streams(comm, !exec_comm_idle(comm));
     stream_readers_detach(&comm->exec->readers, &comm->streams);
     shared_abort(comm, cause);
     exec_wake(comm->exec);
@@ -494,7 +545,7 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause)
 
 bool exec_comm_idle(const struct exec_comm *comm)
 {
-    return comm->first_op == NULL;
+    return comm->op_count == 0;
 }
 
 void exec_comm_free(struct exec_comm *comm)
@@ -507,9 +558,7 @@ void exec_comm_free(struct exec_comm *comm)
 
 void comm_free_now(struct exec_comm *comm)
 {
-    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
-        lane_reset_streams(&comm->lanes[i], false);
-    }
+    comm_reset_streams(comm, false);
     stream_readers_detach(&comm->exec->readers, &comm->streams);
     exec_forget_cut(comm);
     exec_comm_rest(comm);

@@ -23,8 +23,9 @@
 /* What the files of daemon/exec share. */
 
 #define EXEC_GENERATION 1 /* in headers: constant, as each incarnation of a communicator has its own id */
-#define EXEC_AGREEMENT_LANE EXEC_LANES_MAX /* index of the lane for the barrier beside the data */
-#define EXEC_AGREEMENT_SLICE UINT32_MAX    /* slice number in that lane's messages */
+#define EXEC_AGREEMENT_SLICE UINT32_MAX /* slice number in messages of the barrier beside the data */
+/* Operations whose data are done here, and on which the nodes still agree, while later ones run. */
+#define EXEC_CLOSING_MAX 15u
 /* Unacknowledged sends of a lane at which it delays the next message of a transfer. */
 #define EXEC_SENDS_AHEAD_MAX 64
 /* Transfers of a slice from EXEC_BULK_LEAST_BYTES on may use the bulk link. Those from
@@ -39,6 +40,9 @@
  * besides its bytes. */
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)
 #define EXEC_PLACE_BYTES 128u
+/* Operations between nodes that a turn may take, as long as each costs little. */
+#define EXEC_SMALL_OPS_MAX 16u
+#define EXEC_SMALL_OP_BYTES (UINT64_C(64) << 10)
 #define EXEC_SCATTER_BYTES 16u /* instead, for each place of a COLL_STAGE_SCATTER */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* Users share a thread if each of them had a turn within this time. */
@@ -68,7 +72,16 @@ struct exec_claims {
     _Atomic uint64_t left; /* slices that are not done yet */
 };
 
-/* One operation, queued or running. */
+/* The barrier beside the data of one operation (exec_agreement.c). */
+struct exec_agreement {
+    bool begun, done;
+    bool sent, received; /* the messages of the round */
+    uint32_t round, round_count;
+    uint32_t to, from; /* the round's nodes */
+    uint32_t row;      /* in a trace */
+};
+
+/* One operation, queued, running, or closing. */
 struct exec_op {
     struct exec_op *next;
     struct exec_call call;
@@ -93,9 +106,8 @@ struct exec_op {
     struct exec_claims *claims; /* set if also on one node: any thread takes slices */
     bool holds_slice;           /* on a rail: claimed before the operation was queued */
     uint64_t held_slice;
-    bool agrees;   /* the agreement lane must finish too */
-    bool agreeing; /* the agreement has begun */
-    bool agreed;
+    bool agrees; /* it ends only after its agreement */
+    struct exec_agreement agreement;
     uint32_t root_node;
     uint64_t local_slices; /* all_to_all: of the data that stays on this node; not in own_slices */
     uint64_t local_slices_done;
@@ -213,8 +225,16 @@ struct exec_comm {
     struct exec_comm_handler handler;
     struct exec_op *first_op; /* the first one runs */
     struct exec_op **last_op;
-    uint32_t op_count;
-    struct exec_lane lanes[EXEC_LANES_MAX + 1];
+    /* At most EXEC_CLOSING_MAX operations before the first one, oldest first: their data are done. The oldest
+     * waits for its agreement. */
+    struct exec_op *closing;
+    uint32_t closing_count;
+    uint32_t op_count; /* of both lists */
+    struct exec_lane lanes[EXEC_LANES_MAX];
+    /* By node, for agreements: outgoing, opened on first use; and the only ones that are read. */
+    struct net_stream **agreement_streams;
+    struct stream_reader **agreement_sources;
+    uint32_t agreement_rows;        /* rows in use, as bits */
     struct exec_loan exchange_loan; /* of an all_to_all's exchange within this node */
     uint64_t turn_left_bytes;       /* work that its lanes may still do on the host in this turn */
     uint64_t last_seq;              /* of the last operation that was begun */
@@ -422,13 +442,10 @@ bool lane_lay_out(struct exec_lane *lane, const struct exec_op *op) COMM_MUST_US
 /* The lane's row in a trace. */
 static inline uint32_t lane_row(const struct exec_lane *lane)
 {
-    return TRACE_LANE_ROW(lane->comm->share_index,
-                          lane->index == EXEC_AGREEMENT_LANE ? TRACE_LANE_AGREEMENT : lane->index);
+    return TRACE_LANE_ROW(lane->comm->share_index, lane->index);
 }
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice,
                        struct error *error) COMM_MUST_USE;
-enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op,
-                                 struct error *error) COMM_MUST_USE;
 /* Advances the lane as far as it can. Call it at the start, after a receive, and in each turn of its
  * communicator. */
 void lane_advance(struct exec_lane *lane, uint64_t now_ns);
@@ -449,12 +466,13 @@ const struct coll_transfer *lane_next_receive(const struct exec_lane *lane);
 uint64_t lane_message_elements(const struct exec_lane *lane, const struct coll_transfer *receive);
 /* A message of the next receive is complete. */
 void lane_received(struct exec_lane *lane, uint64_t elements);
-/* The lane that the header's message belongs to, on any stream. */
+/* The lane that the header's message belongs to, on any stream; null: an agreement's. */
 struct exec_lane *lane_of_header(struct exec_comm *comm, const struct data_header *header);
 /* Whether the payload behind that header is the one that the lane expects next from that node. */
 bool lane_takes(const struct exec_lane *lane, uint32_t node, const struct data_header *header);
 void lane_stop(struct exec_lane *lane);
-void lane_reset_streams(struct exec_lane *lane, bool give_up);
+/* Ends the streams of all lanes and agreements. give_up: at once, also within a message. */
+void comm_reset_streams(struct exec_comm *comm, bool give_up);
 void lane_release(struct exec_lane *lane);
 struct exec_op *lane_op(const struct exec_lane *lane);
 
@@ -477,7 +495,33 @@ struct stage_buffers {
 struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
                                       const struct coll_stage_piece *piece, struct stage_buffers *buffers);
 
+/* exec_agreement.c */
+/* The first operation's agreement begins. */
+void exec_agreement_begin(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
+/* Sends what could not be sent before, of the oldest operation first. */
+void exec_agreements_advance(struct exec_comm *comm, uint64_t now_ns);
+/* The operation with that number, if it runs or is closing; otherwise null. */
+struct exec_op *exec_agreement_op(const struct exec_comm *comm, uint64_t seq);
+/* The message of that operation's round has come. */
+void exec_agreement_received(struct exec_comm *comm, uint64_t seq, uint64_t now_ns);
+/* The operation ends, with or without its agreement. */
+void exec_agreement_stop(struct exec_comm *comm, struct exec_op *op);
+
 /* lane_send.c */
+/*
+ * Whether there is a connection to that node, or a stream. If it is missing, it is asked for: on the main
+ * thread, where exec_link_up wakes the communicator. mutual: the node sends to us as well.
+ */
+bool comm_is_linked(const struct exec_comm *comm, const struct net_stream *stream, uint32_t node,
+                    bool mutual);
+/* Opens the stream to that node if it is null. LIMIT, NODE_LOST. */
+enum status comm_open_stream(struct exec_comm *comm, const struct exec_op *op, uint32_t node,
+                             struct net_stream **stream, struct error *error) COMM_MUST_USE;
+void comm_encode_header(const struct exec_comm *comm, const struct exec_op *op, uint32_t slice,
+                        uint32_t round, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES]);
+/* Sets and returns NODE_LOST, with the reason. */
+enum status comm_send_failed(const struct exec_comm *comm, const struct exec_op *op, uint32_t node,
+                             enum status status, struct error *error);
 /* Whether there is a connection for the next send. If not, exec_link_up wakes the lane. */
 bool lane_may_send(const struct exec_lane *lane);
 /* Sends the next message of the round's first unfinished send. The cost is subtracted from the turn. */
@@ -499,7 +543,7 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
 /* compressed.c: all-reduces whose payloads are compressed on the network. */
 /* Whether the operation's residual is on a GPU, so that slices copy their part of it. */
 bool compressed_copies_residual(const struct exec_comm *comm, const struct exec_op *op);
-bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op);
+bool compressed_applies(const struct exec_op *op);
 enum status compressed_begin_round(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *transfer,
                             struct error *error) COMM_MUST_USE;

@@ -20,7 +20,7 @@ uint32_t gpu_coding_vector_ranks(const struct exec_comm *comm, const struct exec
 /* Whether a GPU encodes and decodes the lane's slice. */
 static inline bool gpu_coding_applies(const struct exec_lane *lane)
 {
-    return lane->index != EXEC_AGREEMENT_LANE && lane_op(lane)->stage.vector_ranks > 0;
+    return lane_op(lane)->stage.vector_ranks > 0;
 }
 
 /* Whether encoding may be queued at once behind what the slice's way in has queued. */

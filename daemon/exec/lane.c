@@ -38,7 +38,7 @@ static bool lane_is_far_ahead(const struct exec_lane *lane)
            !lane->algorithm->copies_sends;
 }
 
-/* Sends as much as the turn allows. The agreement never waits, as it sends only a header. */
+/* Sends as much as the turn allows. */
 static enum status lane_go_on_sending(struct exec_lane *lane, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
@@ -49,7 +49,7 @@ static enum status lane_go_on_sending(struct exec_lane *lane, struct error *erro
         if (!lane_may_send(lane)) {
             return STATUS_OK;
         }
-        if (comm->turn_left_bytes == 0 && lane->index != EXEC_AGREEMENT_LANE) {
+        if (comm->turn_left_bytes == 0) {
             exec_wake(comm->exec);
             return STATUS_OK;
         }
@@ -82,7 +82,7 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
     }
     lane_clear_round(lane);
     lane->algorithm->round(&lane->call, lane->round, &lane->transfers);
-    if (compressed_applies(lane, lane_op(lane))) {
+    if (compressed_applies(lane_op(lane))) {
         enum status status = compressed_begin_round(lane, error);
         if (status != STATUS_OK || lane->state == LANE_DEVICE_CODE) {
             return status;
@@ -152,25 +152,10 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
     return lane->staged ? lane_device_begin(lane, op, error) : STATUS_OK;
 }
 
-enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, struct error *error)
-{
-    const struct comm_map *map = lane->comm->map;
-    lane->slice = EXEC_AGREEMENT_SLICE;
-    trace_slice_started(lane->comm->map->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
-                        EXEC_AGREEMENT_SLICE, 0);
-    lane->staged = false;
-    lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
-    lane->call = (struct coll_call){
-        .kind = OP_KIND_BARRIER, .node_count = map->ranks.node_count, .node_index = map->ranks.node_index};
-    lane->lent.count = 0;
-    enum status status = lane_table(lane, &lane->vectors[COLL_WORK], op->stage.element_bytes, 0, error);
-    return status == STATUS_OK ? lane_begin(lane, error) : status;
-}
-
 /* Whether the slice's end writes to memory that the network may still be sending from. */
 static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
 {
-    bool from_vector = !compressed_applies(lane, op); /* encoded data are sent from copies */
+    bool from_vector = !compressed_applies(op); /* encoded data are sent from copies */
     return lane->unacknowledged > 0 && from_vector && coll_stage_out_writes_vector(&op->stage);
 }
 
@@ -191,12 +176,7 @@ static void lane_end(struct exec_lane *lane)
 /* Call it after the last round. */
 static void lane_finish(struct exec_lane *lane)
 {
-    if (lane->index == EXEC_AGREEMENT_LANE) {
-        lane_trace_done(lane);
-        lane->state = LANE_IDLE;
-        lane_op(lane)->agreed = true;
-        exec_wake(lane->comm->exec);
-    } else if (lane_end_writes(lane, lane_op(lane))) {
+    if (lane_end_writes(lane, lane_op(lane))) {
         lane->state = LANE_DRAIN;
     } else {
         lane_stage(lane, LANE_STAGE_OUT);
@@ -408,8 +388,9 @@ void lane_received(struct exec_lane *lane, uint64_t elements)
 
 struct exec_lane *lane_of_header(struct exec_comm *comm, const struct data_header *header)
 {
-    bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    return &comm->lanes[agreement ? EXEC_AGREEMENT_LANE : header->slice / comm->share_count % EXEC_LANES_MAX];
+    return header->slice == EXEC_AGREEMENT_SLICE
+               ? NULL
+               : &comm->lanes[header->slice / comm->share_count % EXEC_LANES_MAX];
 }
 
 bool lane_takes(const struct exec_lane *lane, uint32_t node, const struct data_header *header)
@@ -425,16 +406,25 @@ void lane_stop(struct exec_lane *lane)
     lane->state = LANE_IDLE;
 }
 
-void lane_reset_streams(struct exec_lane *lane, bool give_up)
+static void reset_streams(struct net_stream **streams, uint32_t count, bool give_up)
 {
-    for (uint32_t i = 0; lane->streams != NULL && i < 2 * lane->comm->map->ranks.node_count; i++) {
-        if (lane->streams[i] != NULL && give_up) {
-            net_stream_reset(lane->streams[i]);
-        } else if (lane->streams[i] != NULL) {
-            net_stream_finish(lane->streams[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (streams[i] != NULL && give_up) {
+            net_stream_reset(streams[i]);
+        } else if (streams[i] != NULL) {
+            net_stream_finish(streams[i]);
         }
-        lane->streams[i] = NULL;
+        streams[i] = NULL;
     }
+}
+
+void comm_reset_streams(struct exec_comm *comm, bool give_up)
+{
+    uint32_t nodes = comm->map->ranks.node_count;
+    for (uint32_t i = 0; i < EXEC_LANES_MAX; i++) {
+        reset_streams(comm->lanes[i].streams, 2 * nodes, give_up);
+    }
+    reset_streams(comm->agreement_streams, nodes, give_up);
 }
 
 void lane_release(struct exec_lane *lane)

@@ -70,37 +70,30 @@ static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
     lane_copy_free(copy);
 }
 
-/*
- * Whether there is a connection to that node. If it is missing, it is asked for: on the main thread, where
- * exec_link_up wakes the lane. The connections of other rails are there before an operation uses them
- * (spread.c).
- */
-static bool node_is_linked(const struct exec_lane *lane, uint32_t node)
+/* The connections of other rails are there before an operation uses them (spread.c). */
+bool comm_is_linked(const struct exec_comm *comm, const struct net_stream *stream, uint32_t node, bool mutual)
 {
-    const struct exec_comm *comm = lane->comm;
-    bool mutual = false;
-    if (comm->handler.need == NULL || lane->streams[node] != NULL) {
-        return true;
-    }
-    for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
-        mutual = mutual || lane->transfers.receives[i].node == node; /* it sends to us in this round */
-    }
-    return comm->handler.need(comm->handler.context, node, mutual, comm->exec->now_ns);
+    return comm->handler.need == NULL || stream != NULL ||
+           comm->handler.need(comm->handler.context, node, mutual, comm->exec->now_ns);
 }
 
 bool lane_may_send(const struct exec_lane *lane)
 {
-    return node_is_linked(lane, lane->transfers.sends[lane->sends_done].node);
+    uint32_t node = lane->transfers.sends[lane->sends_done].node;
+    bool mutual = false;
+    for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
+        mutual = mutual || lane->transfers.receives[i].node == node; /* it sends to us in this round */
+    }
+    return comm_is_linked(lane->comm, lane->streams[node], node, mutual);
 }
 
-static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
-                               struct error *error)
+enum status comm_send_failed(const struct exec_comm *comm, const struct exec_op *op, uint32_t node,
+                             enum status status, struct error *error)
 {
-    const struct comm_map *map = lane->comm->map;
-    const struct exec_op *op = lane_op(lane);
+    const struct comm_map *map = comm->map;
     char rail[24] = "";
-    if (lane->comm->share_count > 1) {
-        (void)snprintf(rail, sizeof rail, " on rail %u", lane->comm->share_index);
+    if (comm->share_count > 1) {
+        (void)snprintf(rail, sizeof rail, " on rail %u", comm->share_index);
     }
     return error_set(
         error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: sending to node %s%s failed: %s",
@@ -138,11 +131,26 @@ static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
     return *stream;
 }
 
+enum status comm_open_stream(struct exec_comm *comm, const struct exec_op *op, uint32_t node,
+                             struct net_stream **stream, struct error *error)
+{
+    struct error why;
+    if (*stream != NULL) {
+        return STATUS_OK;
+    }
+    enum status status = net_stream_open_for(comm->exec->net, comm->map->peers[node], NET_STREAM_DATA,
+                                             comm->map->owner_uid, comm->map->account, stream, &why);
+    if (status == STATUS_LIMIT) {
+        return error_set(error, status, "\"%s\": node %s: %s", comm->map->name, comm->map->node_names[node],
+                         why.text);
+    }
+    return status == STATUS_OK ? status : comm_send_failed(comm, op, node, status, error);
+}
+
 /* The lane's stream to that node, opened on first use. LIMIT, NODE_LOST. */
 static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
                                struct error *error)
 {
-    struct exec_comm *comm = lane->comm;
     if (lane->routes[node] == LANE_ROUTE_NOT) {
         const struct coll_transfer *transfer = &lane->transfers.sends[lane->sends_done];
         lane->routes[node] =
@@ -154,37 +162,28 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
     if (*out != NULL) {
         return STATUS_OK;
     }
-    if (lane->streams[node] == NULL) {
-        struct error why;
-        enum status status =
-            net_stream_open_for(comm->exec->net, comm->map->peers[node], NET_STREAM_DATA,
-                                comm->map->owner_uid, comm->map->account, &lane->streams[node], &why);
-        if (status == STATUS_LIMIT) {
-            return error_set(error, status, "\"%s\": node %s: %s", comm->map->name,
-                             comm->map->node_names[node], why.text);
-        }
-        if (status != STATUS_OK) {
-            return send_failed(lane, node, status, error);
-        }
-    }
+    enum status status = comm_open_stream(lane->comm, lane_op(lane), node, &lane->streams[node], error);
     *out = lane->streams[node];
-    return STATUS_OK;
+    return status;
 }
 
-static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES])
+void comm_encode_header(const struct exec_comm *comm, const struct exec_op *op, uint32_t slice,
+                        uint32_t round, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES])
 {
-    const struct exec_comm *comm = lane->comm;
-    const struct exec_op *op = lane_op(lane);
-    bool agreement = lane->index == EXEC_AGREEMENT_LANE;
     struct data_header header = {.comm_id = comm->map->comm_id,
                                  .seq = op->call.seq,
                                  .generation = EXEC_GENERATION,
-                                 .slice = agreement ? EXEC_AGREEMENT_SLICE : (uint32_t)lane->slice,
-                                 .round = lane->round,
+                                 .slice = slice,
+                                 .round = round,
                                  .algorithm = op->algorithm->id,
                                  .payload_bytes = payload_bytes,
                                  .terms = op->call.terms};
     data_header_encode(&header, out);
+}
+
+static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES])
+{
+    comm_encode_header(lane->comm, lane_op(lane), (uint32_t)lane->slice, lane->round, payload_bytes, out);
 }
 
 static void lane_holds(struct exec_lane *lane, uint32_t node, uint64_t payload_bytes)
@@ -210,7 +209,7 @@ static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8
     status = net_stream_send(stream, header, header == NULL ? 0 : DATA_HEADER_BYTES, payload,
                              (size_t)payload_bytes, copied ? NULL : lane_sent, lane);
     if (status != STATUS_OK) {
-        return send_failed(lane, node, status, error);
+        return comm_send_failed(lane->comm, lane_op(lane), node, status, error);
     }
     if (!copied) {
         lane_holds(lane, node, payload_bytes);
@@ -228,7 +227,8 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
     if (status == STATUS_OK) {
         status = net_stream_send(stream, header, sizeof header, copy->bytes, (size_t)payload_bytes,
                                  lane_copy_sent, copy);
-        status = status == STATUS_OK ? status : send_failed(lane, node, status, error);
+        status =
+            status == STATUS_OK ? status : comm_send_failed(lane->comm, lane_op(lane), node, status, error);
     }
     if (status != STATUS_OK) {
         lane_copy_free(copy);
@@ -355,7 +355,7 @@ enum status lane_send(struct exec_lane *lane, struct error *error)
     uint64_t elements = left < lane_message_max_elements(lane) ? left : lane_message_max_elements(lane);
     enum status status;
     spend(lane, EXEC_PLACE_BYTES);
-    if (compressed_applies(lane, lane_op(lane))) {
+    if (compressed_applies(lane_op(lane))) {
         elements = left;
         spend(lane, gpu_coding_applies(lane) ? compressed_max_bytes(lane, transfer)
                                              : elements * lane_op(lane)->stage.element_bytes);

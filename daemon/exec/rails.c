@@ -59,7 +59,7 @@ void exec_link_streams_lost(struct exec *main_exec, uint32_t rail, uint32_t peer
     struct exec_comm *comm, *next;
     HASH_ITER (hh, exec->comms, comm, next) {
         uint32_t node = node_of_peer(comm, peer);
-        for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && node < comm->map->ranks.node_count; i++) {
+        for (uint32_t i = 0; i < EXEC_LANES_MAX && node < comm->map->ranks.node_count; i++) {
             for (uint32_t bulk = 0; bulk < 2 && comm->first_op == NULL; bulk++) {
                 struct net_stream **stream =
                     &comm->lanes[i].streams[node + bulk * comm->map->ranks.node_count];

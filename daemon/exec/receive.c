@@ -1,209 +1,15 @@
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <utlist.h>
 
-#include "daemon/exec/exec_internal.h"
+#include "daemon/exec/receive_internal.h"
 #include "daemon/host/reduce.h"
 
 /* Receiving from other nodes. Headers are compared with this node's operation, and payloads are stored
  * directly in their place. */
 
-enum match { MATCH_READY, MATCH_WAIT, MATCH_FAULT };
-
-/* A stream of data. */
-struct data_reader {
-    struct stream_reader reader;
-    struct data_header header;
-    struct exec_lane *feeds; /* set from its first header to its end; null while parked */
-    struct exec_lane *lane;  /* the same, from a message's match until its payload is complete */
-    bool dropping;           /* the operation was cancelled: drop the payload */
-    uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* the first bytes of an element that the last piece cut */
-    uint32_t partial_have;
-    unsigned char *encoded; /* a compressed payload, until it is complete */
-    uint64_t encoded_bytes;
-    uint32_t source;                        /* its place among the lane's sources */
-    struct budget_account *encoded_account; /* charged for it; may outlive the communicator */
-};
-
 _Static_assert(DATA_HEADER_BYTES <= STREAM_HEADER_MAX_BYTES, "a reader has room for it");
-
-static struct data_reader *data_of(struct stream_reader *reader)
-{
-    return (struct data_reader *)reader;
-}
-
-static struct exec_comm *comm_of(const struct stream_reader *reader)
-{
-    return (struct exec_comm *)((char *)reader->group - offsetof(struct exec_comm, streams));
-}
-
-/* In which field the sender's call differs from ours; null if it does not. */
-static const char *header_difference(const struct data_header *header, const struct exec_op *op)
-{
-    const char *field = op_terms_difference(&header->terms, &op->call.terms);
-    return field != NULL ? field : header->algorithm != op->algorithm->id ? "algorithm" : NULL;
-}
-
-/* Reports the disagreement once. The operation waits for exec_cancel, and its data waits in the net until
- * then. */
-static enum match set_disagreement(const struct data_reader *incoming, struct exec_op *op, const char *how,
-                                   uint64_t now_ns)
-{
-    struct exec_comm *comm = comm_of(&incoming->reader);
-    if (!op->disputed) {
-        op->disputed = true;
-        comm->handler.disagreed(comm->handler.context, op->call.seq, incoming->reader.node, how, now_ns);
-    }
-    return MATCH_WAIT;
-}
-
-static enum match set_fault(const struct data_reader *incoming, const char *what, struct error *error)
-{
-    const struct comm_map *map = comm_of(&incoming->reader)->map;
-    error_set(error, STATUS_PROTOCOL, "\"%s\", operation %llu: node %s sent %s", map->name,
-              (unsigned long long)incoming->header.seq, map->node_names[incoming->reader.node], what);
-    return MATCH_FAULT;
-}
-
-/* Whether the current round still expects data from that node. */
-static bool expected_later(const struct exec_lane *lane, uint32_t node)
-{
-    for (uint32_t i = lane->receives_done; i < lane->transfers.receive_count; i++) {
-        if (lane->transfers.receives[i].node == node) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Whether a payload of the same node comes on another stream at this moment. A correct node sends all of a
- * slice on one stream. */
-static bool comes_elsewhere(const struct data_reader *incoming, const struct exec_lane *lane)
-{
-    uint32_t nodes = lane->comm->map->ranks.node_count;
-    uint32_t other = incoming->source < nodes ? incoming->source + nodes : incoming->source - nodes;
-    struct stream_reader *reader = lane->sources[other];
-    return reader != NULL && data_of(reader)->lane != NULL;
-}
-
-/*
- * Whether the payload's size is the one that the next receive expects. If compressed: whether it is possible.
- */
-static bool size_agrees(const struct exec_lane *lane, const struct exec_op *op,
-                        const struct coll_transfer *receive, uint64_t payload_bytes)
-{
-    if (compressed_applies(lane, op)) {
-        return payload_bytes <= compressed_max_bytes(lane, receive);
-    }
-    return payload_bytes == lane_message_elements(lane, receive) * op->stage.element_bytes;
-}
-
-/* Whether the lane runs the message's slice and round now. If it never will, *fault gets what is wrong. */
-static enum match match_progress(const struct exec_lane *lane, const struct exec_op *op,
-                                 const struct data_header *header, const char **fault)
-{
-    bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    bool begun = agreement ? op->agreeing : header->slice < op->next_slice;
-    if (lane->is_cut || !begun) {
-        return MATCH_WAIT; /* cut: until the communicator ends */
-    }
-    if ((lane_comes_in(lane) || lane->state == LANE_DEVICE_CODE) && lane->slice == header->slice) {
-        return MATCH_WAIT; /* our part of the slice is not ready yet */
-    }
-    if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
-        *fault = "data of a slice that has ended";
-        return MATCH_WAIT;
-    }
-    bool later = (!agreement && lane->slice < header->slice) || header->round > lane->round;
-    /* the receive overwrites memory that is still to be copied for sends */
-    bool copies = lane_is_sending(lane) && lane->algorithm->copies_sends;
-    return later || copies ? MATCH_WAIT : MATCH_READY;
-}
-
-static enum match wrong_size(struct data_reader *incoming, struct exec_op *op, uint64_t elements,
-                             uint64_t now_ns, struct error *error)
-{
-    char how[128];
-    unsigned long long expected = elements * op->stage.element_bytes;
-    (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
-                   (unsigned long long)incoming->header.payload_bytes, expected);
-    return coll_stage_sizes_are_private(&op->stage)
-               ? set_disagreement(incoming, op, how, now_ns)
-               : set_fault(incoming, "a message of another size than agreed", error);
-}
-
-static enum match match_lane(struct data_reader *incoming, struct exec_op *op, uint64_t now_ns,
-                             struct error *error)
-{
-    const struct data_header *header = &incoming->header;
-    const struct exec_comm *comm = comm_of(&incoming->reader);
-    if (header->slice == EXEC_AGREEMENT_SLICE ? !op->agrees
-                                              : header->slice >= op->stage.slice_count ||
-                                                    slice_rail(comm, header->slice) != comm->share_index) {
-        return set_fault(incoming, "a slice that the operation does not have", error);
-    }
-    struct exec_lane *lane = incoming->feeds;
-    const char *fault = NULL;
-    enum match progress = match_progress(lane, op, header, &fault);
-    if (fault != NULL) {
-        return set_fault(incoming, fault, error);
-    }
-    if (progress != MATCH_READY) {
-        return progress;
-    }
-    const struct coll_transfer *receive = lane_next_receive(lane);
-    if (header->round < lane->round || receive == NULL || !expected_later(lane, incoming->reader.node)) {
-        return set_fault(incoming, "data that nothing waits for", error);
-    }
-    if (receive->node != incoming->reader.node) {
-        return MATCH_WAIT;
-    }
-    if (comes_elsewhere(incoming, lane)) {
-        return set_fault(incoming, "a slice on two streams at once", error);
-    }
-    if (!size_agrees(lane, op, receive, header->payload_bytes)) {
-        return wrong_size(incoming, op, lane_message_elements(lane, receive), now_ns, error);
-    }
-    incoming->lane = lane;
-    return MATCH_READY;
-}
-
-static enum match match(struct data_reader *incoming, uint64_t now_ns, struct error *error)
-{
-    const struct exec_comm *comm = comm_of(&incoming->reader);
-    struct exec_op *op = comm->first_op;
-    const struct data_header *header = &incoming->header;
-    if (incoming->lane != NULL || incoming->dropping) {
-        return MATCH_READY;
-    }
-    if (comm->failed) {
-        return MATCH_WAIT;
-    }
-    if (exec_is_cancelled(comm, header->seq)) {
-        incoming->dropping = true;
-        return MATCH_READY;
-    }
-    bool running = op != NULL && op->begun;
-    if (header->seq <= comm->last_seq && (!running || header->seq < op->call.seq)) {
-        if (comm->share_index > 0) {
-            return MATCH_WAIT; /* an operation with more slices than ours: rail 0 finds the difference */
-        }
-        return set_fault(incoming, "data of it although it has ended", error);
-    }
-    if (!running || header->seq > op->call.seq) {
-        return MATCH_WAIT;
-    }
-    const char *field = header_difference(header, op);
-    if (field != NULL) {
-        char how[128];
-        (void)snprintf(how, sizeof how, "they differ in: %s", field);
-        return set_disagreement(incoming, op, how, now_ns);
-    }
-    return match_lane(incoming, op, now_ns, error);
-}
 
 /* --- Payloads --- */
 
@@ -233,17 +39,23 @@ static void data_done(struct stream_reader *reader, uint64_t now_ns)
         message_over(incoming);
         return;
     }
+    if (incoming->is_agreement) {
+        message_over(incoming);
+        exec_agreement_received(comm_of(reader), incoming->header.seq, now_ns);
+        receive_resume(comm_of(reader));
+        return;
+    }
     const struct coll_transfer *receive = lane_next_receive(lane);
     struct exec_op *op = lane_op(lane);
     uint64_t elements = lane_message_elements(lane, receive);
-    if (compressed_applies(lane, op)) {
+    if (compressed_applies(op)) {
         struct error error;
         elements = receive->count_elements;
         if (compressed_take(lane, receive, incoming->encoded, incoming->header.payload_bytes, &error) !=
             STATUS_OK) {
             struct error fault = error; /* of a GPU, unless the payload is wrong */
             if (error.status == STATUS_PROTOCOL) {
-                (void)set_fault(incoming, error.text, &fault);
+                (void)data_set_fault(incoming, error.text, &fault);
             }
             message_over(incoming);
             exec_comm_fail(lane->comm, &fault, now_ns);
@@ -396,7 +208,7 @@ static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size
     size_t used = 0;
     if (!lane_takes(lane, reader->node, &incoming->header)) {
         used = 0;
-    } else if (compressed_applies(lane, lane_op(lane))) {
+    } else if (compressed_applies(lane_op(lane))) {
         memcpy(incoming->encoded + reader->taken_bytes, bytes, size);
         used = size;
     } else {
@@ -412,7 +224,7 @@ static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size
 static enum status payload_make_room(struct data_reader *incoming, struct error *error)
 {
     if (incoming->dropping || incoming->encoded != NULL || incoming->header.payload_bytes == 0 ||
-        !compressed_applies(incoming->lane, lane_op(incoming->lane))) {
+        !compressed_applies(lane_op(incoming->lane))) {
         return STATUS_OK;
     }
     struct budget_account *account = incoming->lane->comm->map->account;
@@ -437,7 +249,7 @@ static enum stream_ready data_begin(struct stream_reader *reader, uint64_t now_n
 {
     struct data_reader *incoming = data_of(reader);
     struct error error;
-    enum match ready = match(incoming, now_ns, &error);
+    enum match ready = data_match(incoming, now_ns, &error);
     if (ready == MATCH_READY && payload_make_room(incoming, &error) != STATUS_OK) {
         ready = MATCH_FAULT;
     }
@@ -463,6 +275,17 @@ static const char *data_decode(struct stream_reader *reader)
     return NULL;
 }
 
+static const char *claim_agreement(struct data_reader *incoming, bool on_bulk)
+{
+    struct stream_reader **source = &comm_of(&incoming->reader)->agreement_sources[incoming->reader.node];
+    if (on_bulk || *source != NULL) {
+        return "a second stream of data for agreements";
+    }
+    *source = &incoming->reader;
+    incoming->is_agreement = true;
+    return NULL;
+}
+
 /* From now on the stream belongs to that lane, and the lane takes data from no other stream of that node. */
 static const char *data_claim(struct stream_reader *reader)
 {
@@ -472,6 +295,9 @@ static const char *data_claim(struct stream_reader *reader)
         return "a data header of another generation";
     }
     bool on_bulk = reader->stream != NULL && reader->stream->on_bulk;
+    if (lane == NULL) {
+        return claim_agreement(incoming, on_bulk);
+    }
     incoming->source = reader->node + (on_bulk ? comm_of(reader)->map->ranks.node_count : 0);
     if (lane->sources[incoming->source] != NULL) {
         return "a second stream of data for one lane of slices";
@@ -498,6 +324,9 @@ static void data_let_go(struct stream_reader *reader)
     if (incoming->feeds != NULL) {
         incoming->feeds->is_cut |= incoming->lane != NULL;
         incoming->feeds->sources[incoming->source] = NULL;
+    }
+    if (incoming->is_agreement) {
+        comm_of(reader)->agreement_sources[reader->node] = NULL;
     }
     incoming->feeds = NULL;
     message_over(incoming);
@@ -551,6 +380,7 @@ const struct stream_reader_kind data_reader_kind = {
     .check_next = data_check_next,
     .begin = data_begin,
     .take = data_take,
+    .waits = data_waits,
     .done = data_done,
     .let_go = data_let_go,
 };

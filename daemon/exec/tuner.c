@@ -450,7 +450,7 @@ static void end(struct tuner *tuner, uint64_t now_ns)
 static bool is_idle(const struct tuner *tuner)
 {
     for (const struct exec_comm *comm = tuner->exec->comms; comm != NULL; comm = comm->hh.next) {
-        if (comm != tuner->comm && comm->first_op != NULL) {
+        if (comm != tuner->comm && !exec_comm_idle(comm)) {
             return false;
         }
     }

@@ -5,10 +5,25 @@
 
 /* Describes for people what an operation waits for. A rail publishes its own part after each turn. */
 
+static void set_agreement_wait(struct exec_wait *wait, const struct exec_op *op)
+{
+    const struct exec_agreement *agreement = &op->agreement;
+    if (agreement->begun && !agreement->done && !agreement->received) {
+        *wait = (struct exec_wait){.waiting = EXEC_WAITING_WORD,
+                                   .node = agreement->from & (COLL_NODES_MAX - 1),
+                                   .round = agreement->round & INT16_MAX};
+    }
+}
+
+/* Of the oldest operation. */
 static struct exec_wait comm_wait(const struct exec_comm *comm)
 {
     struct exec_wait wait = {.waiting = EXEC_WAITING_NOT};
-    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+    if (comm->closing != NULL) {
+        set_agreement_wait(&wait, comm->closing);
+        return wait;
+    }
+    for (uint32_t i = 0; i < EXEC_LANES_MAX; i++) {
         const struct exec_lane *lane = &comm->lanes[i];
         const struct coll_transfer *receive = lane_next_receive(lane);
         if (lane->state == LANE_RESERVE) {
@@ -16,7 +31,7 @@ static struct exec_wait comm_wait(const struct exec_comm *comm)
             return wait;
         }
         if (receive != NULL) {
-            wait.waiting = i == EXEC_AGREEMENT_LANE ? EXEC_WAITING_WORD : EXEC_WAITING_DATA;
+            wait.waiting = EXEC_WAITING_DATA;
             wait.node = receive->node & (COLL_NODES_MAX - 1);
             wait.round = lane->round & INT16_MAX;
             wait.slice = (uint32_t)lane->slice;
@@ -29,6 +44,9 @@ static struct exec_wait comm_wait(const struct exec_comm *comm)
             wait.waiting = several ? EXEC_WAITING_SENT_SEVERAL : EXEC_WAITING_SENT;
             wait.node = several ? 0 : node & (COLL_NODES_MAX - 1);
         }
+    }
+    if (comm->first_op != NULL) {
+        set_agreement_wait(&wait, comm->first_op);
     }
     return wait;
 }
@@ -119,7 +137,7 @@ static void spread_describe(const struct exec_comm *comm, const struct exec_op *
 
 void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size)
 {
-    const struct exec_op *op = comm->first_op;
+    const struct exec_op *op = comm->closing != NULL ? comm->closing : comm->first_op;
     text[0] = '\0';
     if (op == NULL || device_describe(comm, op, text, size)) {
         return;

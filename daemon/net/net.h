@@ -95,9 +95,10 @@ struct net_stream_handler {
      * called.
      */
     void (*closed)(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns);
-    /* `size` more bytes arrived after those that receive left unconsumed; the net keeps them, too. May be
-     * null. */
-    void (*kept)(void *context, struct net_stream *stream, size_t size, uint64_t now_ns);
+    /* More bytes arrived after those that receive left unconsumed. `bytes` are all that the net keeps; valid
+     * only during the call. May be null. */
+    void (*kept)(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                 uint64_t now_ns);
 };
 
 /*

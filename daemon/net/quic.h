@@ -45,6 +45,9 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
  * read. A null net is accepted.
  */
 bool net_quic_poll(struct net *net, bool reads, uint64_t now_ns);
+/* Gives streams' handlers what net_stream_resume asked for. Sends nothing: net_quic_poll does that later. So
+ * what follows from several messages that have come leaves together. Returns whether there was anything. */
+bool net_quic_hand_out(struct net *net, uint64_t now_ns);
 
 /* For bulk links (tls.h). Our name and a peer's; both belong to the net. */
 const char *net_quic_node_name(const struct net *net);

@@ -105,18 +105,37 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
 
 /* Handles the work that is listed now. Work added by handlers waits for the next event, so that handlers
  * cannot prolong this one without end. */
-static void quic_settle_streams(struct quic_endpoint *endpoint, uint64_t now_ns)
+static void quic_settle_receivers(struct quic_endpoint *endpoint, uint64_t now_ns)
+{
+    struct quic_receiver *receiver;
+    for (uint32_t left = endpoint->receiver_work.count;
+         (receiver = work_list_take(&endpoint->receiver_work, &left)) != NULL;) {
+        quic_receiver_work(receiver, now_ns);
+    }
+}
+
+static void quic_settle_senders(struct quic_endpoint *endpoint)
 {
     struct quic_sender *sender;
     for (uint32_t left = endpoint->sender_work.count;
          (sender = work_list_take(&endpoint->sender_work, &left)) != NULL;) {
         quic_sender_work(sender);
     }
-    struct quic_receiver *receiver;
-    for (uint32_t left = endpoint->receiver_work.count;
-         (receiver = work_list_take(&endpoint->receiver_work, &left)) != NULL;) {
-        quic_receiver_work(receiver, now_ns);
+}
+
+bool net_quic_hand_out(struct net *net, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    if (net == NULL || endpoint->receiver_work.count == 0) {
+        return false;
     }
+    endpoint->in_event = true;
+    endpoint->now_ns = now_ns;
+    quic_settle_receivers(endpoint, now_ns);
+    spending_shares_end(&endpoint->base.spending);
+    endpoint->in_event = false;
+    quic_wake(endpoint); /* the rest follows in the next event */
+    return true;
 }
 
 void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
@@ -125,7 +144,8 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     endpoint->in_event = true;
     endpoint->now_ns = now_ns;
     stream_done_dispatch(&endpoint->done, now_ns);
-    quic_settle_streams(endpoint, now_ns);
+    quic_settle_senders(endpoint);
+    quic_settle_receivers(endpoint, now_ns);
     struct quic_connection *connection;
     for (uint32_t left = endpoint->connection_work.count;
          (connection = work_list_take(&endpoint->connection_work, &left)) != NULL;) {

@@ -77,7 +77,8 @@ bool stream_intake_take(struct stream_intake *intake, struct net_stream *stream,
         return false;
     }
     if (behind && intake->announced && size > 0 && handler->kept != NULL) {
-        handler->kept(handler->context, stream, size, now_ns);
+        handler->kept(handler->context, stream, intake->buffer + intake->buffer_first, intake->buffer_bytes,
+                      now_ns);
     }
     return true;
 }

@@ -318,6 +318,16 @@ static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, siz
     return size;
 }
 
+/* These are all bytes that the network keeps. */
+static void look_at_kept(struct stream_reader *reader, const uint8_t *bytes, size_t size)
+{
+    const struct stream_reader_kind *kind = reader->readers->kind;
+    set_kept(reader, size);
+    if (reader->stalled && size > 0 && reader->group != NULL && !reader->resetting && kind->waits != NULL) {
+        kind->waits(reader, bytes, size);
+    }
+}
+
 static size_t receive_bytes(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
                             bool end, uint64_t now_ns)
 {
@@ -331,18 +341,19 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
         return size;
     }
     size_t used = read_bytes(reader, bytes, size, now_ns);
-    set_kept(reader, size - used);
+    look_at_kept(reader, bytes + used, size - used);
     set_begun(reader, reader->group == NULL && !reader->in_message && !reader->resetting);
     return used;
 }
 
-static void stream_kept(void *context, struct net_stream *stream, size_t size, uint64_t now_ns)
+static void stream_kept(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                        uint64_t now_ns)
 {
     const struct stream_readers *readers = context;
     struct stream_reader *reader = stream->user;
     *readers->now_ns = now_ns;
     if (reader != NULL && !reader->resetting) {
-        set_kept(reader, reader->kept_bytes + size);
+        look_at_kept(reader, bytes, size);
     }
 }
 

@@ -76,6 +76,9 @@ struct stream_reader_kind {
     /* Takes bytes of the payload; size is at most what is left of it. Returns how many it took; 0: none now,
      * or a violation. */
     size_t (*take)(struct stream_reader *reader, const uint8_t *bytes, size_t size);
+    /* Null, or called while the stream waits for `begin`, and has a communicator. `bytes` are those that the
+     * network keeps: the rest of the payload, and what follows it. */
+    void (*waits)(struct stream_reader *reader, const uint8_t *bytes, size_t size);
     /* The payload is complete. `done` must end by calling stream_reader_next_message. */
     void (*done)(struct stream_reader *reader, uint64_t now_ns);
     /* Ends what the stream holds of its communicator. */

@@ -393,7 +393,8 @@ static void pipe_receive_bytes(struct pipe_end *end, const struct pipe_packet *p
         const struct net_stream_handler *handler = pipe_receiver_handler(receiver);
         pipe_receiver_keep(receiver, bytes, packet->size);
         if (packet->size > 0 && handler->kept != NULL) {
-            handler->kept(handler->context, &receiver->stream, packet->size, now_ns);
+            handler->kept(handler->context, &receiver->stream, receiver->buffer + receiver->buffer_first,
+                          receiver->buffer_size, now_ns);
         }
     } else {
         size_t used = pipe_receiver_call(receiver, bytes, packet->size, now_ns);

@@ -68,6 +68,16 @@ class NodeCells(unittest.TestCase):
             self.assertEqual(self.finish(self.start(cluster, "late", "aab", "late", 4)), ["checked"] * 3)
             self.assertGreater(self.in_cells(cluster, "a"), 4 * 150)
 
+    def test_handles_that_end_early(self):
+        """Roots that send, those that send to a root, and readers of a root's data wait for nobody else, wherever they are."""
+        for layout in ("abc", "aab", "abb"):
+            with Cluster(sorted(set(layout))) as cluster:
+                folder = cluster.folder / "roots"
+                folder.mkdir(mode=0o777)
+                folder.chmod(0o777)
+                ranks = [cluster.client(node, BUILD / "tests/system/cells_roots", f"roots-{layout}", rank, 3, folder) for rank, node in enumerate(layout)]
+                self.assertEqual(self.finish(ranks), ["checked"] * 3)
+
     def test_a_killed_rank(self):
         """Every survivor has the same last operation that ended well."""
         chance = random.Random(SEED)

@@ -115,6 +115,9 @@ static void turns(unsigned count)
             (void)comms_cells_poll(world.nodes[node].comms, world.now_ns);
         }
         settle(&world);
+        for (unsigned node = 0; node < NODES; node++) {
+            comms_cells_ring(world.nodes[node].comms);
+        }
         run(&world, 200 * TIME_US);
     }
 }
@@ -165,7 +168,7 @@ static void check_works(struct job *job, uint64_t count)
         const int32_t *sums =
             (const int32_t *)(const void *)node_cells_output(&rank->cells, &terms, rank->local, job->seq);
         for (uint64_t element = 0; element < count; element++) {
-            assert_int_equal(sums[element], 1000 * (1 + 2 + 3 + 4) + RANKS * element);
+            assert_int_equal(sums[element], 1000 * (1 + 2 + 3 + 4) + (uint64_t)RANKS * element);
         }
     }
 }
@@ -186,6 +189,63 @@ static void test_operations_end_in_cells(void **state)
     }
     job_close(&job);
     world_stop(&world);
+}
+
+static const int32_t *output_of(const struct rank *rank, uint64_t seq, const struct op_terms *terms)
+{
+    return (const int32_t *)(const void *)node_cells_output(&rank->cells, terms, rank->local, seq);
+}
+
+/* A root's data are on the other node before its ranks take part. They get them from commd's cell, if their
+ * calls are the same. The operation ends on all ranks once all have taken part. */
+static void test_a_root_is_ahead(void **state)
+{
+    static const uint64_t counts[] = {1, 20, 21, 1024, 4096};
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        struct op_terms terms = all_reduce_of(counts[i]), other = terms;
+        struct job job = {0};
+        terms.kind = OP_KIND_BROADCAST;
+        other.kind = OP_KIND_REDUCE;
+        world_start(&world, NODES, 1, NULL);
+        job_open(&job, "job");
+        check_works(&job, 5);
+        bool is_short = node_cells_are_short(&job.ranks[0].cells, &terms);
+        uint64_t last = job.seq + (is_short ? CELLS_WINDOW : CELLS_LONG_WINDOW);
+        for (uint64_t seq = job.seq + 1; seq <= last; seq++) {
+            publish(&job.ranks[0], seq, &terms);
+            publish(&job.ranks[2], seq, &terms);
+        }
+        turns(4);
+        for (uint64_t seq = job.seq + 1; seq <= last; seq++) {
+            for (uint32_t number = 1; number < RANKS; number += 2) {
+                const struct rank *rank = &job.ranks[number];
+                assert_int_equal(node_cells_look(&rank->cells, seq), CELLS_WAIT);
+                assert_true(node_cells_root_is_there(&rank->cells, seq, &terms));
+                assert_false(node_cells_root_is_there(&rank->cells, seq, &other));
+                for (uint64_t element = 0; element < counts[i]; element++) {
+                    assert_int_equal(output_of(rank, seq, &terms)[element], 1000 + element);
+                }
+            }
+            assert_int_equal(node_cells_look(&job.ranks[0].cells, seq), CELLS_WAIT);
+        }
+        for (uint64_t seq = job.seq + 1; seq <= last; seq++) {
+            publish(&job.ranks[1], seq, &terms);
+            turns(4);
+            assert_int_equal(node_cells_look(&job.ranks[0].cells, seq), CELLS_WAIT);
+            publish(&job.ranks[3], seq, &terms);
+            turns(8);
+            for (uint32_t number = 0; number < RANKS; number++) {
+                const struct rank *rank = &job.ranks[number];
+                assert_int_equal(node_cells_look(&rank->cells, seq), CELLS_DIRECT);
+                assert_int_equal(output_of(rank, seq, &terms)[counts[i] - 1], 1000 + counts[i] - 1);
+            }
+        }
+        job.seq = last;
+        check_works(&job, 7);
+        job_close(&job);
+        world_stop(&world);
+    }
 }
 
 /* Ranks and commd sleep in every operation between nodes. With a barrier for each sleep, 8 bytes took 39 us
@@ -309,6 +369,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_end_in_cells),
+        cmocka_unit_test(test_a_root_is_ahead),
         cmocka_unit_test(test_sleepers_need_no_barriers),
         cmocka_unit_test(test_what_is_wrong_goes_the_usual_way),
         cmocka_unit_test(test_hostile_ranks_harm_their_own_communicator_alone),

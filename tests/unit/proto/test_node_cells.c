@@ -157,6 +157,7 @@ static bool commd_answers(struct world *world)
         if (world->taken[op] && !world->answered[op]) {
             world->answered[op] = true;
             node_cells_answer(&world->cells, op + 1, world->ends_well[op]);
+            node_cells_wake(&world->cells, op + 1);
             return true;
         }
     }
@@ -288,6 +289,122 @@ static void outputs_of_local_ranks_lie_apart(void **state)
     free(shared);
 }
 
+/* Of one rank, and of commd, for operations that may be open at the same time. */
+static void places_lie_apart(void **state)
+{
+    static const uint64_t counts[] = {40, 41, 4096, 4097, 8192}; /* halves of the limits */
+    static unsigned char *begins[5 * 3 * CELLS_DEPTH];
+    static size_t sizes[5 * 3 * CELLS_DEPTH];
+    size_t count = 0;
+    (void)state;
+    struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, node_cells_bytes(2));
+    struct node_cells cells = {.shared = shared, .local_count = 2, .rank_count = 4};
+    assert_non_null(shared);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        struct op_terms terms = {
+            .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .bucket_ops = 1, .count_elements = 2 * counts[i]};
+        uint64_t depth = 2 * counts[i] > NODE_CELLS_MIDDLE_MAX_BYTES ? CELLS_LONG_DEPTH : CELLS_DEPTH;
+        assert_true(node_cells_take(&cells, &terms));
+        assert_int_equal(node_cells_are_short(&cells, &terms), 4 * counts[i] <= NODE_CELLS_MIDDLE_MAX_BYTES);
+        for (uint64_t seq = 0; seq < depth; seq++) {
+            for (uint32_t rank = 0; rank < 2; rank++) {
+                begins[count] = node_cells_input(&cells, &terms, rank, rank, seq);
+                sizes[count++] = 2 * counts[i];
+            }
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < i; k++) {
+            bool same = begins[i] == begins[k]; /* sizes of one class, in the same cell */
+            assert_true(same || begins[i] + sizes[i] <= begins[k] || begins[k] + sizes[k] <= begins[i]);
+        }
+        assert_true(begins[i] + sizes[i] <= (unsigned char *)shared + node_cells_bytes(2));
+    }
+    struct op_terms terms = {
+        .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .bucket_ops = 1, .count_elements = 4096};
+    assert_true(node_cells_output(&cells, &terms, 1, CELLS_DEPTH - 1) + 4096 <=
+                (unsigned char *)shared + node_cells_bytes(2));
+    free(shared);
+}
+
+static void offers(void **state)
+{
+    (void)state;
+    struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, node_cells_bytes(2));
+    struct node_cells cells = {.shared = shared, .local_count = 2, .rank_count = 4};
+    struct op_terms small = {
+        .kind = OP_KIND_BROADCAST, .dtype = DTYPE_U8, .bucket_ops = 1, .count_elements = 9};
+    struct op_terms large = small, other = small;
+    assert_non_null(shared);
+    memset(shared, 0, node_cells_bytes(2));
+    large.count_elements = NODE_CELLS_MIDDLE_MAX_BYTES;
+    other.root_rank = 1;
+    const struct {
+        const struct op_terms *terms;
+        uint64_t window;
+    } cases[] = {{&small, CELLS_WINDOW}, {&large, CELLS_LONG_WINDOW}};
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t base = 100 * (i + 1);
+        assert_true(node_cells_may_offer(&cells, cases[i].window, cases[i].terms));
+        (void)node_cells_publish(&cells, 0, base);
+        assert_false(
+            node_cells_may_offer(&cells, base + cases[i].window, cases[i].terms)); /* of one rank only */
+        (void)node_cells_publish(&cells, 1, base);
+        assert_true(node_cells_may_offer(&cells, base + cases[i].window, cases[i].terms));
+        assert_false(node_cells_may_offer(&cells, base + cases[i].window + 1, cases[i].terms));
+    }
+    assert_false(node_cells_root_is_there(&cells, 7, &small));
+    node_cells_offer(&cells, 7, &small);
+    assert_true(node_cells_root_is_there(&cells, 7, &small));
+    assert_false(node_cells_root_is_there(&cells, 7, &other));
+    assert_false(node_cells_root_is_there(&cells, 7 + CELLS_DEPTH, &small));
+    assert_int_equal(node_cells_look(&cells, 7), CELLS_WAIT);
+    node_cells_answer(&cells, 7, true);
+    assert_true(node_cells_root_is_there(&cells, 7, &small));
+    assert_int_equal(node_cells_look(&cells, 7), CELLS_DIRECT);
+    node_cells_offer(&cells, 8, &small);
+    node_cells_answer(&cells, 8, false);
+    assert_false(node_cells_root_is_there(&cells, 8, &small));
+    free(shared);
+}
+
+/* Whether the bell was rung for a rank that sleeps until that operation is answered. */
+static bool rings(const struct node_cells *cells, uint64_t awaits, uint64_t answered, bool two_sleep)
+{
+    uint32_t bell = node_cells_rank_lies_down(cells, 0, awaits);
+    uint32_t second = two_sleep ? node_cells_rank_lies_down(cells, 0, awaits) : bell;
+    node_cells_wake(cells, answered);
+    if (two_sleep) {
+        node_cells_rank_gets_up(cells, 0);
+    }
+    node_cells_rank_gets_up(cells, 0);
+    return bell == second && cells_lie_down(cells->shared, 0) != bell;
+}
+
+static void one_answer_of_several_wakes(void **state)
+{
+    (void)state;
+    struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, node_cells_bytes(2));
+    struct node_cells cells = {.shared = shared, .local_count = 2, .rank_count = 4};
+    assert_non_null(shared);
+    memset(shared, 0, node_cells_bytes(2));
+    assert_false(rings(&cells, 5, 4, false));
+    memset(shared, 0, node_cells_bytes(2));
+    assert_true(rings(&cells, 5, 5, false));
+    memset(shared, 0, node_cells_bytes(2));
+    assert_true(rings(&cells, 5, UINT64_MAX, false));
+    memset(shared, 0, node_cells_bytes(2));
+    assert_true(rings(&cells, 5, 1, true)); /* each may wait for another one */
+    memset(shared, 0, node_cells_bytes(2));
+    (void)node_cells_rank_lies_down(&cells, 0, 3);
+    (void)node_cells_rank_lies_down(&cells, 0, 9);
+    node_cells_rank_gets_up(&cells, 0); /* the one that waits for 9, perhaps */
+    uint32_t bell = atomic_load(&shared->ranks[0].bell);
+    node_cells_wake(&cells, 3);
+    assert_int_not_equal(atomic_load(&shared->ranks[0].bell), bell);
+    free(shared);
+}
+
 static void large_operations_and_those_with_layouts_are_not_taken(void **state)
 {
     (void)state;
@@ -392,6 +509,7 @@ static void nobody_sleeps_for_ever(void **state)
             memcpy(node_cells_output(&meeting.cells, &terms, i, seq), &sum, sizeof sum);
         }
         node_cells_answer(&meeting.cells, seq, true);
+        node_cells_wake(&meeting.cells, seq);
     }
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -404,6 +522,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_order_ends_alike_on_all_ranks),
         cmocka_unit_test(outputs_of_local_ranks_lie_apart),
+        cmocka_unit_test(places_lie_apart),
+        cmocka_unit_test(offers),
+        cmocka_unit_test(one_answer_of_several_wakes),
         cmocka_unit_test(large_operations_and_those_with_layouts_are_not_taken),
         cmocka_unit_test(nobody_sleeps_for_ever),
     };

@@ -269,6 +269,7 @@ struct communicator {
     uint32_t *node_of_rank;
     bool *has_left;          /* by rank */
     uint64_t *left_messages; /* by rank of other nodes: p2p_rank_left's sent_count */
+    int32_t *left_pids;      /* by rank that has left; 0: not known */
     uint32_t left_rank;
     int32_t left_pid;                             /* 0: not known */
     char left_why[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* empty: it left regularly */

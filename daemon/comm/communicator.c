@@ -89,7 +89,7 @@ enum status communicator_charge(struct communicator *comm, uint64_t bytes, struc
 static uint64_t comm_cost_bytes(const struct communicator *comm, uint32_t size)
 {
     uint64_t of_rank = sizeof *comm->node_of_rank + sizeof *comm->has_left + sizeof *comm->left_messages +
-                       sizeof *comm->claims->ranks;
+                       sizeof *comm->left_pids + sizeof *comm->claims->ranks;
     return sizeof *comm + sizeof(struct timer_node *) + COMMS_NODE_COST_BYTES +
            COMMS_PENDING_OPS_MAX * sizeof *comm->ops + size * of_rank;
 }
@@ -362,6 +362,7 @@ void communicator_rank_left(struct communicator *comm, uint32_t rank, int32_t pi
         return;
     }
     comm->has_left[rank] = true;
+    comm->left_pids[rank] = pid;
     comm->nodes[comm->node_of_rank[rank]].left_count++;
     if (last_seq < comm->left_seq) {
         comm->left_seq = last_seq;

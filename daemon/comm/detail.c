@@ -25,7 +25,7 @@ void comms_detail_add_member(struct comms_detail *detail, const struct comms_mem
     comms_detail_add(detail, member->comm, member->rank, (int32_t)member->client.pid);
 }
 
-/* The process, if the rank is still on this node; else 0. */
+/* The process, if the rank is still on this node, or has left; else 0. */
 static int32_t pid_of(const struct communicator *comm, uint32_t rank)
 {
     for (uint32_t i = 0; i < comm->local_count; i++) {
@@ -33,7 +33,7 @@ static int32_t pid_of(const struct communicator *comm, uint32_t rank)
             return (int32_t)comm->locals[i]->client.pid;
         }
     }
-    return 0;
+    return comm->left_pids != NULL ? comm->left_pids[rank] : 0;
 }
 
 void comms_detail_add_peer(struct comms_detail *detail, const struct communicator *comm, uint32_t rank,

@@ -466,7 +466,7 @@ static enum status make_engines(struct communicator *comm, uint64_t now_ns, stru
     }
     for (uint32_t rank = 0; rank < comm->terms.size; rank++) {
         if (comm->has_left[rank]) { /* its node had formed the communicator earlier */
-            p2p_rank_left(comm->p2p, rank, comm->left_messages[rank], now_ns);
+            p2p_rank_left(comm->p2p, rank, comm->left_pids[rank], comm->left_messages[rank], now_ns);
         }
     }
     return STATUS_OK;

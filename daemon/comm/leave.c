@@ -86,7 +86,7 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
     /* Operations to which the lost process has contributed can still succeed. Then the communicator fails. */
     int32_t pid = (int32_t)member->client.pid;
     communicator_rank_left(comm, member->rank, pid, last_seq, lost ? cause.text : "");
-    p2p_rank_leaves(comm->p2p, member->rank, now_ns);
+    p2p_rank_leaves(comm->p2p, member->rank, pid, now_ns);
     send_leave(comm, member->rank, pid, last_seq, lost ? cause.text : "");
     comms_op_check_left(comm, now_ns);
 }

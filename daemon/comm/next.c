@@ -54,9 +54,11 @@ static bool next_allocate(struct communicator *next, const struct communicator *
     next->node_of_rank = calloc(next->terms.size, sizeof *next->node_of_rank);
     next->has_left = calloc(next->terms.size, sizeof *next->has_left);
     next->left_messages = calloc(next->terms.size, sizeof *next->left_messages);
+    next->left_pids = calloc(next->terms.size, sizeof *next->left_pids);
     next->locals = calloc(next->terms.size, sizeof(struct comms_member *));
     return next->nodes != NULL && next->node_names != NULL && next->node_of_rank != NULL &&
-           next->has_left != NULL && next->left_messages != NULL && next->locals != NULL;
+           next->has_left != NULL && next->left_messages != NULL && next->left_pids != NULL &&
+           next->locals != NULL;
 }
 
 /* Nodes are ordered by their lowest ranks, as ever. */

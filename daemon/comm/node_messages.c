@@ -192,10 +192,11 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
             continue; /* this node has heard how many messages there were: see send_leave */
         }
         comm->left_messages[leave->ranks[i]] = leave->messages;
-        communicator_rank_left(comm, leave->ranks[i], i < leave->n_pids ? leave->pids[i] : 0, leave->last_seq,
+        int32_t pid = i < leave->n_pids ? leave->pids[i] : 0;
+        communicator_rank_left(comm, leave->ranks[i], pid, leave->last_seq,
                                why); /* first: messages that end now fail for that reason */
         if (comm->p2p != NULL) {
-            p2p_rank_left(comm->p2p, leave->ranks[i], leave->messages, now_ns);
+            p2p_rank_left(comm->p2p, leave->ranks[i], pid, leave->messages, now_ns);
         }
     }
     comms_op_check_left(comm, now_ns);

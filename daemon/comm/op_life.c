@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <utlist.h>
@@ -237,6 +238,17 @@ static void op_fail_comm(struct communicator *comm, const struct error *cause, u
     communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
 }
 
+static void set_left(const struct communicator *comm, struct error *cause)
+{
+    char pid[24] = "";
+    if (comm->left_pid != 0) {
+        (void)snprintf(pid, sizeof pid, " (pid %d)", (int)comm->left_pid);
+    }
+    error_set(cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u%s of node %s has left after op %llu",
+              comm->name, comm->left_rank, pid, comm->node_names[comm->node_of_rank[comm->left_rank]],
+              (unsigned long long)comm->left_seq);
+}
+
 void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
 {
     bool fails = comm->left_is_needed || !comms_op_any_pending(comm);
@@ -255,9 +267,7 @@ void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
         struct error cause;
         struct comms_detail detail = {0};
         comms_detail_add(&detail, comm, comm->left_rank, comm->left_pid);
-        error_set(&cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u (node %s) has left after op %llu",
-                  comm->name, comm->left_rank, comm->node_names[comm->node_of_rank[comm->left_rank]],
-                  (unsigned long long)comm->left_seq);
+        set_left(comm, &cause);
         if (comm->left_why[0] != '\0') {
             error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
         }

@@ -21,6 +21,7 @@ static void promise_drop(struct communicator *comm)
     free(comm->node_of_rank);
     free(comm->has_left);
     free(comm->left_messages);
+    free(comm->left_pids);
     free(comm->locals);
     comms_verdicts_free(comm);
     comms_loss_free(comm);
@@ -29,6 +30,7 @@ static void promise_drop(struct communicator *comm)
     comm->node_of_rank = NULL;
     comm->has_left = NULL;
     comm->left_messages = NULL;
+    comm->left_pids = NULL;
     comm->locals = NULL;
     comm->node_count = 0;
     comm->local_count = 0;
@@ -106,9 +108,11 @@ static bool promise_allocate(struct communicator *comm, uint32_t node_count)
     comm->node_of_rank = calloc(comm->terms.size, sizeof *comm->node_of_rank);
     comm->has_left = calloc(comm->terms.size, sizeof *comm->has_left);
     comm->left_messages = calloc(comm->terms.size, sizeof *comm->left_messages);
+    comm->left_pids = calloc(comm->terms.size, sizeof *comm->left_pids);
     comm->locals = calloc(comm->rank_count, sizeof(struct comms_member *));
     return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL &&
-           comm->has_left != NULL && comm->left_messages != NULL && comm->locals != NULL;
+           comm->has_left != NULL && comm->left_messages != NULL && comm->left_pids != NULL &&
+           comm->locals != NULL;
 }
 
 /*

@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,12 +131,17 @@ void message_set_peer_ended(const struct p2p_comm *comm, struct error *error, en
 
 void message_set_left(const struct p2p_comm *comm, struct error *error, uint32_t peer_rank)
 {
+    char pid[24] = "";
     if (peer_rank == COMM_ANY_SOURCE_RANK) {
-        error_set(error, STATUS_RANK_LOST, "\"%s\": every other rank has left", comm->map->name);
-    } else {
-        error_set(error, STATUS_RANK_LOST, "\"%s\": rank %u (node %s) has left", comm->map->name, peer_rank,
-                  p2p_node_name(comm, peer_rank));
+        error_set(error, STATUS_RANK_LOST, "recv from any rank on \"%s\": every other rank has left",
+                  comm->map->name);
+        return;
     }
+    if (comm->pids[peer_rank] != 0) {
+        (void)snprintf(pid, sizeof pid, " (pid %d)", (int)comm->pids[peer_rank]);
+    }
+    error_set(error, STATUS_RANK_LOST, "\"%s\": rank %u%s of node %s has left", comm->map->name, peer_rank,
+              pid, p2p_node_name(comm, peer_rank));
 }
 
 void message_set_mismatch(const struct p2p_comm *comm, struct error *error, const struct p2p_arrival *sent,

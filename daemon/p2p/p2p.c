@@ -146,6 +146,7 @@ static void comm_release(struct p2p_comm *comm)
     free(comm->links);
     free(comm->locals);
     free(comm->gone);
+    free(comm->pids);
     comm_map_release(comm->map);
     free(comm);
 }
@@ -155,8 +156,8 @@ static uint64_t comm_bytes(const struct comm_map *map)
 {
     const struct p2p_comm *comm;
     uint64_t of_node = sizeof *comm->links + sizeof(struct p2p_link);
-    return sizeof *comm + map->ranks.size * sizeof *comm->gone + map->ranks.node_count * of_node +
-           map->ranks.local_count * sizeof *comm->locals;
+    return sizeof *comm + map->ranks.size * (sizeof *comm->gone + sizeof *comm->pids) +
+           map->ranks.node_count * of_node + map->ranks.local_count * sizeof *comm->locals;
 }
 
 /* Returns false without memory. */
@@ -164,9 +165,10 @@ static bool comm_fill(struct p2p_comm *comm, struct budget_account *const *accou
 {
     const struct coll_map *ranks = &comm->map->ranks;
     comm->gone = calloc(ranks->size, sizeof *comm->gone);
+    comm->pids = calloc(ranks->size, sizeof *comm->pids);
     comm->locals = calloc(ranks->local_count, sizeof *comm->locals);
     comm->links = calloc(ranks->node_count, sizeof(struct p2p_link *));
-    if (comm->gone == NULL || comm->locals == NULL || comm->links == NULL) {
+    if (comm->gone == NULL || comm->pids == NULL || comm->locals == NULL || comm->links == NULL) {
         return false;
     }
     for (uint32_t local = 0; local < ranks->local_count; local++) {
@@ -377,13 +379,14 @@ void p2p_node_lost(struct p2p_comm *comm, uint32_t node, uint64_t now_ns)
     }
 }
 
-void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, uint64_t sent_count, uint64_t now_ns)
+void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, int32_t pid, uint64_t sent_count, uint64_t now_ns)
 {
     struct p2p_link *link = comm->links[comm->map->node_of_rank[rank]];
     comm->p2p->now_ns = now_ns;
     if (link == NULL || comm->failed || comm->gone[rank]) {
         return;
     }
+    comm->pids[rank] = pid;
     if (link->came_count >= sent_count) {
         rank_is_gone(comm, rank);
         return;
@@ -398,7 +401,7 @@ void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, uint64_t sent_count, ui
     DL_APPEND(link->departures, departure);
 }
 
-void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, uint64_t now_ns)
+void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, int32_t pid, uint64_t now_ns)
 {
     struct p2p_pair *pair, *next;
     struct p2p_local *local = &comm->locals[comm->map->ranks.local_of_rank[rank]];
@@ -408,6 +411,7 @@ void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, uint64_t now_ns)
         return;
     }
     local->has_left = true;
+    comm->pids[rank] = pid;
     message_set_left(comm, &left, rank);
     HASH_ITER (hh, comm->pairs, pair, next) {
         while (pair->key.rank == rank && pair->messages != NULL) {

@@ -188,13 +188,14 @@ void p2p_describe(const struct p2p_message *message, char *text, size_t size);
 /*
  * A rank of another node has left regularly, after its node had sent sent_count messages to this node
  * (p2p_sent_count there). Once these have arrived, receives from that rank that match none of them end with
- * RANK_LOST, and so do sends to it. Receives from any source end when all other ranks have left.
+ * RANK_LOST, and so do sends to it. Receives from any source end when all other ranks have left. pid is for
+ * the texts; 0: not known.
  */
-void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, uint64_t sent_count, uint64_t now_ns);
+void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, int32_t pid, uint64_t sent_count, uint64_t now_ns);
 /* A node whose ranks have all left is lost: messages from them that have not arrived never will. */
 void p2p_node_lost(struct p2p_comm *comm, uint32_t node, uint64_t now_ns);
 /* A local rank leaves. Its pending messages are cancelled; messages stored for it are dropped. */
-void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, uint64_t now_ns);
+void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, int32_t pid, uint64_t now_ns);
 /* How many messages this node ever sent to that node. */
 uint64_t p2p_sent_count(const struct p2p_comm *comm, uint32_t node);
 

@@ -188,6 +188,7 @@ struct p2p_comm {
     struct gpu_queue **gpu_queues;     /* by GPU and way; null until first use */
     struct gpu_group *group;           /* of NCCL, for messages between GPUs; held, or null */
     bool *gone;                        /* by rank: it has left, and nothing more arrives from it */
+    int32_t *pids;                     /* by rank: the process of one that has left; 0: not known */
     uint32_t gone_count;
     bool failed;
     bool aborted;

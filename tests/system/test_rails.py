@@ -34,7 +34,7 @@ class Rails(FailureCase):
                 self.assertIn(text, line)
         for line in lines:
             if line not in late:
-                self.assertRegex(line, r'^RANK_LOST communicator "impatient": rank \d \(node .\) has left after op ')
+                self.assertRegex(line, r'^RANK_LOST communicator "impatient": rank \d \(pid \d+\) of node . has left after op ')
 
     def test_nodes_shows_the_traffic_of_all_rails(self):
         with Cluster("ab", SETTINGS) as cluster:

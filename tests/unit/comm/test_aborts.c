@@ -125,7 +125,7 @@ static void test_leaving_in_order(void **state)
             if (rank != 2) {
                 assert_int_equal(members[rank]->aborted_count, 1);
                 assert_error(&members[rank]->aborted, STATUS_RANK_LOST,
-                             "\"leave\": rank 2 (node a) has left after op 1");
+                             "\"leave\": rank 2 (pid 102) of node a has left after op 1");
             }
         }
         assert_int_equal(members[late]->completed, 2);
@@ -163,7 +163,7 @@ static void test_posting_what_one_that_left_will_not(void **state)
     assert_int_equal(post_barrier(members[0], 0, &error), STATUS_OK);
     leave(members[1], COMMS_LEAVE_ORDERLY);
     run(&world, TIME_MS);
-    assert_ended(members[0], STATUS_RANK_LOST, "rank 1 (node a) has left after op 0");
+    assert_ended(members[0], STATUS_RANK_LOST, "rank 1 (pid 101) of node a has left after op 0");
     world_stop(&world);
 }
 

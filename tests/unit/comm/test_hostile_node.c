@@ -206,7 +206,7 @@ static void test_messages_once_formed(void **state)
     say_leave(0, 1);
     assert_int_equal(post_barrier(member, 0, &error), STATUS_OK);
     run(&world, TIME_MS);
-    assert_error(&member->results[2], STATUS_RANK_LOST, "rank 1 (node b) has left after op 0");
+    assert_error(&member->results[2], STATUS_RANK_LOST, "rank 1 of node b has left after op 0");
     say_dispute(2);
     say_verdict(2, false);
     say_leave(0, 1);

@@ -216,15 +216,17 @@ static inline void cancel(struct post *post, const char *why)
     p2p_cancel(&post->message, &error, world.now_ns);
 }
 
+#define PID_OF(rank) ((int32_t)(5000 + (rank)))
+
 /* The rank leaves in good order, and all nodes are told. */
 static inline void leave(uint32_t rank)
 {
     uint32_t node = rank % world.node_count;
-    p2p_rank_leaves(world.nodes[node].comm, rank, world.now_ns);
+    p2p_rank_leaves(world.nodes[node].comm, rank, PID_OF(rank), world.now_ns);
     for (uint32_t other = 0; other < world.node_count; other++) {
         if (other != node) {
-            p2p_rank_left(world.nodes[other].comm, rank, p2p_sent_count(world.nodes[node].comm, other),
-                          world.now_ns);
+            p2p_rank_left(world.nodes[other].comm, rank, PID_OF(rank),
+                          p2p_sent_count(world.nodes[node].comm, other), world.now_ns);
         }
     }
 }

@@ -233,7 +233,7 @@ static void test_what_was_sent_is_received_after_its_sender_left(void **state)
         leave(0);
         settle(0);
         assert_ended(&pending, STATUS_RANK_LOST);
-        assert_non_null(strstr(pending.result.text, "rank 0 (node n0) has left"));
+        assert_non_null(strstr(pending.result.text, "rank 0 (pid 5000) of node n0 has left"));
         for (uint32_t i = 0; i < 3; i++) {
             post_receive(&receive, 1, i == 1 ? COMM_ANY_SOURCE_RANK : 0, 0, target, EAGER);
             settle(0);
@@ -271,7 +271,8 @@ static void test_who_waits_for_a_rank_that_leaves(void **state)
         leave(2);
         settle(0);
         assert_ended(&any, STATUS_RANK_LOST);
-        assert_non_null(strstr(any.result.text, "every other rank has left"));
+        assert_string_equal(any.result.text, "recv from any rank on \"test\": every other rank has left");
+        assert_non_null(strstr(big.result.text, "rank 1 (pid 5001) of node n"));
         assert_int_equal(try_post(&any, false, 0, COMM_ANY_SOURCE_RANK, 3, target, BIG, &error),
                          STATUS_RANK_LOST);
         stop();

@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
 #include <malloc.h>
@@ -236,19 +237,30 @@ static void keep_standard_descriptors(void)
     descriptor_close(fd);
 }
 
+/* Output that was lost, as on a full disk, is a failure, too. */
+static int finish_output(int exit_code)
+{
+    bool failed = ferror(stdout) != 0;
+    if (fflush(stdout) == 0 && !failed) {
+        return exit_code;
+    }
+    fprintf(stderr, "commd: the output cannot be written: %s\n", strerror(errno));
+    return exit_code == EXIT_SUCCESS ? EXIT_FAILURE : exit_code;
+}
+
 int main(int argc, char **argv)
 {
     static struct command_line line;
     if (argc > 1 && strcmp(argv[1], "--plan") == 0) {
-        return plan_run(argc - 2, argv + 2);
+        return finish_output(plan_run(argc - 2, argv + 2));
     }
     int exit_code = parse_command_line(argc, argv, &line);
     if (exit_code >= 0) {
-        return exit_code;
+        return finish_output(exit_code);
     }
     struct error error;
     if (line.check_only) {
-        return check_configuration(&line.daemon.conf);
+        return finish_output(check_configuration(&line.daemon.conf));
     }
     raise_descriptor_limit();
     keep_freed_memory();

@@ -245,7 +245,7 @@ static enum status worker_make_doorbell(struct worker *worker, struct loop *loop
     struct mailbox *mailbox = worker_mailbox(worker);
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd < 0) {
-        return error_set(error, STATUS_SYSTEM, "eventfd: %s", strerror(errno));
+        return error_set_errno(error, errno, "eventfd");
     }
     mailbox->wake = worker_ring;
     mailbox->wake_context = worker;

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/queue.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -14,6 +15,7 @@
 
 #include "daemon/base/lag.h"
 #include "daemon/base/log.h"
+#include "daemon/base/log_writer.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
 
@@ -22,6 +24,9 @@
  * cached time, in microseconds, with no defined order among equal deadlines, and with a system call per turn.
  * Here one timerfd, absolute and in nanoseconds, stands for the earliest timer.
  */
+
+#define LIBEVENT_DESCRIPTORS 4  /* that an event base takes at most: epoll, a pair of sockets, a wake-up */
+#define LIBEVENT_FLUSH_MS 1000u /* how long the end of the process waits for a reader of its log */
 
 struct loop_watch {
     LIST_ENTRY(loop_watch) entry;
@@ -92,6 +97,31 @@ static void loop_timer_fd_fired(evutil_socket_t fd, short what, void *context)
     loop->programmed_ns = TIME_NEVER;
 }
 
+/* libevent ends the process in some cases of missing descriptors. Its reason is still in the log's queue. */
+static void loop_libevent_ends(int code)
+{
+    (void)code;
+    log_writer_stop(LIBEVENT_FLUSH_MS);
+}
+
+/* So those that it needs are looked for first. */
+static enum status loop_check_descriptors(struct error *error)
+{
+    int fds[LIBEVENT_DESCRIPTORS], count = 0, failure = 0;
+    while (count < LIBEVENT_DESCRIPTORS && failure == 0) {
+        fds[count] = eventfd(0, EFD_CLOEXEC);
+        if (fds[count] >= 0) {
+            count++;
+        } else {
+            failure = errno;
+        }
+    }
+    while (count > 0) {
+        close(fds[--count]);
+    }
+    return failure == 0 ? STATUS_OK : error_set_errno(error, failure, "event loop: descriptors for libevent");
+}
+
 static struct event_base *loop_new_base(void)
 {
     struct event_config *config = event_config_new();
@@ -110,6 +140,7 @@ static struct event_base *loop_new_base(void)
 enum status loop_new(struct loop **out, struct error *error)
 {
     event_set_log_callback(loop_log_libevent);
+    event_set_fatal_callback(loop_libevent_ends);
     struct loop *loop = calloc(1, sizeof(*loop));
     if (loop == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "event loop: out of memory");
@@ -121,10 +152,13 @@ enum status loop_new(struct loop **out, struct error *error)
         status = error_set_errno(error, errno, "event loop: timerfd_create");
         goto fail;
     }
+    status = loop_check_descriptors(error);
+    if (status != STATUS_OK) {
+        goto fail;
+    }
     loop->base = loop_new_base();
     if (loop->base == NULL) {
-        status = error_set(error, STATUS_SYSTEM,
-                           "event loop: libevent offers no event base (too many open files?)");
+        status = error_set(error, STATUS_SYSTEM, "event loop: libevent offers no event base");
         goto fail;
     }
     if (event_assign(&loop->timer_event, loop->base, loop->timer_fd, EV_READ | EV_PERSIST,

@@ -54,6 +54,13 @@ class Options(unittest.TestCase):
             self.assertTrue(result.stderr)
         self.assertEqual(run(COMMD, "--version").stdout.split()[0], "commd")
 
+    def test_a_full_disk(self):
+        for option in ("--help", "--version", "--check-config"):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([COMMD, option, "--standalone"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 1, option)
+            self.assertIn("the output cannot be written: No space left on device", done.stderr)
+
 
 class Standalone(unittest.TestCase):
     """One node without configuration or certificates."""
@@ -134,7 +141,7 @@ class Standalone(unittest.TestCase):
 
     def test_small_limits(self):
         """A limit that is too small is named. A small stack that commd may raise is no problem."""
-        for limits, text in (("ulimit -s 64", "64 KiB (ulimit -s)"), ("ulimit -n 8", "ulimit -n is 8"), ("ulimit -n 24", "ulimit -n is 24")):
+        for limits, text in (("ulimit -s 64", "64 KiB (ulimit -s)"), *((f"ulimit -n {number}", f"ulimit -n is {number}") for number in (5, 8, 16, 19, 24))):
             ended = subprocess.run(["bash", "-c", f'{limits}; exec "$@"', "bash", COMMD, "--standalone", "--socket", self.socket],
                                    stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
             self.assertEqual(ended.returncode, 1, (limits, ended.stderr))

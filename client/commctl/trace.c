@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -255,34 +257,73 @@ static enum exit_code put_all(const struct trace_options *options, const struct 
     return code;
 }
 
-/* Keeps what the file has until there is a trace to write. Returns null, and says why, if it cannot be
- * opened.
- */
-static FILE *open_output(const char *path)
+/* --- Where the trace goes --- */
+
+struct output {
+    const char *path; /* null: standard output */
+    FILE *direct;     /* standard output, a pipe or a device; null: the file is replaced at the end */
+    char temporary[PATH_MAX + 16]; /* beside the file */
+    mode_t mode;                   /* of the file */
+};
+
+static enum exit_code output_failed(const struct output *out, int failure)
 {
-    if (path == NULL) {
-        return stdout;
-    }
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    FILE *out = fd >= 0 ? fdopen(fd, "w") : NULL;
-    if (out == NULL) {
-        fprintf(stderr, "commctl: %s: %s\n", path, strerror(errno));
-        if (fd >= 0) {
-            close(fd);
-        }
-    }
-    return out;
+    fprintf(stderr, "commctl: %s: %s\n", out->path, strerror(failure));
+    return EXIT_CODE_FAILURE;
 }
 
-static bool is_same_file(FILE *one, FILE *other)
+static int open_temporary(struct output *out)
+{
+    (void)snprintf(out->temporary, sizeof out->temporary, "%s.XXXXXX", out->path);
+    return mkostemp(out->temporary, O_CLOEXEC);
+}
+
+/* A recording takes up to an hour, so what would lose it is said before. Until there is a trace, the file
+ * keeps what it has, and nothing stands beside it. */
+static enum exit_code output_prepare(struct output *out)
+{
+    struct stat old;
+    if (out->path == NULL) {
+        out->direct = stdout;
+        return EXIT_CODE_OK;
+    }
+    if (strlen(out->path) >= PATH_MAX) {
+        return output_failed(out, ENAMETOOLONG);
+    }
+    bool exists = lstat(out->path, &old) == 0;
+    if (exists && !S_ISREG(old.st_mode)) {
+        int fd = open(out->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666); /* a link, a pipe or a device */
+        out->direct = fd >= 0 ? fdopen(fd, "w") : NULL;
+        return out->direct != NULL ? EXIT_CODE_OK : output_failed(out, errno);
+    }
+    mode_t mask = umask(0);
+    (void)umask(mask);
+    out->mode = exists ? old.st_mode & 07777 : 0666 & ~mask;
+    int fd = open_temporary(out);
+    if (fd < 0) {
+        return output_failed(out, errno);
+    }
+    close(fd);
+    unlink(out->temporary);
+    return EXIT_CODE_OK;
+}
+
+static void output_free(struct output *out)
+{
+    if (out->direct != NULL && out->direct != stdout) {
+        fclose(out->direct);
+    }
+}
+
+static bool is_output(const struct output *out, FILE *in)
 {
     struct stat first, second;
-    return fstat(fileno(one), &first) == 0 && fstat(fileno(other), &second) == 0 && S_ISREG(first.st_mode) &&
+    bool known = out->direct != NULL ? fstat(fileno(out->direct), &first) == 0 : stat(out->path, &first) == 0;
+    return known && fstat(fileno(in), &second) == 0 && S_ISREG(first.st_mode) &&
            first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
-/* A recording takes up to an hour: what would lose it is said before. */
-static enum exit_code check_files(const struct trace_options *options, FILE *out)
+static enum exit_code check_files(const struct trace_options *options, const struct output *out)
 {
     for (int i = 0; i < options->file_count; i++) {
         FILE *in = fopen(options->files[i], "re");
@@ -290,28 +331,62 @@ static enum exit_code check_files(const struct trace_options *options, FILE *out
             fprintf(stderr, "commctl: %s: %s\n", options->files[i], strerror(errno));
             return EXIT_CODE_FAILURE;
         }
-        bool is_output = is_same_file(in, out);
+        bool is_same = is_output(out, in);
         fclose(in);
-        if (is_output) {
+        if (is_same) {
             return usage_wrong("trace", "-o", options->path, "another file than those that are read", usage);
         }
     }
     return EXIT_CODE_OK;
 }
 
-static enum exit_code write_trace(const struct trace_options *options, const struct trace_fetched *fetched,
-                                  FILE *out)
+/* Nothing stays beside the file if a signal ends commctl: they come before or after this. */
+static enum exit_code replace_file(struct output *out, const char *text, size_t bytes)
 {
-    if (out != stdout) {
-        (void)!ftruncate(fileno(out), 0); /* what is no regular file has nothing to truncate */
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
+    int fd = open_temporary(out);
+    FILE *file = fd >= 0 ? fdopen(fd, "w") : NULL;
+    bool written = file != NULL && fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 &&
+                   fchmod(fd, out->mode) == 0 && rename(out->temporary, out->path) == 0;
+    int failure = errno;
+    if (fd >= 0 && !written) {
+        unlink(out->temporary);
     }
-    enum exit_code code = put_all(options, fetched, out);
-    bool failed = fflush(out) != 0 || ferror(out) != 0;
-    if (failed) {
-        fprintf(stderr, "commctl: %s: %s\n", options->path != NULL ? options->path : "standard output",
-                strerror(errno));
+    if (file != NULL) {
+        fclose(file);
+    } else if (fd >= 0) {
+        close(fd);
     }
-    return failed ? EXIT_CODE_FAILURE : code;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return written ? EXIT_CODE_OK : output_failed(out, failure);
+}
+
+static enum exit_code write_trace(const struct trace_options *options, const struct trace_fetched *fetched,
+                                  struct output *out)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&text, &bytes);
+    if (memory == NULL) {
+        fprintf(stderr, "commctl: no memory for the trace\n");
+        return EXIT_CODE_FAILURE;
+    }
+    enum exit_code code = put_all(options, fetched, memory);
+    if ((fclose(memory) != 0 || text == NULL) && code == EXIT_CODE_OK) {
+        fprintf(stderr, "commctl: no memory for the trace\n");
+        code = EXIT_CODE_FAILURE;
+    }
+    if (code == EXIT_CODE_OK && out->direct == NULL) {
+        code = replace_file(out, text, bytes);
+    } else if (code == EXIT_CODE_OK) {
+        bool written = fwrite(text, 1, bytes, out->direct) == bytes && fflush(out->direct) == 0;
+        /* If standard output cannot be written, output_finish() says so. */
+        code = written || out->path == NULL ? code : output_failed(out, errno);
+    }
+    free(text);
+    return code;
 }
 
 static enum exit_code parse(int argc, char **argv, struct trace_options *options)
@@ -347,16 +422,12 @@ enum exit_code verb_trace(struct commctl *commctl, int argc, char **argv)
     if (code != EXIT_CODE_OK) {
         return code;
     }
-    FILE *out = open_output(options.path);
-    if (out == NULL) {
-        return EXIT_CODE_FAILURE;
-    }
-    code = check_files(&options, out);
+    struct output out = {.path = options.path};
+    code = output_prepare(&out);
+    code = code == EXIT_CODE_OK ? check_files(&options, &out) : code;
     code = code == EXIT_CODE_OK ? fetch(commctl, &options, &fetched) : code;
-    code = code == EXIT_CODE_OK ? write_trace(&options, &fetched, out) : code;
-    if (out != stdout) {
-        fclose(out);
-    }
+    code = code == EXIT_CODE_OK ? write_trace(&options, &fetched, &out) : code;
+    output_free(&out);
     for (size_t i = 0; i < fetched.name_count; i++) {
         free(fetched.names[i].name);
     }

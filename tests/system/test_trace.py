@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import subprocess
 import time
 import unittest
 
@@ -170,7 +171,20 @@ class Trace(unittest.TestCase):
                                     (1, ("-o", kept, cluster.folder / "missing.json")), (2, ("-o", kept, kept))):
                 self.assertEqual(cluster.commctl("a", "trace", "--seconds", "600", *arguments).returncode, code, arguments)
             self.assertLess(time.monotonic() - began, 60)
+            cut = run("bash", "-c", 'ulimit -f 0; exec "$@"', "bash", BUILD / "commctl", "--socket", cluster.socket("a"),
+                      "trace", "--seconds", "0.01", "-o", kept, check=False)
+            self.assertNotEqual(cut.returncode, 0)
+            recording = subprocess.Popen([BUILD / "commctl", "--socket", cluster.socket("a"), "trace", "--seconds", "600", "-o", cluster.folder / "new.json"],
+                                         stderr=subprocess.PIPE, text=True)
+            self.assertIn("recording", recording.stderr.readline())
+            recording.terminate()
+            recording.communicate(timeout=20)
             self.assertEqual(kept.read_text(), "kept")
+            kept.chmod(0o640)
+            self.assertEqual(cluster.commctl("a", "trace", "--seconds", "0.01", "-o", kept).returncode, 0)
+            self.assertEqual(list(Drawing(kept).nodes.values()), ["a"])
+            self.assertEqual(kept.stat().st_mode & 0o777, 0o640)
+            self.assertEqual(list(cluster.folder.glob("kept.json?*")) + list(cluster.folder.glob("new.json*")), [])  # nothing is left beside them
             empty = cluster.commctl("a", "trace", "--seconds", "0.01")
             self.assertEqual({event["ph"] for event in json.loads(empty.stdout)["traceEvents"]}, {"M"})
             # As a user on the clients' socket: tracing is off, and only administrators can turn it on.

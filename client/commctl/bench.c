@@ -5,8 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define BENCH_NAME_BYTES 64
 
 /*
  * The signals that this process waits for. They are blocked before the first fork and taken one at a time, so
@@ -75,9 +78,22 @@ static enum exit_code wait_for_all(pid_t *processes, uint32_t count, const sigse
     return code;
 }
 
+/* If all ranks are here, the name is new for each run, so that runs at the same time do not meet. Otherwise
+ * commctl on the other nodes makes the same name. */
+static void make_name(const struct bench_options *options, char name[BENCH_NAME_BYTES])
+{
+    uint64_t number = 0;
+    (void)snprintf(name, BENCH_NAME_BYTES, "bench-%u", (unsigned)getuid());
+    if (options->ranks == options->size) {
+        (void)!getrandom(&number, sizeof number, 0);
+        (void)snprintf(name, BENCH_NAME_BYTES, "bench-%u.%016llx", (unsigned)getuid(),
+                       (unsigned long long)number);
+    }
+}
+
 enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
 {
-    char name[64];
+    char name[BENCH_NAME_BYTES];
     pid_t processes[BENCH_RANKS_MAX] = {0};
     sigset_t waited;
     struct bench_options options;
@@ -86,11 +102,13 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
     options.json = commctl->json;
     options.connect_timeout_ms = commctl->timeout_ms;
     options.timeout_ms = commctl->timeout_given ? commctl->timeout_ms : 0;
-    snprintf(name, sizeof name, "bench-%u", (unsigned)getuid());
-    options.communicator = name;
     enum exit_code code = bench_options_parse(argc, argv, &options);
     if (code != EXIT_CODE_OK) {
         return code;
+    }
+    if (options.communicator == NULL) {
+        make_name(&options, name);
+        options.communicator = name;
     }
     if (access(options.socket_path, F_OK) != 0) {
         fprintf(stderr, "commctl: %s: %s (is commd running? set COMMD_SOCKET or --socket)\n",

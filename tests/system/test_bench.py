@@ -45,6 +45,9 @@ class Bench(unittest.TestCase):
             self.assertEqual(process.returncode, 0, errors)
             self.assertIn("# 0 wrong", output)
             self.assertEqual(len([line for line in output.splitlines() if not line.startswith("#")]), 4)
+            for process in [bench(cluster, "a", "--max-bytes", "8", "--seconds-per-size", "0.1") for _ in range(2)]:  # at the same time
+                output, errors = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, errors), (0, ""))
 
     def test_the_time_bounds(self):
         """A small operation goes on for as long as was asked. Far more than 65,536 iterations fit, unless the machine is busy."""

@@ -29,7 +29,7 @@ static bool parse_number(const char *what, const char *text, uint64_t low, uint6
     errno = 0;
     unsigned long long number = strtoull(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || number < low || number > high) {
-        (void)fprintf(stderr, "plan: %s: \"%s\": expected a number from %llu to %llu\n", what, text,
+        (void)fprintf(stderr, "commctl: plan: %s: \"%s\": expected a number from %llu to %llu\n", what, text,
                       (unsigned long long)low, (unsigned long long)high);
         return false;
     }
@@ -60,7 +60,7 @@ static bool parse_planned(char **arguments, struct planned *out)
         return false;
     }
     if (coll_overrides_parse(arguments[PLAN_OVERRIDES], &out->overrides, &error) != STATUS_OK) {
-        (void)fprintf(stderr, "plan: algorithms: %s\n", error.text);
+        (void)fprintf(stderr, "commctl: plan: algorithms: %s\n", error.text);
         return false;
     }
     out->plan = (struct comms_plan){.node_count = (uint32_t)nodes,
@@ -126,10 +126,11 @@ int plan_run(int argument_count, char **arguments)
     struct planned planned;
     uint32_t count, served = 0;
     if (argument_count <= PLAN_SIZES) {
-        (void)fputs("plan: OPERATION NODES LATENCY_NS BYTES_PER_S SLICE_BYTES DIAL_NS MESSAGE_NS MILLINODES "
-                    "OVERRIDES "
-                    "SIZE_BYTES...\n",
-                    stderr);
+        (void)fputs(
+            "commctl: plan: OPERATION NODES LATENCY_NS BYTES_PER_S SLICE_BYTES DIAL_NS MESSAGE_NS MILLINODES "
+            "OVERRIDES "
+            "SIZE_BYTES...\n",
+            stderr);
         return 2;
     }
     if (!parse_planned(arguments, &planned)) {
@@ -144,7 +145,7 @@ int plan_run(int argument_count, char **arguments)
         }
     }
     if (served == 0) {
-        (void)fprintf(stderr, "plan: no operation is called \"%s\"\n", arguments[PLAN_OPERATION]);
+        (void)fprintf(stderr, "commctl: plan: no operation is called \"%s\"\n", arguments[PLAN_OPERATION]);
         return 4;
     }
     return 0;

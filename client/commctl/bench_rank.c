@@ -221,7 +221,7 @@ static bool run_size(struct bench_run *run, const struct bench_operation *operat
     }
     if (prints) {
         putchar('\n');
-        fflush(stdout);
+        return fflush(stdout) == 0; /* nobody would see the rest */
     }
     return true;
 }
@@ -321,12 +321,12 @@ enum exit_code bench_rank(const struct bench_options *options, uint32_t rank)
         printf("# %.0f wrong; average busbw %.2f GB/s\n", run.wrong,
                run.busbw_count > 0 ? run.busbw_sum / run.busbw_count : 0.0);
     }
-    fflush(stdout);
+    enum exit_code code = run.code != EXIT_CODE_OK ? run.code
+                          : !fine || run.wrong > 0 ? EXIT_CODE_FAILURE
+                                                   : EXIT_CODE_OK;
+    code = output_finish(code);
     json_decref(run.results);
     (void)comm_destroy(run.comm);
     comm_client_close(run.client);
-    if (run.code != EXIT_CODE_OK) {
-        return run.code;
-    }
-    return !fine || run.wrong > 0 ? EXIT_CODE_FAILURE : EXIT_CODE_OK;
+    return code;
 }

@@ -135,5 +135,8 @@ void print_others(long long count, const char *singular, const char *plural);
 
 /* Prints an object (its schema_version added) as JSON, or calls `text` with it; releases it. */
 void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object));
+/* Writes what standard output holds. If output was lost, as on a full disk, prints so, and returns a failure
+ * in place of a code that says success. */
+enum exit_code output_finish(enum exit_code code);
 
 #endif

@@ -1,4 +1,6 @@
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "client/commctl/commctl.h"
 
@@ -82,4 +84,14 @@ void output_object(const struct commctl *commctl, json_t *object, void (*text)(c
         text(object);
     }
     json_decref(object);
+}
+
+enum exit_code output_finish(enum exit_code code)
+{
+    bool failed = ferror(stdout) != 0;
+    if (fflush(stdout) == 0 && !failed) {
+        return code;
+    }
+    fprintf(stderr, "commctl: the output cannot be written: %s\n", strerror(errno));
+    return code == EXIT_CODE_OK || code == EXIT_CODE_DEGRADED ? EXIT_CODE_FAILURE : code;
 }

@@ -1,4 +1,4 @@
-#include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
@@ -262,7 +262,8 @@ static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb,
         return EXIT_CODE_OK;
     }
     if (verb->arguments[0] == '\0' && argc > 1) {
-        fprintf(stderr, "commctl: %s: unexpected argument: %s\n", verb->name, argv[1]);
+        fprintf(stderr, "commctl: %s: unexpected argument: %s%s\n", verb->name, argv[1],
+                argv[1][0] == '-' ? " (options of commctl stand before the verb)" : "");
         return EXIT_CODE_USAGE;
     }
     if (commctl->watch_s > 0 && !verb->watchable) {
@@ -287,15 +288,17 @@ static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb,
     }
 }
 
-/* Output that was lost, as on a full disk, is a failure, too. */
-static int finish(int exit_code)
+/*
+ * If one of the descriptors 0 to 2 is closed, a connection would get its number, and the output. So /dev/null
+ * takes its place, opened the other way round: what would have failed still fails.
+ */
+static void keep_standard_descriptors(void)
 {
-    bool failed = ferror(stdout) != 0;
-    if (fflush(stdout) == 0 && !failed) {
-        return exit_code;
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0) {
+            (void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY); /* gets the lowest number */
+        }
     }
-    fprintf(stderr, "commctl: the output cannot be written: %s\n", strerror(errno));
-    return exit_code == EXIT_CODE_OK || exit_code == EXIT_CODE_DEGRADED ? EXIT_CODE_FAILURE : exit_code;
 }
 
 int main(int argc, char **argv)
@@ -309,22 +312,23 @@ int main(int argc, char **argv)
         .messages = stderr,
         .timeout_ms = 5000,
         .fd = -1};
+    keep_standard_descriptors();
     int exit_code = parse_options(argc, argv, &commctl);
     if (exit_code >= 0) {
-        return finish(exit_code);
+        return (int)output_finish((enum exit_code)exit_code);
     }
     find_admin_socket(&commctl);
     char *default_verb[] = {(char *)"status", NULL};
     char **arguments = optind < argc ? argv + optind : default_verb;
     int count = optind < argc ? argc - optind : 1;
     if (strcmp(arguments[0], "complete") == 0) {
-        return (int)print_completions(count - 1, arguments + 1);
+        return (int)output_finish(print_completions(count - 1, arguments + 1));
     }
     const struct verb *verb = find_verb(arguments[0]);
     if (verb == NULL) {
         return EXIT_CODE_USAGE;
     }
-    exit_code = (int)run_verb(&commctl, verb, count, arguments);
+    enum exit_code code = output_finish(run_verb(&commctl, verb, count, arguments));
     connection_close(&commctl);
-    return finish(exit_code);
+    return (int)code;
 }

@@ -131,7 +131,7 @@ class Silent(unittest.TestCase):
                 (["disconnect", "0"], "PID 0: expected the number"), (["disconnect", "--uid", "0", "1"], "disconnect: --uid 0: expected only PID and --reason"),
                 (["config"], "config: nothing: expected show or check"), (["config", "x"], "config: x: expected show or check"),
                 (["config", "show", "x"], "config: x: expected no argument after show"), (["config", "check", "x", "y"], "config: y: expected one file"),
-                (["reload", "x"], "unexpected argument: x"), (["log-level"], "log-level: nothing: expected one level: error, warning, info or debug"),
+                (["reload", "x"], "unexpected argument: x"), (["status", "-f", "json"], "unexpected argument: -f (options of commctl stand before the verb)"), (["log-level"], "log-level: nothing: expected one level: error, warning, info or debug"),
                 (["log-level", "debug", "x"], "log-level: x: expected one level"),
                 (["pki"], "pki: nothing: expected init, request, issue, renew, revoke, show, admit or join"), (["pki", "x"], "pki: x: expected init"),
                 (["pki", "init", "x"], "pki init: x: expected only options"), (["pki", "init", "--days", "x"], "pki init: --days x: expected days, 1 to 36500"),
@@ -160,11 +160,20 @@ class Full(StandaloneTest):
     """If commctl cannot write its output, it fails."""
 
     def test_a_full_disk(self):
-        for arguments in (["status"], ["nodes"], ["-f", "json", "comms"], ["help"], ["--version"], ["bench", "--help"], ["--watch=0.1", "status"]):
+        for arguments in (["status"], ["nodes"], ["-f", "json", "comms"], ["help"], ["--version"], ["bench", "--help"], ["--watch=0.1", "status"],
+                          ["bench"], ["-f", "json", "bench", "--max-bytes", "8", "--seconds-per-size", "0"], ["trace", "--seconds", "0.01"]):
             with open("/dev/full", "w") as full:
                 done = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
             self.assertEqual(done.returncode, 1, arguments)
             self.assertIn("the output cannot be written: No space left on device", done.stderr)
+
+    def test_no_standard_output(self):
+        """The connection does not get its number, so nothing is written there."""
+        for arguments in (["status"], ["events"], ["bench", "--max-bytes", "8", "--seconds-per-size", "0"], ["trace", "--seconds", "0.01"]):
+            done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", BUILD / "commctl", "--socket", self.cluster.socket("solo"), *arguments],
+                                  stderr=subprocess.PIPE, text=True, timeout=20)
+            self.assertEqual(done.returncode, 1, arguments)
+            self.assertIn("the output cannot be written: Bad file descriptor", done.stderr)
 
 
 class Frozen(StandaloneTest):

@@ -15,7 +15,7 @@ MATRIX_BOUNDARY_BYTES = 8192  # matrix.c has operations of up to 4100 bytes, and
 SMALL = [1, 33, 8191, 8192]  # of 4 bytes each
 LARGE = [8193, 9001, 100003]
 KERNELS_ARE_SLOW = {"CUDA_DOUBLE_KERNEL_US": "4000"}
-BY_SIZE = {"CUDA_DOUBLE_KERNEL_US_PER_MIB": "10000", "CUDA_DOUBLE_NCCL_US": "3000"}  # kernels: 39 us for 4 KiB, 20 ms for 2 MiB
+BY_SIZE = {"CUDA_DOUBLE_KERNEL_US_PER_MIB": "10000", "CUDA_DOUBLE_NCCL_US": "3000"}  # kernels: 20 us for 4 KiB, 10 ms for 2 MiB
 
 
 class Auto(TuningCase, ProgramCase):
@@ -100,17 +100,21 @@ class Auto(TuningCase, ProgramCase):
         self.assertEqual({row["engine"] for row in rows if row["size_bytes"] > BOUNDARY_BYTES}, {"NCCL"})
 
     def test_measured_by_size(self):
-        """Not a table of the test's: on GPUs whose kernels are slow with large operations, commd measures that, and chooses so."""
+        """Not a table of the test's: commd measures how slow these GPUs are, and chooses by that. On a busy machine, all may take longer, but not less."""
         cluster = self.cluster(**BY_SIZE)
         self.start_all(cluster)
         self.run_once(cluster)
-        rows = {(row["kind"], row["size_bytes"]): row["nccl_ns"] < row["without_ns"] for row in self.wait_measured(cluster)[0]["rows"]}
-        self.assertFalse(any(by_nccl for (kind, size), by_nccl in rows.items() if size <= 4096), rows)
-        self.assertTrue(rows["all_reduce", 2 << 20], rows)
+        rows = self.wait_measured(cluster)[0]["rows"]
+        self.assertGreaterEqual(min(row["nccl_ns"] for row in rows), 3000000)
+        by_bytes = {row["size_bytes"]: row for row in rows if row["kind"] == "all_reduce"}
+        self.assertGreaterEqual(by_bytes[2 << 20]["without_ns"], 10000000)  # each GPU sums a half
+        wanted = {True: 0, False: 0}  # by NCCL: how many operations
+        for row in (by_bytes[4096], by_bytes[2 << 20]):
+            wanted[row["nccl_ns"] < row["without_ns"]] += 3 * 2
         before = counts(cluster)
-        self.run_engines(cluster, [0, 1], 2, [256, 1024, 524288], name="sizes")
+        self.run_engines(cluster, [0, 1], 2, [1024, 524288], name="sizes")
         by_nccl, by_kernels, *_ = (after - old for after, old in zip(counts(cluster), before))
-        self.assertEqual((by_nccl, by_kernels), (6, 12))
+        self.assertEqual((by_nccl, by_kernels), (wanted[True], wanted[False]), rows)
 
     def test_replays_across_a_change_of_the_table(self):
         """A graph is captured and replayed by kernels. Meanwhile, commd measures that NCCL is faster: later replays are by NCCL."""

@@ -378,6 +378,21 @@ comm_result_t comm_waiting(comm_t *comm, uint32_t *count)
 
 /* --- Growing --- */
 
+/*
+ * Gives all ranks the seat of rank 0; that of the others is zero. It is no broadcast, which may end on rank 0
+ * before the others have called. It is waited for by its handle: comm_sync would wait for other operations,
+ * such as receives of this rank alone, and return their failures.
+ */
+static comm_result_t share_seat(comm_t *comm, struct seat *seat)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t call = COMM_CALL_OPTIONS_INIT;
+    call.stream = COMM_STREAM_NONE;
+    call.request = &request;
+    comm_result_t result = comm_all_reduce(comm, seat, seat, sizeof *seat, COMM_U8, COMM_BOR, &call);
+    return result == COMM_OK ? comm_wait(&request, NULL) : result;
+}
+
 /* Rank 0 asks, and tells the others what came of it. */
 static comm_result_t find_seat(comm_t *comm, const comm_grow_options_t *options, struct seat *seat)
 {
@@ -397,10 +412,7 @@ static comm_result_t find_seat(comm_t *comm, const comm_grow_options_t *options,
             (void)snprintf(seat->text, sizeof seat->text, "%.255s", comm_last_error());
         }
     }
-    comm_call_options_t call = COMM_CALL_OPTIONS_INIT;
-    call.stream = COMM_STREAM_NONE;
-    comm_result_t result = comm_broadcast(comm, seat, sizeof *seat, COMM_U8, 0, &call);
-    result = result == COMM_OK ? comm_sync(comm, 0) : result;
+    comm_result_t result = share_seat(comm, seat);
     seat->name[sizeof seat->name - 1] = seat->text[sizeof seat->text - 1] = '\0';
     if (result == COMM_OK && seat->failure != COMM_OK) {
         result = error_report(failure_from_wire(seat->failure), "comm_grow on \"%s\": rank 0: %s", comm->name,

@@ -180,7 +180,10 @@ while first and comm.waiting < 2:
     time.sleep(0.01)
 if first:
     comm.barrier()
+    if comm.rank == 1:  # of this rank alone: neither waited for nor reported by grow
+        pending = comm.recv(numpy.ones(1), source=0, tag=9, wait=False, timeout=20)
     following = comm.grow(8)
+    assert comm.rank == 0 or not pending.test()
     assert following is not None and following.rank == comm.rank and comm.agree(3) == 3
     assert following.grow() is None
     comm.destroy()

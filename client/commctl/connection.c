@@ -69,7 +69,8 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     size_t size = commd__client__request__get_packed_size(request);
     *event = NULL;
     if (size > sizeof packet) {
-        complain(commctl, "commctl: the request is too large\n");
+        complain(commctl, "commctl: the arguments are too long: a request has at most %u bytes\n",
+                 (unsigned)CLIENT_PACKET_MAX_BYTES);
         return EXIT_CODE_USAGE;
     }
     commd__client__request__pack(request, packet);

@@ -176,6 +176,13 @@ static bool parse_seconds(const char *text, double low, double high, double *out
     return end != text && *end == '\0' && *out >= low && *out <= high;
 }
 
+/* text: may be null; "=2" in -w=2, which means --watch=2. */
+static bool parse_watch(const char *text, double *out)
+{
+    *out = 1;
+    return text == NULL || parse_seconds(text + (text[0] == '='), 0.1, 86400, out);
+}
+
 /* Returns -1 to continue, otherwise the exit code. */
 static int parse_options(int argc, char **argv, struct commctl *commctl)
 {
@@ -200,8 +207,7 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
             }
             break;
         case 'w':
-            commctl->watch_s = 1;
-            if (optarg != NULL && !parse_seconds(optarg, 0.1, 86400, &commctl->watch_s)) {
+            if (!parse_watch(optarg, &commctl->watch_s)) {
                 return usage_wrong(NULL, "--watch", optarg, "seconds, 0.1 to 86400", "");
             }
             break;
@@ -213,6 +219,9 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
             commctl->timeout_given = true;
             break;
         case 'S':
+            if (optarg[0] == '\0') {
+                return usage_wrong(NULL, "--socket", "\"\"", "a path", "");
+            }
             commctl->socket_path = optarg;
             commctl->admin_socket_path = NULL; /* the one from the environment may be another commd's */
             break;

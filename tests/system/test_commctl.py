@@ -95,7 +95,8 @@ class Silent(unittest.TestCase):
         sizes = "sizes like 8 or 64k, with commas between"
         for arguments, says in (
                 (["-f", "xml"], "--format xml: expected text or json"),
-                (["--watch=never"], "--watch never: expected seconds, 0.1 to 86400"),
+                (["--watch=never"], "--watch never: expected seconds, 0.1 to 86400"), (["-w=x"], "--watch =x: expected seconds"),
+                (["--socket", "", "status"], '--socket "": expected a path'),
                 (["trace", "--seconds", "x"], "trace: --seconds x: expected seconds, more than 0 and at most 3600"),
                 (["trace", "-s", "0"], "trace: --seconds 0: expected seconds"), (["trace", "-s", "nan"], "--seconds nan: expected"),
                 (["trace", "-s", "3601"], "--seconds 3601: expected"), (["trace", "-s", ""], '--seconds "": expected'),
@@ -166,6 +167,10 @@ class Full(StandaloneTest):
                 done = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
             self.assertEqual(done.returncode, 1, arguments)
             self.assertIn("the output cannot be written: No space left on device", done.stderr)
+
+    def test_arguments_that_are_too_long(self):
+        done = commctl(self.cluster.socket("solo"), "abort", "x" * 70000)
+        self.assertEqual((done.returncode, done.stderr), (2, "commctl: the arguments are too long: a request has at most 65536 bytes\n"))
 
     def test_no_standard_output(self):
         """The connection does not get its number, so nothing is written there."""

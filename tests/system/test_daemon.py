@@ -311,7 +311,7 @@ class Nodes(ProgramCase):
             pings = cluster.json("a", "ping", "-n", "3", "b")
             self.assertEqual((pings["node"], len(pings["round_trips_ns"])), ("b", 3))
             self.assertGreater(min(pings["round_trips_ns"]), 0)
-            watched = cluster.client("a", BUILD / "commctl", "-f", "json", "--watch=0.1", "status")
+            watched = cluster.client("a", BUILD / "commctl", "-f", "json", "-w=0.1", "status")
             self.assertEqual([json.loads(watched.stdout.readline())["node_name"] for _ in range(3)], ["a"] * 3)
             watched.kill()
             nodes = {row["name"]: row for row in cluster.json("a", "nodes")["nodes"]}

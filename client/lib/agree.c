@@ -51,7 +51,9 @@ static comm_result_t reduce(comm_t *comm, const uint64_t *mine, uint64_t *all, u
     call.request = &request;
     comm_result_t result = comm_all_reduce(comm, mine, all, 1, COMM_U64, COMM_BAND, &call);
     *unsent = result == COMM_LIMIT || result == COMM_NO_MEMORY;
-    return result == COMM_OK ? comm_wait(&request, NULL) : result;
+    result = result == COMM_OK ? comm_wait(&request, NULL) : result;
+    /* The text names the collectives that the ranks called. This one called comm_agree. */
+    return result == COMM_MISMATCH ? error_within(result, "comm_agree") : result;
 }
 
 static comm_result_t meet(comm_t *comm, uint32_t timeout_ms)

@@ -390,7 +390,9 @@ static comm_result_t share_seat(comm_t *comm, struct seat *seat)
     call.stream = COMM_STREAM_NONE;
     call.request = &request;
     comm_result_t result = comm_all_reduce(comm, seat, seat, sizeof *seat, COMM_U8, COMM_BOR, &call);
-    return result == COMM_OK ? comm_wait(&request, NULL) : result;
+    result = result == COMM_OK ? comm_wait(&request, NULL) : result;
+    /* The text names the collectives that the ranks called. This one called comm_grow. */
+    return result == COMM_MISMATCH ? error_within(result, "comm_grow") : result;
 }
 
 /* Rank 0 asks, and tells the others what came of it. */

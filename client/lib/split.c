@@ -68,7 +68,9 @@ static comm_result_t exchange(struct comm_comm *comm, const struct wish *own, st
     options.stream = COMM_STREAM_NONE;
     comm_result_t result =
         comm_all_gather(comm, own, wishes, sizeof *own / sizeof own->color, COMM_I32, &options);
-    return result == COMM_OK ? comm_wait(&request, NULL) : result;
+    result = result == COMM_OK ? comm_wait(&request, NULL) : result;
+    /* The text names the collectives that the ranks called. This one called comm_split. */
+    return result == COMM_MISMATCH ? error_within(result, "comm_split") : result;
 }
 
 comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **out)

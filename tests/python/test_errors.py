@@ -27,6 +27,9 @@ def expect(kind, call, *arguments, **options):
 
 def mismatch(comm):
     import commd
+    for name, call in (("split", lambda: comm.split(0)), ("agree", lambda: comm.agree(1))):  # what they call inside is not all that the text says
+        error = expect(commd.Mismatch, call if comm.rank == 0 else comm.barrier)
+        assert str(error).startswith(f"comm_{name}: op " if comm.rank == 0 else "op "), error
     error = expect(commd.Mismatch, comm.all_reduce, numpy.ones(3 + comm.rank))
     assert isinstance(error, ValueError) and error.result == commd.Result.MISMATCH and error.operation == "all_reduce"
     assert len(error.ranks) >= 2 and set(error.ranks) <= set(range(comm.size)), error.ranks

@@ -66,7 +66,7 @@ def milliseconds(seconds: float | None, what: str = "timeout") -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{what} must be a number of seconds, or None: {seconds!r}")
     if not 0 < seconds < math.inf:
-        raise ValueError(f"{what} must be above 0 seconds: {seconds!r}")
+        raise ValueError(f"{what} must be above 0 seconds, and finite: {seconds!r}")
     return max(1, min(_TIMEOUT_MS_MAX, int(seconds * 1000)))
 
 

@@ -2,6 +2,7 @@
 
 #include "daemon/base/array.h"
 #include "daemon/net/bulk.h"
+#include "daemon/net/stream_queue.h"
 
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
 {
@@ -234,12 +235,12 @@ void net_stream_reset(struct net_stream *stream)
 
 uint32_t net_stream_queued(const struct net_stream *stream)
 {
-    return operations_of(stream)->queued(stream);
+    return stream->queue->message_count;
 }
 
 size_t net_stream_copied(const struct net_stream *stream)
 {
-    return operations_of(stream)->copied(stream);
+    return stream->queue->copied_bytes;
 }
 
 void net_stream_expect(struct net_stream *stream, uint64_t size)

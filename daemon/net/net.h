@@ -147,8 +147,6 @@ struct net_stream_operations {
     void (*reset)(struct net_stream *stream);
     void (*resume)(struct net_stream *stream);
     void (*expect)(struct net_stream *stream, uint64_t size);
-    uint32_t (*queued)(const struct net_stream *stream);
-    size_t (*copied)(const struct net_stream *stream);
 };
 
 struct net_operations {
@@ -186,6 +184,7 @@ struct net_users_streams {
 
 /* The first member of every implementation's endpoint and stream struct; zero at first. */
 struct stream_parking;
+struct stream_queue;
 
 struct net {
     const struct net_operations *operations;
@@ -201,6 +200,7 @@ struct net {
 
 struct net_stream {
     struct net *net;
+    const struct stream_queue *queue; /* outgoing: its messages (stream_queue.h) */
     uint32_t peer;
     enum net_stream_kind kind;
     bool incoming;                  /* the peer opened it */

@@ -237,7 +237,7 @@ static void quic_free(struct net *net)
 static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer *peer,
                                const struct error *cause)
 {
-    quic_work_dial_cancel(endpoint, peer);
+    work_list_remove(&endpoint->dials, &peer->dialling);
     peer->outcome_due = false;
     if (peer->dial != NULL) {
         struct quic_connection *dial = peer->dial;
@@ -470,8 +470,6 @@ static const struct net_operations quic_operations = {
     .streams.reset = quic_stream_reset,
     .streams.resume = quic_stream_resume,
     .streams.expect = quic_stream_expect,
-    .streams.queued = quic_stream_queued,
-    .streams.copied = quic_stream_copied,
     .peer_statistics = quic_peer_statistics,
     .statistics = quic_statistics,
 };

@@ -61,7 +61,7 @@ static void replace_receiver(struct quic_receiver *by, struct quic_receiver *old
         by->intake.reset = true;
         quic_work_receiver(by);
     }
-    quic_work_forget_receiver(old);
+    work_list_remove(&old->endpoint->receiver_work, &old->work);
     DL_DELETE(connection->receivers, old);
     free(old->intake.buffer);
     free(old);

@@ -18,21 +18,11 @@ void quic_work_sender(struct quic_sender *sender)
     }
 }
 
-void quic_work_forget_sender(struct quic_sender *sender)
-{
-    work_list_remove(&sender->endpoint->sender_work, &sender->work);
-}
-
 void quic_work_receiver(struct quic_receiver *receiver)
 {
     if (work_list_add(&receiver->endpoint->receiver_work, &receiver->work, receiver)) {
         quic_wake(receiver->endpoint);
     }
-}
-
-void quic_work_forget_receiver(struct quic_receiver *receiver)
-{
-    work_list_remove(&receiver->endpoint->receiver_work, &receiver->work);
 }
 
 void quic_work_connection(struct quic_connection *connection)
@@ -61,11 +51,6 @@ void quic_work_dial(struct quic_endpoint *endpoint, struct quic_peer *peer)
     if (work_list_add(&endpoint->dials, &peer->dialling, peer)) {
         quic_wake(endpoint);
     }
-}
-
-void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *peer)
-{
-    work_list_remove(&endpoint->dials, &peer->dialling);
 }
 
 /* --- Doing the work --- */

@@ -389,11 +389,8 @@ void quic_work_sender(struct quic_sender *sender);
 void quic_work_receiver(struct quic_receiver *receiver);
 void quic_work_connection(struct quic_connection *connection);
 void quic_work_dial(struct quic_endpoint *endpoint, struct quic_peer *peer);
-void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *peer);
 /* The connection may have packets to write. */
 void quic_work_flush(struct quic_connection *connection);
-void quic_work_forget_sender(struct quic_sender *sender);
-void quic_work_forget_receiver(struct quic_receiver *receiver);
 void quic_work_forget_connection(struct quic_connection *connection);
 
 /* The socket's and the wake-up's callbacks. */
@@ -567,8 +564,6 @@ void quic_receiver_transport_over(struct quic_receiver *receiver);
 void quic_receiver_stop(struct quic_receiver *receiver);
 void quic_stream_resume(struct net_stream *stream);
 void quic_stream_expect(struct net_stream *stream, uint64_t size);
-uint32_t quic_stream_queued(const struct net_stream *stream);
-size_t quic_stream_copied(const struct net_stream *stream);
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
 /* Calls `closed`, unless quiet or `receive` was never called, and frees. */
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,

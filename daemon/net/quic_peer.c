@@ -319,7 +319,7 @@ static void quic_peer_greeted(struct quic_connection *connection, uint64_t now_n
     connection->greeted = false;
     quic_peer_drop_others(peer, connection, now_ns);
     peer->dial = peer->greeting = NULL;
-    quic_work_dial_cancel(connection->endpoint, peer);
+    work_list_remove(&connection->endpoint->dials, &peer->dialling);
     peer->contact->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
     connection->state = QUIC_STATE_UP;
     if (peer->up != NULL && quic_session_matches(connection, peer->up)) {

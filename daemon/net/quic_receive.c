@@ -69,7 +69,7 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
 {
     struct quic_connection *connection = receiver->connection;
     DL_DELETE(connection->receivers, receiver);
-    quic_work_forget_receiver(receiver);
+    work_list_remove(&receiver->endpoint->receiver_work, &receiver->work);
     if (receiver->id < 0) {
         (void)quic_session_take_unresumed(connection, receiver->number);
     }

@@ -132,7 +132,7 @@ static void quic_sender_leave(struct quic_sender *sender)
 void quic_sender_free(struct quic_sender *sender)
 {
     stream_queue_end(&sender->queue, STATUS_ABORTED);
-    quic_work_forget_sender(sender);
+    work_list_remove(&sender->endpoint->sender_work, &sender->work);
     if (sender->connection != NULL) {
         quic_sender_leave(sender);
     } else {
@@ -260,6 +260,7 @@ static struct quic_sender *quic_sender_new(struct quic_connection *connection, c
     sender->connection = connection;
     sender->number = number;
     sender->id = -1;
+    sender->stream.queue = &sender->queue;
     sender->queue.done = &connection->endpoint->done;
     if (stream_queue_add(&sender->queue, beginning, beginning_bytes, bytes, size, NULL, NULL) != STATUS_OK) {
         free(sender);
@@ -330,16 +331,6 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     quic_sender_ready(sender);
     *out = &sender->stream;
     return STATUS_OK;
-}
-
-uint32_t quic_stream_queued(const struct net_stream *stream)
-{
-    return ((const struct quic_sender *)stream)->queue.message_count;
-}
-
-size_t quic_stream_copied(const struct net_stream *stream)
-{
-    return ((const struct quic_sender *)stream)->queue.copied_bytes;
 }
 
 enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,

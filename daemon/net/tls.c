@@ -262,9 +262,7 @@ static const struct net_bulk_operations tls_operations = {
                 .finish = tls_stream_finish,
                 .reset = tls_stream_reset,
                 .resume = tls_stream_resume,
-                .expect = tls_stream_expect,
-                .queued = tls_stream_queued,
-                .copied = tls_stream_copied},
+                .expect = tls_stream_expect},
 };
 
 enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_options *options,

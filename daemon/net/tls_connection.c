@@ -43,7 +43,7 @@ void tls_connection_free(struct tls_connection *connection)
 {
     struct tls_endpoint *endpoint = connection->endpoint;
     DL_DELETE(endpoint->connections, connection);
-    tls_forget_connection(connection);
+    work_list_remove(&endpoint->connection_work, &connection->work);
     work_list_remove(&endpoint->lively, &connection->liveliness);
     tls_connection_in_time(connection);
     endpoint->handshakes -= !connection->dialled && connection->peer == NULL;

@@ -23,21 +23,11 @@ void tls_work_sender(struct tls_sender *sender)
     }
 }
 
-void tls_forget_sender(struct tls_sender *sender)
-{
-    work_list_remove(&sender->endpoint->sender_work, &sender->work);
-}
-
 void tls_work_receiver(struct tls_receiver *receiver)
 {
     if (work_list_add(&receiver->endpoint->receiver_work, &receiver->work, receiver)) {
         tls_wake(receiver->endpoint);
     }
-}
-
-void tls_forget_receiver(struct tls_receiver *receiver)
-{
-    work_list_remove(&receiver->endpoint->receiver_work, &receiver->work);
 }
 
 void tls_work_connection(struct tls_connection *connection)
@@ -47,21 +37,11 @@ void tls_work_connection(struct tls_connection *connection)
     }
 }
 
-void tls_forget_connection(struct tls_connection *connection)
-{
-    work_list_remove(&connection->endpoint->connection_work, &connection->work);
-}
-
 void tls_work_flush(struct tls_peer *peer)
 {
     if (peer->is_up && work_list_add(&peer->endpoint->flushes, &peer->flush, peer)) {
         tls_wake(peer->endpoint);
     }
-}
-
-void tls_forget_peer(struct tls_peer *peer)
-{
-    work_list_remove(&peer->endpoint->flushes, &peer->flush);
 }
 
 /* --- Doing the work --- */

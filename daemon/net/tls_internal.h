@@ -283,10 +283,6 @@ void tls_work_sender(struct tls_sender *sender);
 void tls_work_receiver(struct tls_receiver *receiver);
 void tls_work_connection(struct tls_connection *connection);
 void tls_work_flush(struct tls_peer *peer);
-void tls_forget_sender(struct tls_sender *sender);
-void tls_forget_receiver(struct tls_receiver *receiver);
-void tls_forget_connection(struct tls_connection *connection);
-void tls_forget_peer(struct tls_peer *peer);
 /* Sets the timer of deadlines. */
 void tls_arm(struct tls_endpoint *endpoint);
 
@@ -334,8 +330,6 @@ enum status tls_stream_send(struct net_stream *stream, const void *header, size_
                             const void *payload, size_t payload_bytes, net_sent_function *sent,
                             void *context) COMM_MUST_USE;
 void tls_stream_finish(struct net_stream *stream);
-uint32_t tls_stream_queued(const struct net_stream *stream);
-size_t tls_stream_copied(const struct net_stream *stream);
 void tls_sender_reset(struct tls_sender *sender);
 void tls_sender_work(struct tls_sender *sender);
 /* The next frame of data, whose body has at most max_bytes. Returns false if there is none. */

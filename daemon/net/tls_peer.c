@@ -284,7 +284,7 @@ void tls_peer_down(struct tls_peer *peer, const struct error *cause, bool quiet,
         tls_connection_fail(peer->attempt, "the node is not connected any more");
         peer->attempt = NULL;
     }
-    tls_forget_peer(peer);
+    work_list_remove(&peer->endpoint->flushes, &peer->flush);
     tls_tunnel_close(peer);
     tls_reader_clear(&peer->tunnel_reader);
     quic_numbers_clear(&peer->session.seen);

@@ -40,7 +40,7 @@ void tls_receiver_close(struct tls_receiver *receiver, const struct error *cause
 {
     stream_intake_close(&receiver->intake, &receiver->stream, cause, quiet, now_ns);
     tls_receiver_not_due(receiver);
-    tls_forget_receiver(receiver);
+    work_list_remove(&receiver->endpoint->receiver_work, &receiver->work);
     HASH_DEL(receiver->peer->receivers, receiver);
     net_stream_charge(&receiver->stream, NULL);
     free(receiver);

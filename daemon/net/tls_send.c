@@ -136,7 +136,7 @@ void tls_sender_free(struct tls_sender *sender)
         DL_DELETE(sender->endpoint->lost_senders, sender);
     }
     stream_queue_end(&sender->queue, STATUS_ABORTED);
-    tls_forget_sender(sender);
+    work_list_remove(&sender->endpoint->sender_work, &sender->work);
     net_stream_charge(&sender->stream, NULL);
     free(sender);
 }
@@ -213,21 +213,12 @@ enum status tls_stream_open(struct net_bulk *bulk, uint32_t index, enum net_stre
     peer->session.next_number++;
     sender->stream = (struct net_stream){.net = bulk->net, .peer = index, .kind = kind, .on_bulk = true};
     sender->endpoint = endpoint;
+    sender->stream.queue = &sender->queue;
     sender->queue.done = &endpoint->done;
     sender->peer = peer;
     sender->granted_end = NET_STREAM_FIRST_WINDOW_BYTES;
     *out = &sender->stream;
     return STATUS_OK;
-}
-
-uint32_t tls_stream_queued(const struct net_stream *stream)
-{
-    return ((const struct tls_sender *)stream)->queue.message_count;
-}
-
-size_t tls_stream_copied(const struct net_stream *stream)
-{
-    return ((const struct tls_sender *)stream)->queue.copied_bytes;
 }
 
 enum status tls_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,

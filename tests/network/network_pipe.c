@@ -352,8 +352,6 @@ static const struct net_operations net_operations = {
     .streams.reset = pipe_stream_reset,
     .streams.resume = pipe_stream_resume,
     .streams.expect = pipe_stream_expect,
-    .streams.queued = pipe_stream_queued,
-    .streams.copied = pipe_stream_copied,
     .peer_statistics = pipe_peer_statistics,
     .statistics = pipe_statistics,
 };

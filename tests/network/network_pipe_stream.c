@@ -4,22 +4,11 @@
 
 #include <utlist.h>
 
+#include "daemon/net/stream_queue.h"
 #include "tests/network/pipe_internal.h"
 
 #define PIPE_PIECES_MAX 128u /* most pieces of one stream that are under way */
 #define PIPE_PIECE_BYTES_DEFAULT 1200u
-
-struct pipe_message {
-    struct pipe_message *next;
-    uint64_t end_offset; /* offset in the stream, behind its last byte */
-    const uint8_t *payload;
-    size_t payload_bytes;
-    size_t copied_bytes; /* the header, and the payload if there is no `sent` */
-    net_sent_function *sent;
-    void *context;
-    uint32_t header_bytes;
-    uint8_t bytes[]; /* the header, then the payload if there is no `sent` */
-};
 
 struct pipe_sender {
     struct net_stream stream;
@@ -27,17 +16,12 @@ struct pipe_sender {
     struct pipe_end *end;            /* reference; null once lost */
     struct pipe_sender *prev, *next; /* in the list of the end, or of the net's lost senders */
     struct pipe_channel *channel;
-    struct pipe_event deferred;    /* ends sends for which no acknowledgement will come */
-    struct pipe_message *messages; /* in the order of sending */
-    struct pipe_message **messages_end;
-    uint32_t message_count;
+    struct pipe_event deferred; /* ends sends for which no acknowledgement will come */
+    struct stream_queue queue;
+    struct stream_done done;
     uint32_t pieces; /* how many are under way */
-    uint64_t queued_end;
-    uint64_t sent_end;
-    uint64_t acknowledged_end;
-    uint64_t limit; /* offset up to which the receiver allows bytes */
-    size_t copied_bytes;
-    bool finishing; /* finish was called */
+    uint64_t limit;  /* offset up to which the receiver allows bytes */
+    bool finishing;  /* finish was called */
     bool fin_sent;
     bool reset; /* reset was called */
     bool lost;  /* the connection is gone, or the receiver asked to stop */
@@ -98,8 +82,9 @@ static void pipe_sender_push(struct pipe_sender *sender)
 {
     while (!sender->lost && !sender->reset && sender->end->state == PIPE_END_UP && !sender->fin_sent &&
            sender->pieces < PIPE_PIECES_MAX) {
-        uint64_t end = sender->queued_end < sender->limit ? sender->queued_end : sender->limit;
-        if (sender->sent_end == end && !(sender->finishing && end == sender->queued_end)) {
+        struct stream_queue *queue = &sender->queue;
+        uint64_t end = queue->queued_end < sender->limit ? queue->queued_end : sender->limit;
+        if (queue->sent_end == end && !(sender->finishing && end == queue->queued_end)) {
             return;
         }
         struct pipe_packet *packet = pipe_packet_new(sender->end->host, sender->end->remote, PIPE_BYTES);
@@ -107,11 +92,11 @@ static void pipe_sender_push(struct pipe_sender *sender)
         packet->to = pipe_end_ref(sender->end->other);
         packet->channel = sender->channel;
         packet->channel->references++;
-        packet->offset = sender->sent_end;
-        packet->size = end == sender->sent_end ? 0 : pipe_piece_bytes(sender, end - sender->sent_end);
-        sender->sent_end += packet->size;
+        packet->offset = queue->sent_end;
+        packet->size = end == queue->sent_end ? 0 : pipe_piece_bytes(sender, end - queue->sent_end);
+        stream_queue_sent(queue, packet->size, sender->net->network->now_ns);
         sender->pieces++;
-        packet->fin = sender->finishing && sender->sent_end == sender->queued_end;
+        packet->fin = sender->finishing && queue->sent_end == queue->queued_end;
         sender->fin_sent = packet->fin;
         pipe_end_asks(sender->end);
         pipe_carried(&sender->stream, packet->size, sender->net->network->now_ns);
@@ -133,7 +118,8 @@ static void part_copy(const uint8_t *part, uint64_t part_offset, uint64_t part_b
 /* Reads bytes [offset, offset + size) of the stream, as they are in the sender's buffers now. */
 static void pipe_sender_read(const struct pipe_sender *sender, uint64_t offset, uint8_t *out, uint32_t size)
 {
-    for (const struct pipe_message *message = sender->messages; message != NULL; message = message->next) {
+    for (const struct stream_message *message = sender->queue.messages; message != NULL;
+         message = message->next) {
         uint64_t payload_offset = message->end_offset - message->payload_bytes;
         part_copy(message->bytes, payload_offset - message->header_bytes, message->header_bytes, offset, out,
                   size);
@@ -146,17 +132,18 @@ static void pipe_sender_read(const struct pipe_sender *sender, uint64_t offset, 
 
 /* --- The end of sends and of the stream --- */
 
-static void pipe_message_done(struct pipe_sender *sender, enum status status, uint64_t now_ns)
+/* The functions below ask for what is over, as soon as it can be. */
+static void pipe_sender_wake(void *context)
 {
-    struct pipe_message *message = sender->messages;
-    sender->messages = message->next;
-    sender->messages_end = sender->messages == NULL ? &sender->messages : sender->messages_end;
-    sender->message_count--;
-    sender->copied_bytes -= message->copied_bytes;
-    if (message->sent != NULL) {
-        message->sent(message->context, status, now_ns);
-    }
-    free(message);
+    (void)context;
+}
+
+/* Calls `sent` for what is over. Callbacks may reset or finish the stream. */
+static void pipe_sender_dispatch(struct pipe_sender *sender, uint64_t now_ns)
+{
+    sender->busy++;
+    stream_done_dispatch(&sender->done, now_ns);
+    sender->busy--;
 }
 
 /* Frees a stream that nobody needs any more. The caller must not use the stream afterwards. */
@@ -164,7 +151,7 @@ static void pipe_sender_settle(struct pipe_sender *sender)
 {
     bool delivered = sender->fin_sent && sender->pieces == 0;
     bool over = sender->reset || (sender->lost && sender->finishing) || delivered;
-    if (!over || sender->busy > 0 || sender->message_count > 0) {
+    if (!over || sender->busy > 0 || sender->queue.message_count > 0) {
         return;
     }
     if (sender->end != NULL) {
@@ -181,25 +168,18 @@ static void pipe_sender_settle(struct pipe_sender *sender)
     free(sender);
 }
 
-/* Ends every send that is queued. Callbacks may reset or finish the stream. */
+/* Ends every send that is queued. */
 static void pipe_sender_flush(struct pipe_sender *sender, enum status status, uint64_t now_ns)
 {
-    sender->busy++;
-    while (sender->message_count > 0) {
-        pipe_message_done(sender, status, now_ns);
-    }
-    sender->busy--;
+    stream_queue_end(&sender->queue, status);
+    pipe_sender_dispatch(sender, now_ns);
 }
 
 /* Ends the sends that are acknowledged, in order. Then sends more. */
-static void pipe_sender_complete(struct pipe_sender *sender, uint64_t now_ns)
+static void pipe_sender_complete(struct pipe_sender *sender, uint64_t offset, uint64_t now_ns)
 {
-    sender->busy++;
-    while (!sender->reset && !sender->lost && sender->message_count > 0 &&
-           sender->messages->end_offset <= sender->acknowledged_end) {
-        pipe_message_done(sender, STATUS_OK, now_ns);
-    }
-    sender->busy--;
+    stream_queue_received(&sender->queue, offset, now_ns);
+    pipe_sender_dispatch(sender, now_ns);
     pipe_sender_push(sender);
     pipe_sender_settle(sender);
 }
@@ -212,7 +192,7 @@ static void pipe_sender_deferred(struct pipe_event *event, uint64_t now_ns)
         pipe_sender_flush(sender, STATUS_ABORTED, now_ns);
         pipe_sender_settle(sender);
     } else {
-        pipe_sender_complete(sender, now_ns);
+        pipe_sender_complete(sender, sender->queue.received_end, now_ns);
     }
 }
 
@@ -432,9 +412,8 @@ void pipe_stream_receive(struct pipe_end *end, const struct pipe_packet *packet,
         sender->limit = packet->offset;
         pipe_sender_push(sender);
     } else if (packet->kind == PIPE_ACKNOWLEDGE) {
-        sender->acknowledged_end = packet->offset;
         sender->pieces--;
-        pipe_sender_complete(sender, now_ns);
+        pipe_sender_complete(sender, packet->offset, now_ns);
     }
 }
 
@@ -469,7 +448,9 @@ enum status pipe_stream_open(struct net *base, uint32_t index, enum net_stream_k
     sender->channel = pipe_alloc(1, sizeof *sender->channel);
     *sender->channel = (struct pipe_channel){.references = 1, .kind = kind, .sender = sender};
     sender->deferred = (struct pipe_event){.node.index = TIMER_NODE_DISARMED, .fire = pipe_sender_deferred};
-    sender->messages_end = &sender->messages;
+    sender->stream.queue = &sender->queue;
+    sender->queue.done = &sender->done;
+    sender->done.wake = pipe_sender_wake;
     sender->limit = net_stream_limit(&sender->stream, 0, 0);
     sender->end = pipe_end_ref(end);
     DL_APPEND(end->senders, sender);
@@ -484,51 +465,21 @@ enum status pipe_stream_send(struct net_stream *stream, const void *header, size
 {
     struct pipe_sender *sender = (struct pipe_sender *)stream;
     assert(!sender->stream.incoming && !sender->finishing && !sender->reset);
-    assert(header_bytes <= NET_STREAM_HEADER_MAX_BYTES);
     if (sender->lost || sender->end->state != PIPE_END_UP) {
         return STATUS_UNREACHABLE;
     }
-    size_t copied = header_bytes + (sent == NULL ? payload_bytes : 0);
-    if (sender->message_count >= NET_STREAM_QUEUE_MAX || copied > NET_STREAM_COPY_MAX_BYTES ||
-        sender->copied_bytes + copied > NET_STREAM_COPY_MAX_BYTES) {
-        return STATUS_LIMIT;
+    enum status status =
+        stream_queue_add(&sender->queue, header, header_bytes, payload, payload_bytes, sent, context);
+    if (status != STATUS_OK) {
+        return status;
     }
-    struct pipe_message *message = pipe_alloc(1, sizeof *message + copied);
-    sender->message_count++;
-    sender->copied_bytes += copied;
-    sender->queued_end += header_bytes + payload_bytes;
-    message->end_offset = sender->queued_end;
-    message->payload = sent == NULL ? message->bytes + header_bytes : payload;
-    message->payload_bytes = payload_bytes;
-    message->copied_bytes = copied;
-    message->header_bytes = (uint32_t)header_bytes;
-    message->sent = sent;
-    message->context = context;
-    if (header_bytes > 0) {
-        memcpy(message->bytes, header, header_bytes);
-    }
-    if (sent == NULL && payload_bytes > 0) {
-        memcpy(message->bytes + header_bytes, payload, payload_bytes);
-    }
-    sender->net->network->base.counters.copied_bytes += copied - header_bytes;
-    *sender->messages_end = message;
-    sender->messages_end = &message->next;
-    if (sender->queued_end == sender->acknowledged_end) {
+    sender->net->network->base.counters.copied_bytes += sent == NULL ? payload_bytes : 0;
+    if (sender->queue.queued_end == sender->queue.received_end) {
         /* an empty message behind acknowledged ones: no acknowledgement will come for it */
         pipe_sender_later(sender);
     }
     pipe_sender_push(sender);
     return STATUS_OK;
-}
-
-uint32_t pipe_stream_queued(const struct net_stream *stream)
-{
-    return ((const struct pipe_sender *)stream)->message_count;
-}
-
-size_t pipe_stream_copied(const struct net_stream *stream)
-{
-    return ((const struct pipe_sender *)stream)->copied_bytes;
 }
 
 void pipe_stream_finish(struct net_stream *stream)
@@ -547,7 +498,7 @@ static void pipe_sender_reset(struct pipe_sender *sender)
     if (!sender->lost) {
         sender->channel->sender = NULL;
         if (sender->end->state == PIPE_END_UP) {
-            pipe_tell(sender->end, PIPE_RESET, sender->channel, sender->sent_end);
+            pipe_tell(sender->end, PIPE_RESET, sender->channel, sender->queue.sent_end);
             pipe_sender_later(sender);
             return;
         }

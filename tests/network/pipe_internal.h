@@ -215,8 +215,6 @@ void pipe_stream_finish(struct net_stream *stream);
 void pipe_stream_reset(struct net_stream *stream);
 void pipe_stream_resume(struct net_stream *stream);
 void pipe_stream_expect(struct net_stream *stream, uint64_t size);
-uint32_t pipe_stream_queued(const struct net_stream *stream);
-size_t pipe_stream_copied(const struct net_stream *stream);
 /* Receives BYTES, RESET, STOP, WINDOW, or the acknowledgement of one of them, at an end that is up. */
 void pipe_stream_receive(struct pipe_end *end, const struct pipe_packet *packet, uint64_t now_ns);
 /* The connection is gone: closes every stream, and ends every send. quiet: calls no handler except `sent`. */

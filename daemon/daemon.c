@@ -170,6 +170,12 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
     return status;
 }
 
+static bool daemon_user_may(void *context, uint32_t uid, const char *node)
+{
+    const struct daemon *daemon = context;
+    return conf_user_may(daemon->configuration.conf, uid, node);
+}
+
 static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->configuration.conf;
@@ -186,6 +192,8 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     options.probe_interval_ns = conf->probe_interval_ms * TIME_MS;
     options.slice_bytes = conf->slice_bytes;
     options.algorithms = conf->algorithms;
+    options.user_may = daemon_user_may;
+    options.user_may_context = daemon;
     options.takes_bulk = daemon->net != NULL && daemon->net->bulk != NULL;
     enum status status = random_secure(&options.instance, sizeof options.instance, error);
     if (status != STATUS_OK) {
@@ -338,12 +346,6 @@ static enum status daemon_make_signals(struct daemon *daemon, struct error *erro
     return status;
 }
 
-static bool daemon_user_may(void *context, uint32_t uid, const char *node)
-{
-    const struct daemon *daemon = context;
-    return conf_user_may(daemon->configuration.conf, uid, node);
-}
-
 /*
  * A machine may start before its name server. systemd gives up a service that fails several times in a row,
  * so commd itself waits for this node's own name.
@@ -428,8 +430,6 @@ static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
                                     .mesh = daemon->mesh,
                                     .exec = daemon->exec,
                                     .p2p = daemon->p2p,
-                                    .user_may = daemon_user_may,
-                                    .user_may_context = daemon,
                                     .clock = loop_now_ns,
                                     .slice_bytes = daemon->configuration.conf->slice_bytes,
                                     .algorithms = daemon->configuration.conf->algorithms};
@@ -439,8 +439,7 @@ static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
 
 static enum status daemon_make_stores(struct daemon *daemon, struct error *error)
 {
-    struct stores_options options = {
-        .mesh = daemon->mesh, .user_may = daemon_user_may, .user_may_context = daemon, .clock = loop_now_ns};
+    struct stores_options options = {.mesh = daemon->mesh, .clock = loop_now_ns};
     enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
     return status != STATUS_OK ? status : stores_new(&options, &daemon->stores, error);
 }
@@ -455,11 +454,8 @@ static void daemon_voided(void *context, uint32_t uid, const char *comm_name, co
 
 static enum status daemon_make_gathers(struct daemon *daemon, struct error *error)
 {
-    struct gathers_options options = {.mesh = daemon->mesh,
-                                      .now_ns = loop_now_ns(),
-                                      .user_may = daemon_user_may,
-                                      .voided = daemon_voided,
-                                      .context = daemon};
+    struct gathers_options options = {
+        .mesh = daemon->mesh, .now_ns = loop_now_ns(), .voided = daemon_voided, .context = daemon};
     enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
     return status != STATUS_OK ? status : gathers_new(&options, &daemon->gathers, error);
 }

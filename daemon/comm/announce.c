@@ -115,12 +115,6 @@ void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms
 
 /* --- Answers --- */
 
-static void send_to(struct comms *comms, uint32_t node, const Commd__Mesh__Message *message)
-{
-    enum status status = mesh_send(comms->mesh, node, message);
-    (void)status; /* if this fails the node is lost: node_down has come, or will */
-}
-
 static void acknowledge(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce)
 {
     if (announce->answer) {
@@ -133,7 +127,7 @@ static void acknowledge(struct comms *comms, uint32_t node, const Commd__Mesh__A
     body.answered_nonce = announce->nonce;
     body.answered_revision = announce->revision;
     Commd__Mesh__Message message = MESH_MESSAGE(ANNOUNCE, announce, &body);
-    send_to(comms, node, &message);
+    mesh_tell(comms->mesh, node, &message);
 }
 
 /* A refusal contains its proof: our terms, and in `ranks` those numbers that our ranks have. Without ranks
@@ -157,7 +151,7 @@ static void send_refusal(const struct communicator *comm, uint32_t node, uint64_
         log_info("communicator \"%s\": node %s refused: %s", comm->name, communicator_node_name(comm, node),
                  error->text);
     }
-    send_to(comm->comms, node, &message);
+    mesh_tell(comm->comms->mesh, node, &message);
 }
 
 /* rank: null to refuse all ranks of the announcement. */

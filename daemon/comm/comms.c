@@ -26,8 +26,6 @@ enum status comms_new(const struct comms_options *options, struct comms **out, s
     comms->rail_count = options->rail_count;
     (void)snprintf(comms->algorithms, sizeof comms->algorithms, "%s",
                    options->algorithms != NULL ? options->algorithms : "");
-    comms->user_may = options->user_may;
-    comms->user_may_context = options->user_may_context;
     comms->placement = options->placement;
     comms->clock = options->clock;
     comms->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
@@ -337,7 +335,7 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
     if (status != STATUS_OK) {
         return status;
     }
-    if (!comms_user_may(comms, client->uid, COMMS_NODE_OWN)) {
+    if (!mesh_user_may(comms->mesh, client->uid, MESH_NODE_OWN)) {
         return error_set(error, STATUS_PERMISSION,
                          "communicator \"%s\": uid %u may have no ranks on node %s (users in commd.conf)",
                          terms->name, (unsigned)client->uid, mesh_own_name(comms->mesh));

@@ -64,13 +64,10 @@ struct comms_options {
     struct mesh *mesh;
     struct exec *exec;
     struct p2p *p2p;
-    uint32_t rail_count;    /* rails of the exec between nodes; 0 or 1: rail 0 alone */
-    uint64_t seed_secure;   /* seed of nonces: random at each start */
-    uint64_t slice_bytes;   /* default if a communicator's terms have 0 */
-    const char *algorithms; /* default if they have ""; "" or null for none. Copied */
-    /* Returns whether a user may have ranks on a node. Null: every user may, on every node. */
-    bool (*user_may)(void *context, uint32_t uid, const char *node);
-    void *user_may_context;
+    uint32_t rail_count;         /* rails of the exec between nodes; 0 or 1: rail 0 alone */
+    uint64_t seed_secure;        /* seed of nonces: random at each start */
+    uint64_t slice_bytes;        /* default if a communicator's terms have 0 */
+    const char *algorithms;      /* default if they have ""; "" or null for none. Copied */
     uint64_t (*clock)(void);     /* measures operations; null: the time of the call that ends one */
     struct placement *placement; /* learns where ranks run; null: nobody asks. It outlives comms */
 };
@@ -79,8 +76,8 @@ enum status comms_new(const struct comms_options *options, struct comms **out,
 /* Call it after all members have left. (comms_new registers itself as the mesh's handler.) */
 void comms_free(struct comms *comms);
 
-/* Call it when answers of user_may have changed: communicators with ranks on nodes that are no longer allowed
- * fail. */
+/* Call it when answers of mesh_user_may have changed: communicators with ranks on nodes that are no longer
+ * allowed fail. */
 void comms_recheck_users(struct comms *comms, uint64_t now_ns);
 
 /* The defaults from comms_options: algorithm overrides, and slice size. */

@@ -23,7 +23,6 @@
 #define COMMS_VERDICTS_MAX                                                                                   \
     512 /* ranges of operations that ended by a verdict; then the oldest is forgotten */
 #define COMMS_VERDICT_TEXTS_MAX 4     /* how many of the last verdicts keep their text */
-#define COMMS_NODE_OWN UINT32_MAX     /* this node; other nodes have the mesh's indices */
 #define COMMS_LIST_TEXT_MAX_BYTES 160 /* of lists of ranks or nodes in a message; cut beyond */
 /*
  * If the net stage fails because a stream or a connection ended, the real cause arrives a moment later: the
@@ -194,7 +193,7 @@ struct comms_missing {
 
 /* A node of a communicator, in the communicator's order. */
 struct communicator_node {
-    uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
+    uint32_t node; /* the mesh's index, or MESH_NODE_OWN */
     uint64_t nonce;
     uint32_t lowest_rank;
     uint32_t rank_count;
@@ -247,7 +246,7 @@ struct communicator {
     uint64_t announce_ns;      /* when to retry, if other nodes have too much to read; or TIME_NEVER */
     bool by_tree;              /* it may form by a tree, and reports to places: roster.h */
     bool roster_begun;         /* a roster of several parts is coming, from this node: */
-    uint32_t roster_from;      /* the mesh's index, or COMMS_NODE_OWN */
+    uint32_t roster_from;      /* the mesh's index, or MESH_NODE_OWN */
     bool roster_completes;     /* and it has all ranks */
     bool roster_has_own;       /* this node's entry is right */
     bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
@@ -329,8 +328,6 @@ struct comms {
     uint64_t slice_bytes;
     char algorithms[COMMS_ALGORITHMS_MAX_BYTES + 1];
     struct comms_drain *drain; /* null: it does not drain; drain.c */
-    bool (*user_may)(void *context, uint32_t uid, const char *node);
-    void *user_may_context;
     struct placement *placement;
     struct log_limit node_limit;    /* for statements of nodes that are ignored */
     struct log_limit refusal_limit; /* for refused ranks of other nodes */
@@ -451,13 +448,9 @@ bool comms_drain_refused(struct communicator *comm, uint32_t node, const Commd__
                          const struct error *cause, uint64_t now_ns);
 
 /* trust.c: the nodes on which a user may have ranks. */
-/* node: the mesh's index, or COMMS_NODE_OWN. */
-bool comms_user_may(const struct comms *comms, uid_t uid, uint32_t node);
 /* Whether that node may speak for the user. If the user may have no ranks there, returns false and logs a
  * line. */
 bool comms_user_may_say(struct comms *comms, uid_t uid, uint32_t node, const char *name, uint64_t now_ns);
-/* Sends to every node that is up and on which the user may have ranks. */
-void comms_users_broadcast(const struct communicator *comm, const Commd__Mesh__Message *message);
 
 /* dispute.c: operations on which ranks disagree. */
 /* Two local ranks disagree; the text of cause names both calls. */

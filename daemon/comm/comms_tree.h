@@ -72,7 +72,7 @@ bool comms_tree_passes(const struct communicator *comm, uint32_t index);
 /*
  * Sends a message, at once or as soon as the node is connected, which it asks for. It is dropped after the
  * patience, or beyond COMMS_POSTS_MAX_BYTES: the node, or the communicator, then ends by a deadline. To
- * COMMS_NODE_OWN: it arrives with the next tick.
+ * MESH_NODE_OWN: it arrives with the next tick.
  */
 #define COMMS_POSTS_MAX_BYTES ((size_t)64 << 20)
 void comms_post(struct comms *comms, uint32_t node, const Commd__Mesh__Message *message);

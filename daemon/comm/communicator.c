@@ -36,7 +36,7 @@ const char *communicator_own_name(const struct communicator *comm)
 
 const char *communicator_node_name(const struct communicator *comm, uint32_t node)
 {
-    return node == COMMS_NODE_OWN ? communicator_own_name(comm) : mesh_node_name(comm->comms->mesh, node);
+    return mesh_node_name(comm->comms->mesh, node);
 }
 
 uint32_t communicator_node_index(const struct communicator *comm, uint32_t node)
@@ -56,8 +56,7 @@ void communicator_send(struct communicator *comm, uint32_t node, const Commd__Me
         comms_tree_send(comm, index, message);
         return;
     }
-    enum status status = mesh_send(comm->comms->mesh, node, message);
-    (void)status; /* if this fails the node is lost: node_down has come, or will */
+    mesh_tell(comm->comms->mesh, node, message);
 }
 
 void communicator_broadcast(struct communicator *comm, const Commd__Mesh__Message *message)

@@ -18,11 +18,6 @@ struct comms_doubt {
     uint64_t until_ns;
 };
 
-static const char *name_of(const struct comms *comms, uint32_t node)
-{
-    return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
-}
-
 static void believe(struct communicator *comm, const struct comms_doubt *doubt, uint64_t now_ns)
 {
     communicator_fail_with(comm, &doubt->cause, doubt->has_detail ? &doubt->detail : NULL, COMMS_TELL_NOBODY,
@@ -83,11 +78,11 @@ void comms_doubt_begin(struct communicator *comm, uint32_t teller, const Commd__
     bool says_lost = doubt.cause.status == STATUS_NODE_LOST || doubt.cause.status == STATUS_UNREACHABLE;
     doubt.until_ns = time_after(now_ns, says_lost ? COMMS_DOUBT_LOST_NS : COMMS_DOUBT_NS);
     uint32_t node;
-    bool is_own = strcmp(said->ended_by, name_of(comms, teller)) == 0;
+    bool is_own = strcmp(said->ended_by, mesh_node_name(comms->mesh, teller)) == 0;
     if (is_own || comm->terms.size > COMMS_DOUBT_RANKS_MAX) {
         believe(comm, &doubt, now_ns);
     } else if (mesh_find_node(comms->mesh, said->ended_by, &node) &&
-               comms_user_may(comms, comm->terms.owner_uid, node)) {
+               mesh_user_may(comms->mesh, comm->terms.owner_uid, node)) {
         ask(comm, node, &doubt, now_ns);
     } /* else: this node, or one that can have no part */
 }
@@ -124,7 +119,8 @@ void comms_doubt_answered(struct communicator *comm, struct comms_claim *claim, 
     }
     if (log_limit_pass(&comms->node_limit, now_ns, NULL)) {
         log_warning("communicator \"%s\": node %s says that it ended because of node %s, which denies that",
-                    comm->name, name_of(comms, doubt->teller), name_of(comms, claim->node));
+                    comm->name, mesh_node_name(comms->mesh, doubt->teller),
+                    mesh_node_name(comms->mesh, claim->node));
     }
     comms_doubt_free(comm, claim);
     comms_guest_turn(comm->guest, now_ns);
@@ -245,8 +241,7 @@ void comms_ends_answer(struct comms *comms, uint32_t node, const Commd__Mesh__An
         body.failure = &failure;
     }
     Commd__Mesh__Message message = MESH_MESSAGE(WITHDRAW, withdraw, &body);
-    enum status status = mesh_send(comms->mesh, node, &message);
-    (void)status; /* if this fails the node is lost */
+    mesh_tell(comms->mesh, node, &message);
 }
 
 void comms_ends_free(struct comms *comms)

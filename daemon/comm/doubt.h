@@ -38,7 +38,7 @@ struct comms_doubt;
 struct comms_ends;
 
 /* A place, or a relay, says that the forming communicator cannot form any more. teller: who says so, the
- * mesh's index or COMMS_NODE_OWN. */
+ * mesh's index or MESH_NODE_OWN. */
 void comms_doubt_begin(struct communicator *comm, uint32_t teller, const Commd__Mesh__Roster *said,
                        uint64_t now_ns);
 /* Call it when the deadline has passed. */

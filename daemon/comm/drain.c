@@ -111,13 +111,6 @@ static void refusal_fill(const char *name, uint32_t owner_uid, uint64_t nonce, s
     out->terms = terms;
 }
 
-static void tell_node(struct comms *comms, uint32_t node, Commd__Mesh__Refuse *body)
-{
-    Commd__Mesh__Message message = MESH_MESSAGE(REFUSE, refuse, body);
-    enum status status = mesh_send(comms->mesh, node, &message);
-    (void)status; /* if this fails the node is lost: node_down has come, or will */
-}
-
 enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *name, uint64_t now_ns,
                               struct error *error)
 {
@@ -139,11 +132,8 @@ enum status comms_drain_check(struct comms *comms, uid_t owner_uid, const char *
         }
         drain->next = (drain->next + 1) % COMMS_REFUSED_MAX;
         refusal_fill(name, owner_uid, 0, error, &terms, &body);
-        for (uint32_t node = 0; node < mesh_node_count(comms->mesh); node++) {
-            if (mesh_node_is_up(comms->mesh, node) && comms_user_may(comms, owner_uid, node)) {
-                tell_node(comms, node, &body);
-            }
-        }
+        Commd__Mesh__Message message = MESH_MESSAGE(REFUSE, refuse, &body);
+        mesh_broadcast(comms->mesh, owner_uid, &message);
     }
     return error->status;
 }
@@ -162,7 +152,8 @@ void comms_drain_answer(struct comms *comms, uint32_t node, const Commd__Mesh__A
     if (find_refused(comms->drain, &key, key_bytes, now_ns) != NULL) {
         refusal_text(comms, announce->name, &error);
         refusal_fill(announce->name, announce->owner_uid, announce->nonce, &error, &terms, &body);
-        tell_node(comms, node, &body);
+        Commd__Mesh__Message message = MESH_MESSAGE(REFUSE, refuse, &body);
+        mesh_tell(comms->mesh, node, &message);
     }
 }
 

@@ -182,7 +182,7 @@ static void announce(struct communicator *comm, uint64_t now_ns)
         return;
     }
     comms_formation_fill(comm, &announcement);
-    comms_users_broadcast(comm, &announcement.message);
+    mesh_broadcast(comm->comms->mesh, comm->terms.owner_uid, &announcement.message);
 }
 
 /* Announces a change of the promise. The ranks are the same, so other nodes need not answer. */
@@ -234,7 +234,7 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     } else if (comm->by_tree) {
         withdraw_directly(comm, &message);
     } else {
-        comms_users_broadcast(comm, &message);
+        mesh_broadcast(comm->comms->mesh, comm->terms.owner_uid, &message);
     }
     if (comm->by_tree && failed) {
         comms_ends_keep(comm->comms, &comm->key, &body);

@@ -36,7 +36,7 @@ void comms_formation_drop_member(struct comms_member *member, const struct error
 void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns);
 /* Forgets a node's ranks. why: for texts; may be null. */
 void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *claim, const char *why);
-/* What a node has announced; null if it has announced nothing, and for COMMS_NODE_OWN. */
+/* What a node has announced; null if it has announced nothing, and for MESH_NODE_OWN. */
 struct comms_claim *comms_formation_claim(const struct communicator *comm, uint32_t node);
 /* LIMIT, NO_MEMORY. */
 enum status comms_formation_claim_make(struct communicator *comm, uint32_t node, struct comms_claim **out,

@@ -72,8 +72,7 @@ static void say_why(const struct comms *comms, const struct owned_name *key, uin
     body.over = true;
     body.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
-    enum status status = mesh_send(comms->mesh, node, &message);
-    (void)status; /* if this fails the node is lost, and forgets the guest */
+    mesh_tell(comms->mesh, node, &message);
 }
 
 /* Its deadline has changed. */
@@ -105,7 +104,7 @@ static void say(struct comms_guest *guest, const struct comms_place *place, uint
         comms_relay_say(guest->relay, place->node);
         return;
     }
-    if (place->is_relay && place->node != COMMS_NODE_OWN &&
+    if (place->is_relay && place->node != MESH_NODE_OWN &&
         !mesh_node_offers(comms->mesh, place->node, MESH_OFFERS_RELAYS)) {
         turn_elsewhere(guest, now_ns);
         return;
@@ -118,25 +117,24 @@ static void say(struct comms_guest *guest, const struct comms_place *place, uint
                              &announcement); /* also if it has formed: others' ranks may come too late */
         body.report = &announcement.body;
     }
-    if (place->node == COMMS_NODE_OWN && place->is_relay && body.report != NULL) {
-        comms_relay_join(comms, COMMS_NODE_OWN, key, body.report, now_ns);
+    if (place->node == MESH_NODE_OWN && place->is_relay && body.report != NULL) {
+        comms_relay_join(comms, MESH_NODE_OWN, key, body.report, now_ns);
         return;
     }
-    if (place->node == COMMS_NODE_OWN) {
-        comms_meeting_join(comms, COMMS_NODE_OWN, key, body.report, now_ns);
+    if (place->node == MESH_NODE_OWN) {
+        comms_meeting_join(comms, MESH_NODE_OWN, key, body.report, now_ns);
         return;
     }
     body.name = (char *)(uintptr_t)key->name;
     body.owner_uid = key->owner_uid;
     body.relay = place->is_relay;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
-    enum status status = mesh_send(comms->mesh, place->node, &message);
-    (void)status; /* if this fails the node is lost, and is told when it is up again */
+    mesh_tell(comms->mesh, place->node, &message);
 }
 
 static bool is_connected(const struct comms_guest *guest, const struct comms_place *place)
 {
-    return place->node == COMMS_NODE_OWN || mesh_node_is_up(guest->comms->mesh, place->node);
+    return place->node == MESH_NODE_OWN || mesh_node_is_up(guest->comms->mesh, place->node);
 }
 
 /* Whether it turns to a relay next: as long as that helps. */
@@ -155,7 +153,7 @@ static bool turn_to_next(struct comms_guest *guest, uint64_t now_ns)
         return false;
     }
     struct comms_place *place = &guest->places[guest->place_count++];
-    *place = (struct comms_place){.node = node, .is_relay = relay, .needed = node != COMMS_NODE_OWN};
+    *place = (struct comms_place){.node = node, .is_relay = relay, .needed = node != MESH_NODE_OWN};
     if (place->needed) {
         mesh_need(guest->comms->mesh, node, MESH_NEED_CALL);
     }
@@ -170,7 +168,7 @@ static uint32_t groups_of(const struct comms_guest *guest, uint32_t size)
 {
     uint32_t place;
     uint32_t groups = meeting_groups(size, mesh_configured_count(guest->comms->mesh) + 1);
-    return groups > 0 && next_place(guest, &place) && place != COMMS_NODE_OWN ? groups : 0;
+    return groups > 0 && next_place(guest, &place) && place != MESH_NODE_OWN ? groups : 0;
 }
 
 struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name *key,
@@ -270,7 +268,7 @@ void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Wi
     const struct comms_guest *guest = comm->guest;
     for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
         uint32_t node = guest->places[i].node;
-        if (node != COMMS_NODE_OWN) {
+        if (node != MESH_NODE_OWN) {
             say_why(guest->comms, &guest->key, node, end);
             continue;
         }
@@ -287,7 +285,7 @@ void comms_guest_describe(const struct comms_guest *guest, struct comms_text *te
     const char *before = "; reported through ";
     for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
         uint32_t node = guest->places[i].node;
-        if (guest->places[i].is_relay && node != COMMS_NODE_OWN) {
+        if (guest->places[i].is_relay && node != MESH_NODE_OWN) {
             comms_text_add(text, "%s%s", before, mesh_node_name(guest->comms->mesh, node));
             before = ", ";
         }
@@ -376,9 +374,9 @@ void comms_guest_free(struct comms_guest *guest)
     }
     for (uint32_t i = 0; i < guest->place_count && guest->relay == NULL; i++) {
         const struct comms_place *place = &guest->places[i];
-        if (place->node == COMMS_NODE_OWN) {
-            comms_meeting_leave(guest->comms, COMMS_NODE_OWN, COMMS_NODE_OWN, &guest->key);
-            comms_relay_leave(guest->comms, COMMS_NODE_OWN, &guest->key, NULL);
+        if (place->node == MESH_NODE_OWN) {
+            comms_meeting_leave(guest->comms, MESH_NODE_OWN, MESH_NODE_OWN, &guest->key);
+            comms_relay_leave(guest->comms, MESH_NODE_OWN, &guest->key, NULL);
         } else if (mesh_node_is_up(guest->comms->mesh, place->node)) {
             say_why(guest->comms, &guest->key, place->node, NULL);
         } else if (!guest->reports) { /* otherwise a later report counts more than this one */
@@ -411,7 +409,7 @@ void comms_guest_meets(struct communicator *comm, uint32_t node, uint64_t now_ns
     struct error error;
     const struct comms_claim *present = comms_formation_claim(comm, node);
     bool known = present != NULL && (present->needed || !comm->by_tree);
-    if (!comms_user_may(comm->comms, comm->terms.owner_uid, node)) {
+    if (!mesh_user_may(comm->comms->mesh, comm->terms.owner_uid, node)) {
         return;
     }
     if (comms_formation_claim_make(comm, node, &claim, &error) != STATUS_OK) {

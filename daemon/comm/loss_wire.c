@@ -49,8 +49,7 @@ void comms_loss_send(const struct comms_loss_address *to, const struct agreement
         comms_post(to->comms, to->node, &out);
         return;
     }
-    enum status status = mesh_send(to->comms->mesh, to->node, &out);
-    (void)status; /* if this fails the node is lost: node_down has come, or will */
+    mesh_tell(to->comms->mesh, to->node, &out);
 }
 
 static bool value_from_wire(const Commd__Mesh__AgreeValue *said, const struct communicator *comm,

@@ -216,7 +216,7 @@ void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_n
     }
     guest->is_relayed = false;
     if (is_new && guest->report != NULL) {
-        if (node == COMMS_NODE_OWN) {
+        if (node == MESH_NODE_OWN) {
             meeting_own_report_came(comms, guest->meeting);
         } else {
             meeting_tell_own_report(comms, &(struct guest *){guest}, 1);
@@ -242,7 +242,7 @@ void meeting_join_many(struct comms *comms, uint32_t relay, const struct owned_n
         }
         guest->is_relayed = true;
         meeting = guest->meeting;
-        if (is_new && guest->report != NULL && nodes[i] == COMMS_NODE_OWN) {
+        if (is_new && guest->report != NULL && nodes[i] == MESH_NODE_OWN) {
             own_came = true;
         } else if (is_new && guest->report != NULL) {
             came[new_count++] = guest;
@@ -361,8 +361,7 @@ static void tell_guest(struct comms *comms, struct guest *guest)
     for (other = guest->meeting->guests->prev; other->number > guest->told; other = other->prev) {
         if (other != guest) {
             uint32_t node = other->node;
-            names[count++] = (char *)(uintptr_t)(node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
-                                                                        : mesh_node_name(comms->mesh, node));
+            names[count++] = (char *)(uintptr_t)mesh_node_name(comms->mesh, node);
         }
         if (count == MEETING_NAMES_MAX) {
             tell_names(comms, guest, names, count);
@@ -394,7 +393,7 @@ static struct guest *next_untold(const struct guest *guest)
 static void tell_own(struct comms *comms, const struct owned_name *key, uint64_t now_ns)
 {
     for (;;) {
-        struct guest *guest = meeting_guest_find(meeting_find(comms, key), COMMS_NODE_OWN);
+        struct guest *guest = meeting_guest_find(meeting_find(comms, key), MESH_NODE_OWN);
         const struct guest *other = guest != NULL ? next_untold(guest) : NULL;
         struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
         if (other == NULL || comm == NULL || comm->state != COMMS_COMM_FORMING) {
@@ -411,7 +410,7 @@ static void tell_all(struct comms *comms, const struct meeting *meeting, uint64_
     struct guest *guest;
     DL_FOREACH(meeting->guests, guest)
     {
-        if (guest->node != COMMS_NODE_OWN) {
+        if (guest->node != MESH_NODE_OWN) {
             tell_guest(comms, guest);
         }
     }

@@ -58,7 +58,7 @@
 struct comms_relay;
 
 struct comms_place {
-    uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
+    uint32_t node; /* the mesh's index, or MESH_NODE_OWN */
     bool is_relay;
     bool needed; /* the guest needs the connection */
 };
@@ -119,7 +119,7 @@ void comms_guest_received(struct comms *comms, uint32_t node, const Commd__Mesh_
 
 /* --- The place --- */
 
-/* A node says Meet itself. COMMS_NODE_OWN: a communicator of this node. */
+/* A node says Meet itself. MESH_NODE_OWN: a communicator of this node. */
 void comms_meeting_join(struct comms *comms, uint32_t node, const struct owned_name *key,
                         const Commd__Mesh__Announce *report, uint64_t now_ns);
 /* The node's part has failed, and with it the communicator: tells the other guests that have reported.

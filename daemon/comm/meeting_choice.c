@@ -33,16 +33,11 @@ static uint64_t seed_of(const struct meeting_chooser *chooser)
     return chooser->relay ? RELAY_SEED + chooser->group : PLACE_SEED;
 }
 
-static const char *name_of(const struct comms *comms, uint32_t node)
-{
-    return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
-}
-
 /* Whether the user may have ranks on that node, which is this one or one of the configuration. */
 static bool may_serve(const struct comms *comms, uint32_t owner_uid, uint32_t node)
 {
-    return node == COMMS_NODE_OWN ||
-           (!mesh_node_is_removed(comms->mesh, node) && comms_user_may(comms, owner_uid, node));
+    return node == MESH_NODE_OWN ||
+           (!mesh_node_is_removed(comms->mesh, node) && mesh_user_may(comms->mesh, owner_uid, node));
 }
 
 bool meeting_choose(const struct meeting_chooser *chooser, uint32_t *out)
@@ -53,13 +48,13 @@ bool meeting_choose(const struct meeting_chooser *chooser, uint32_t *out)
     struct weight_choice near = {0}, far = {0};
     for (uint32_t i = 0; i <= node_count; i++) {
         bool own = i == node_count;
-        uint32_t node = own ? COMMS_NODE_OWN : i;
+        uint32_t node = own ? MESH_NODE_OWN : i;
         if ((chooser->is_taken != NULL && chooser->is_taken(chooser->context, node)) ||
             !may_serve(comms, key->owner_uid, node)) {
             continue;
         }
         weight_choose(!own && mesh_node_is_out_of_reach(comms->mesh, i) ? &far : &near, seed_of(chooser),
-                      node, name_of(comms, node), key->owner_uid, key->name);
+                      node, mesh_node_name(comms->mesh, node), key->owner_uid, key->name);
     }
     *out = near.node_name != NULL ? near.node : far.node;
     return near.node_name != NULL || far.node_name != NULL;
@@ -71,11 +66,11 @@ bool meeting_trusts_relay(const struct comms *comms, const struct owned_name *ke
     const struct meeting_chooser chooser = {.relay = true, .group = group};
     uint64_t seed = seed_of(&chooser);
     uint32_t node_count = mesh_node_count(comms->mesh), before = 0;
-    uint64_t weight = weight_of_node(seed, name_of(comms, relay), key->owner_uid, key->name);
+    uint64_t weight = weight_of_node(seed, mesh_node_name(comms->mesh, relay), key->owner_uid, key->name);
     for (uint32_t i = 0; i <= node_count && before < MEETING_RELAYS_TRUSTED; i++) {
-        uint32_t node = i == node_count ? COMMS_NODE_OWN : i;
+        uint32_t node = i == node_count ? MESH_NODE_OWN : i;
         before += node != relay && may_serve(comms, key->owner_uid, node) &&
-                  weight_of_node(seed, name_of(comms, node), key->owner_uid, key->name) > weight;
+                  weight_of_node(seed, mesh_node_name(comms->mesh, node), key->owner_uid, key->name) > weight;
     }
     return before < MEETING_RELAYS_TRUSTED && may_serve(comms, key->owner_uid, relay);
 }

@@ -31,7 +31,7 @@ struct meeting_chooser {
     const void *context;
 };
 
-/* *node gets the mesh's index or COMMS_NODE_OWN. Returns false if there is none. */
+/* *node gets the mesh's index or MESH_NODE_OWN. Returns false if there is none. */
 bool meeting_choose(const struct meeting_chooser *chooser, uint32_t *node);
 /* Whether that node is one of the first MEETING_RELAYS_TRUSTED relays of the group. Takes time in proportion
  * to the cluster's nodes. */

@@ -19,7 +19,7 @@ struct guest {
     struct guest *of_prev, *of_next; /* of its visitor, the oldest first */
     struct meeting *meeting;
     struct visitor *visitor;     /* who said so: the node itself, or a relay */
-    uint32_t node;               /* the mesh's index, or COMMS_NODE_OWN */
+    uint32_t node;               /* the mesh's index, or MESH_NODE_OWN */
     bool is_relayed;             /* by the visitor, which may be the node itself */
     uint64_t number;             /* grows with each guest of the meeting */
     uint64_t told;               /* it knows of the guests up to this number */

@@ -15,16 +15,10 @@
 
 /* --- To guests --- */
 
-static const char *name_of(const struct comms *comms, const struct guest *guest)
-{
-    return guest->node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh)
-                                         : mesh_node_name(comms->mesh, guest->node);
-}
-
 bool meeting_reaches(const struct comms *comms, const struct guest *guest)
 {
     uint32_t node = guest->visitor->node;
-    return node == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, node);
+    return node == MESH_NODE_OWN || mesh_node_is_up(comms->mesh, node);
 }
 
 /* The place of a guest among others: those of one relay come together. */
@@ -47,7 +41,7 @@ static void send_names(struct comms *comms, struct guest *const *guests, uint32_
     uint64_t numbers[MET_MANY_NAMES_MAX];
     Commd__Mesh__MetMany body = COMMD__MESH__MET_MANY__INIT;
     for (uint32_t i = 0; i < count; i++) {
-        names[i] = (char *)(uintptr_t)name_of(comms, guests[i]);
+        names[i] = (char *)(uintptr_t)mesh_node_name(comms->mesh, guests[i]->node);
         numbers[i] = guests[i]->report != NULL ? guests[i]->report->nonce : 0;
     }
     body.name = guests[0]->meeting->key.name;
@@ -217,9 +211,10 @@ static void send_elsewhere(struct comms *comms, uint32_t relay, const struct own
 static void hear(struct comms *comms, uint32_t relay, const struct owned_name *key,
                  const Commd__Mesh__MeetEntry *entry, struct heard *out)
 {
-    uint32_t node = COMMS_NODE_OWN;
+    uint32_t node = MESH_NODE_OWN;
     if (strcmp(entry->node, mesh_own_name(comms->mesh)) != 0 &&
-        (!mesh_find_node(comms->mesh, entry->node, &node) || !comms_user_may(comms, key->owner_uid, node))) {
+        (!mesh_find_node(comms->mesh, entry->node, &node) ||
+         !mesh_user_may(comms->mesh, key->owner_uid, node))) {
         return; /* this place does not know it: it turns to others */
     }
     if (entry->report == NULL) {
@@ -247,12 +242,12 @@ void comms_meeting_received_many(struct comms *comms, uint32_t relay, const Comm
     struct owned_name key;
     struct heard heard = {.last = {.key = {.group = UINT32_MAX}}};
     if (!printable_is_name(many->name, COMM_NAME_MAX_BYTES)) {
-        if (relay != COMMS_NODE_OWN) {
+        if (relay != MESH_NODE_OWN) {
             mesh_violation(comms->mesh, relay, "a malformed name of a communicator");
         }
         return;
     }
-    if (relay != COMMS_NODE_OWN && !comms_user_may_say(comms, many->owner_uid, relay, many->name, now_ns)) {
+    if (relay != MESH_NODE_OWN && !comms_user_may_say(comms, many->owner_uid, relay, many->name, now_ns)) {
         return;
     }
     (void)owned_name_make(&key, many->owner_uid, many->name);

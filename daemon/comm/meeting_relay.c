@@ -272,7 +272,7 @@ static void guest_lost(struct comms_relay *relay, struct relayed *guest, const s
     Commd__Mesh__Announce *report = commd__mesh__announce__unpack(NULL, guest->size_bytes, guest->bytes);
     Commd__Mesh__Failure failure = COMMD__MESH__FAILURE__INIT;
     Commd__Mesh__Withdraw end;
-    failure.node = (char *)(uintptr_t)relay_name_of(relay->comms, guest->node);
+    failure.node = (char *)(uintptr_t)mesh_node_name(relay->comms->mesh, guest->node);
     failure.rank_count = report != NULL ? (uint32_t)report->n_ranks : 0;
     failure.n_ranks = failure.rank_count;
     failure.ranks = report != NULL ? report->ranks : NULL;
@@ -289,7 +289,7 @@ static void place_lost(struct comms_relay *relay, uint32_t node, const struct er
     if (relay->place_ranks != NULL && relay->place == node) {
         Commd__Mesh__Failure failure = COMMD__MESH__FAILURE__INIT;
         Commd__Mesh__Withdraw end;
-        failure.node = (char *)(uintptr_t)relay_name_of(relay->comms, node);
+        failure.node = (char *)(uintptr_t)mesh_node_name(relay->comms->mesh, node);
         failure.rank_count = relay->place_rank_count;
         failure.n_ranks = relay->place_rank_count;
         failure.ranks = relay->place_ranks;
@@ -355,7 +355,7 @@ void comms_relay_received(struct comms *comms, uint32_t place, const Commd__Mesh
 {
     struct owned_name key;
     if (!printable_is_name(met->name, COMM_NAME_MAX_BYTES)) {
-        if (place != COMMS_NODE_OWN) {
+        if (place != MESH_NODE_OWN) {
             mesh_violation(comms->mesh, place, "a malformed name of a communicator");
         }
         return;

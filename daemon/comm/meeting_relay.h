@@ -28,7 +28,7 @@
 
 struct comms_relay;
 
-/* A guest says Meet. node: the mesh's index, or COMMS_NODE_OWN. */
+/* A guest says Meet. node: the mesh's index, or MESH_NODE_OWN. */
 void comms_relay_join(struct comms *comms, uint32_t node, const struct owned_name *key,
                       const Commd__Mesh__Announce *report, uint64_t now_ns);
 /* Its part is over. end: why; null: nothing is to be told. */
@@ -36,7 +36,7 @@ void comms_relay_leave(struct comms *comms, uint32_t node, const struct owned_na
                        const Commd__Mesh__Withdraw *end);
 /* A place's answer. */
 void comms_relay_received(struct comms *comms, uint32_t node, const Commd__Mesh__MetMany *met);
-/* Reports all guests to a place, which is connected, or COMMS_NODE_OWN. */
+/* Reports all guests to a place, which is connected, or MESH_NODE_OWN. */
 void comms_relay_say(struct comms_relay *relay, uint32_t place);
 /* This node's own ranks have changed: its guests are told, if it is a relay of that name. */
 void comms_relay_own_report(struct communicator *comm);

@@ -8,7 +8,7 @@
 
 /* A guest that reports here. */
 struct relayed {
-    uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
+    uint32_t node; /* the mesh's index, or MESH_NODE_OWN */
     uint64_t nonce;
     bool is_new;  /* not handed on yet */
     bool is_done; /* a place has said that every rank is there */
@@ -45,9 +45,8 @@ struct comms_relays {
     uint64_t told_ns; /* the last time; 0 before */
 };
 
-/* Of the mesh's index, or COMMS_NODE_OWN. */
+/* Of the mesh's index, or MESH_NODE_OWN. */
 bool relay_reaches(const struct comms *comms, uint32_t node);
-const char *relay_name_of(const struct comms *comms, uint32_t node);
 /* Null: that node is no guest. A null relay has none. */
 struct relayed *relay_guest(const struct comms_relay *relay, uint32_t node);
 

@@ -13,12 +13,7 @@
 
 bool relay_reaches(const struct comms *comms, uint32_t node)
 {
-    return node == COMMS_NODE_OWN || mesh_node_is_up(comms->mesh, node);
-}
-
-const char *relay_name_of(const struct comms *comms, uint32_t node)
-{
-    return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
+    return node == MESH_NODE_OWN || mesh_node_is_up(comms->mesh, node);
 }
 
 /* Hands an end on to a guest. */
@@ -38,7 +33,7 @@ void relay_tell_all_end(struct comms_relay *relay, uint32_t ended_by, const Comm
     Commd__Mesh__Roster body = COMMD__MESH__ROSTER__INIT;
     body.name = relay->key.name;
     body.owner_uid = relay->key.owner_uid;
-    body.ended_by = (char *)(uintptr_t)relay_name_of(relay->comms, ended_by);
+    body.ended_by = (char *)(uintptr_t)mesh_node_name(relay->comms->mesh, ended_by);
     body.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
     HASH_ITER (hh, relay->guests, guest, next) {
         if (!guest->is_done && guest->node != ended_by) {
@@ -73,7 +68,7 @@ static void send_part(void *context, const uint8_t *bytes, size_t size_bytes)
 /* This node has ranks, too: says so to a guest. */
 void relay_tell_own(const struct communicator *comm, uint32_t node)
 {
-    if (node != COMMS_NODE_OWN && mesh_node_is_up(comm->comms->mesh, node)) {
+    if (node != MESH_NODE_OWN && mesh_node_is_up(comm->comms->mesh, node)) {
         comms_roster_write_own(comm, send_part, &(struct receiver){comm->comms, node});
     }
 }
@@ -110,7 +105,7 @@ void relay_send_reports(struct comms_relay *relay, uint32_t place, bool only_new
             continue;
         }
         commd__mesh__meet_entry__init(&entries[count]);
-        entries[count].node = (char *)(uintptr_t)relay_name_of(relay->comms, guest->node);
+        entries[count].node = (char *)(uintptr_t)mesh_node_name(relay->comms->mesh, guest->node);
         entries[count].report = report;
         list[count] = &entries[count];
         count++;
@@ -136,14 +131,14 @@ static void send_over(struct comms_relay *relay, uint32_t place, uint32_t node,
                       const Commd__Mesh__Withdraw *end)
 {
     Commd__Mesh__MeetEntry entry = COMMD__MESH__MEET_ENTRY__INIT, *list = &entry;
-    entry.node = (char *)(uintptr_t)relay_name_of(relay->comms, node);
+    entry.node = (char *)(uintptr_t)mesh_node_name(relay->comms->mesh, node);
     entry.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
     send_entries(relay, place, &list, 1);
 }
 
 bool relay_knows_relays(const struct comms *comms, uint32_t place)
 {
-    return place == COMMS_NODE_OWN || mesh_node_offers(comms->mesh, place, MESH_OFFERS_RELAYS);
+    return place == MESH_NODE_OWN || mesh_node_offers(comms->mesh, place, MESH_OFFERS_RELAYS);
 }
 
 /* The guest is gone: tells the places. If no place is connected, what they are told waits for one, and the
@@ -211,11 +206,11 @@ static void hand_on(struct comms_relay *relay, uint32_t place, const Commd__Mesh
     Commd__Mesh__Roster *roster =
         inner->body_case == COMMD__MESH__MESSAGE__BODY_ROSTER ? inner->roster : NULL;
     if (roster != NULL && roster->adds && roster->n_entries == 1 && roster->entries[0]->report != NULL &&
-        strcmp(roster->entries[0]->node, relay_name_of(comms, place)) == 0) {
+        strcmp(roster->entries[0]->node, mesh_node_name(comms->mesh, place)) == 0) {
         place_has_ranks(relay, place, roster->entries[0]->report);
     }
     for (size_t i = 0; i < met->n_nodes; i++) {
-        uint32_t node = COMMS_NODE_OWN;
+        uint32_t node = MESH_NODE_OWN;
         bool known = strcmp(met->nodes[i], mesh_own_name(comms->mesh)) == 0 ||
                      mesh_find_node(comms->mesh, met->nodes[i], &node);
         const struct relayed *guest = known ? relay_guest(relay, node) : NULL;

@@ -39,7 +39,7 @@ struct comms_report *meeting_report_new(const Commd__Mesh__Announce *said)
 /* Whether it is of an older version, which forms with connections to all. */
 static bool cannot_report(const struct comms *comms, const struct guest *guest)
 {
-    return guest->node != COMMS_NODE_OWN && !mesh_node_offers(comms->mesh, guest->node, MESH_OFFERS_RELAYS);
+    return guest->node != MESH_NODE_OWN && !mesh_node_offers(comms->mesh, guest->node, MESH_OFFERS_RELAYS);
 }
 
 bool meeting_is_reported(const struct comms *comms, const struct meeting *meeting)
@@ -77,17 +77,11 @@ static void view_clear(struct view *view)
     free(view->reports);
 }
 
-static const char *name_of(const struct comms *comms, const struct guest *guest)
-{
-    uint32_t node = guest->node;
-    return node == COMMS_NODE_OWN ? mesh_own_name(comms->mesh) : mesh_node_name(comms->mesh, node);
-}
-
 /* Tells a guest of another one: they connect, and settle what is between them. */
 static void introduce(struct comms *comms, struct guest *guest, const struct guest *other)
 {
     Commd__Mesh__Met body = COMMD__MESH__MET__INIT;
-    char *name = (char *)(uintptr_t)name_of(comms, other);
+    char *name = (char *)(uintptr_t)mesh_node_name(comms->mesh, other->node);
     body.name = (char *)(uintptr_t)guest->meeting->key.name;
     body.owner_uid = guest->meeting->key.owner_uid;
     body.nodes = &name;
@@ -205,7 +199,7 @@ static void tell_view(struct comms *comms, const struct meeting *meeting, const 
                                   .count = view->count};
     roster.items = calloc((size_t)view->count + 1, sizeof *roster.items);
     for (uint32_t i = 0; roster.items != NULL && i < view->count; i++) {
-        roster.items[i].node = name_of(comms, view->fitting[i]);
+        roster.items[i].node = mesh_node_name(comms->mesh, view->fitting[i]->node);
         roster.items[i].report = *view->reports[i];
     }
     if (roster.items != NULL) {
@@ -270,7 +264,7 @@ void meeting_tell_partial(struct comms *comms, struct meeting *meeting)
 
 static const struct guest *own_of(const struct meeting *meeting)
 {
-    const struct guest *guest = meeting_guest_find(meeting, COMMS_NODE_OWN);
+    const struct guest *guest = meeting_guest_find(meeting, MESH_NODE_OWN);
     return guest != NULL && guest->report != NULL && !guest->is_old && !guest->is_odd ? guest : NULL;
 }
 
@@ -338,7 +332,7 @@ void meeting_tell_lost(struct comms *comms, const struct guest *lost, const stru
         failure.n_ranks =
             report->n_ranks < CLIENT_FAILURE_RANKS_MAX ? report->n_ranks : CLIENT_FAILURE_RANKS_MAX;
         failure.ranks = report->ranks;
-        failure.node = (char *)(uintptr_t)name_of(comms, lost);
+        failure.node = (char *)(uintptr_t)mesh_node_name(comms->mesh, lost->node);
         end.failure = &failure;
     }
     meeting_tell_end(comms, lost, &end);
@@ -354,7 +348,7 @@ void meeting_tell_end(struct comms *comms, const struct guest *ended, const Comm
     struct guest *guest;
     body.name = (char *)(uintptr_t)meeting->key.name;
     body.owner_uid = meeting->key.owner_uid;
-    body.ended_by = (char *)(uintptr_t)name_of(comms, ended);
+    body.ended_by = (char *)(uintptr_t)mesh_node_name(comms->mesh, ended->node);
     body.end = (Commd__Mesh__Withdraw *)(uintptr_t)end;
     DL_FOREACH(meeting->guests, guest)
     {

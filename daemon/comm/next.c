@@ -71,12 +71,12 @@ static void next_add_rank(struct communicator *next, const struct communicator *
         next->nodes[index] =
             (struct communicator_node){.node = was->node, .nonce = was->nonce, .lowest_rank = rank};
         next->node_names[index] = from->node_names[from->node_of_rank[old_rank]];
-        next->own_index = was->node == COMMS_NODE_OWN ? index : next->own_index;
+        next->own_index = was->node == MESH_NODE_OWN ? index : next->own_index;
         next->node_count++;
     }
     next->nodes[index].rank_count++;
     next->node_of_rank[rank] = index;
-    next->local_count += was->node == COMMS_NODE_OWN;
+    next->local_count += was->node == MESH_NODE_OWN;
 }
 
 static bool next_copy_claims(struct communicator *next, const struct communicator *from)

@@ -317,7 +317,7 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
         const struct comms_claim *claim = comm->by_tree ? comms_formation_claim(comm, node) : NULL;
         if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
             (!comm->by_tree || (claim != NULL && (claim->needed || claim->doubt != NULL))) &&
-            comms_user_may(comms, comm->terms.owner_uid, node)) {
+            mesh_user_may(comms->mesh, comm->terms.owner_uid, node)) {
             comms_formation_announce_to(comm, node);
         }
     }

@@ -10,7 +10,7 @@
 
 struct comms_post {
     struct comms_post *prev, *next; /* in comms->posts, the oldest first */
-    uint32_t node;                  /* the mesh's index, or COMMS_NODE_OWN */
+    uint32_t node;                  /* the mesh's index, or MESH_NODE_OWN */
     uint64_t until_ns;              /* then it is dropped: the node counts as lost by then */
     size_t size_bytes;
     uint8_t bytes[];
@@ -20,7 +20,7 @@ static void post_free(struct comms *comms, struct comms_post *post)
 {
     DL_DELETE(comms->posts, post);
     comms->posts_bytes -= post->size_bytes;
-    if (post->node != COMMS_NODE_OWN) {
+    if (post->node != MESH_NODE_OWN) {
         mesh_unneed(comms->mesh, post->node, MESH_NEED_CALL);
     }
     free(post);
@@ -28,7 +28,7 @@ static void post_free(struct comms *comms, struct comms_post *post)
 
 void comms_post_packed(struct comms *comms, uint32_t node, const uint8_t *bytes, size_t size_bytes)
 {
-    bool own = node == COMMS_NODE_OWN;
+    bool own = node == MESH_NODE_OWN;
     if (!own && mesh_node_is_up(comms->mesh, node)) {
         enum status status = mesh_send_packed(comms->mesh, node, bytes, size_bytes);
         (void)status; /* if this fails the node is lost: node_down has come, or will */
@@ -80,7 +80,7 @@ uint64_t comms_posts_deadline_ns(const struct comms *comms)
     uint64_t deadline_ns = comms->posts != NULL ? comms->posts->until_ns : TIME_NEVER;
     DL_FOREACH(comms->posts, post)
     {
-        deadline_ns = post->node == COMMS_NODE_OWN ? 0 : deadline_ns;
+        deadline_ns = post->node == MESH_NODE_OWN ? 0 : deadline_ns;
     }
     return deadline_ns;
 }
@@ -90,7 +90,7 @@ static void deliver_own(struct comms *comms, const struct comms_post *post, uint
 {
     Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, post->size_bytes, post->bytes);
     if (message != NULL) {
-        comms_control_received(comms, COMMS_NODE_OWN, message, now_ns);
+        comms_control_received(comms, MESH_NODE_OWN, message, now_ns);
         commd__mesh__message__free_unpacked(message, NULL);
     }
 }
@@ -101,7 +101,7 @@ void comms_posts_tick(struct comms *comms, uint64_t now_ns)
     struct comms_post *own = NULL;
     DL_FOREACH_SAFE(comms->posts, post, next)
     {
-        if (post->node == COMMS_NODE_OWN) {
+        if (post->node == MESH_NODE_OWN) {
             DL_DELETE(comms->posts, post);
             DL_APPEND(own, post);
         } else if (now_ns >= post->until_ns) {

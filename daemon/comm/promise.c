@@ -129,7 +129,7 @@ static void promise_order_nodes(struct communicator *comm)
             comm->locals[comm->local_count++] = member;
         }
     }
-    comm->nodes[comm->node_count++] = (struct communicator_node){.node = COMMS_NODE_OWN,
+    comm->nodes[comm->node_count++] = (struct communicator_node){.node = MESH_NODE_OWN,
                                                                  .nonce = comm->nonce,
                                                                  .lowest_rank = comm->locals[0]->rank,
                                                                  .rank_count = comm->local_count};

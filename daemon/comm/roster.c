@@ -237,7 +237,7 @@ static bool has_newer(const struct communicator *comm)
 {
     uint32_t from = comm->roster_from;
     bool comes = comm->roster_begun && comm->roster_completes &&
-                 (from == COMMS_NODE_OWN || mesh_node_is_up(comm->comms->mesh, from));
+                 (from == MESH_NODE_OWN || mesh_node_is_up(comm->comms->mesh, from));
     return comm->comm_id != 0 || comm->roster_is_whole || comes;
 }
 
@@ -256,7 +256,7 @@ void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh
         return;
     }
     /* One that comes down the tree is complete. The sender is a node of it; others have no reason to send. */
-    if (!is_sound(comm, roster) || (!is_place && !comms_user_may(comms, comm->terms.owner_uid, node))) {
+    if (!is_sound(comm, roster) || (!is_place && !mesh_user_may(comms->mesh, comm->terms.owner_uid, node))) {
         return;
     }
     if (!roster->complete && has_newer(comm)) {

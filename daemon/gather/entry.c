@@ -38,7 +38,7 @@ static enum status here_make(struct gathers *gathers, uint32_t uid, const char *
     if (here != NULL) {
         here->gathers = gathers;
         here->key = key;
-        here->place = GATHERS_NODE_OWN;
+        here->place = MESH_NODE_OWN;
         HASH_ADD(hh, gathers->here, key, key_bytes, here);
     }
     if (here == NULL || !table_has(here, hh)) {
@@ -122,7 +122,7 @@ enum status gathers_join(struct gathers *gathers, uid_t uid, struct budget_accou
     if (status != STATUS_OK) {
         return status;
     }
-    if (!gathers_user_may(gathers, uid, GATHERS_NODE_OWN)) {
+    if (!mesh_user_may(gathers->mesh, uid, MESH_NODE_OWN)) {
         return error_set(error, STATUS_PERMISSION,
                          "job \"%s\": uid %u may not be on node %s (users in commd.conf)", name,
                          (unsigned)uid, mesh_own_name(gathers->mesh));
@@ -245,7 +245,7 @@ static void gathers_entry_fail(struct gathers_entry *entry, const struct error *
 void gathers_entry_expire(struct gathers_entry *entry, uint64_t now_ns)
 {
     const struct gathers_here *here = entry->here;
-    const char *place = gathers_node_name(here->gathers, here->place);
+    const char *place = mesh_node_name(here->gathers->mesh, here->place);
     struct error cause;
     if (!here->was_answered) {
         error_set(&cause, STATUS_TIMED_OUT,
@@ -347,7 +347,7 @@ void gathers_recheck_users(struct gathers *gathers, uint64_t now_ns)
 {
     struct error cause;
     for (struct gathers_here *here = gathers->here; here != NULL; here = here->hh.next) {
-        if (!gathers_user_may(gathers, here->key.owner_uid, GATHERS_NODE_OWN)) {
+        if (!mesh_user_may(gathers->mesh, here->key.owner_uid, MESH_NODE_OWN)) {
             error_set(&cause, STATUS_PERMISSION,
                       "job \"%s\": uid %u may not be on node %s any more (users in commd.conf)",
                       here->key.name, (unsigned)here->key.owner_uid, mesh_own_name(gathers->mesh));
@@ -363,7 +363,7 @@ void gathers_list(const struct gathers *gathers, gathers_view_function *each, vo
         struct gathers_view view = {.name = here->key.name,
                                     .owner_uid = here->key.owner_uid,
                                     .waiting = here->waiting,
-                                    .place = gathers_node_name(gathers, here->place),
+                                    .place = mesh_node_name(gathers->mesh, here->place),
                                     .text = here->text};
         const struct gathers_entry *entry;
         DL_FOREACH(here->entries, entry)

@@ -19,17 +19,6 @@ void gathers_comm_name(char out[COMM_NAME_MAX_BYTES + 1], const char *name, uint
     (void)snprintf(out, COMM_NAME_MAX_BYTES + 1, "%.80s#%" PRIu64 ".%016" PRIx64, name, generation, nonce);
 }
 
-const char *gathers_node_name(const struct gathers *gathers, uint32_t node)
-{
-    return node == GATHERS_NODE_OWN ? mesh_own_name(gathers->mesh) : mesh_node_name(gathers->mesh, node);
-}
-
-bool gathers_user_may(const struct gathers *gathers, uint32_t uid, uint32_t node)
-{
-    return gathers->options.user_may == NULL ||
-           gathers->options.user_may(gathers->options.context, uid, gathers_node_name(gathers, node));
-}
-
 /* --- The place of a name --- */
 
 static bool is_avoided(const struct gathers_here *here, uint32_t node, uint64_t now_ns)
@@ -47,9 +36,9 @@ uint32_t gathers_choose(const struct gathers *gathers, const struct owned_name *
 {
     const struct mesh *mesh = gathers->mesh;
     struct weight_choice best = {0};
-    weight_choose(&best, PLACE_SEED, GATHERS_NODE_OWN, mesh_own_name(mesh), key->owner_uid, key->name);
+    weight_choose(&best, PLACE_SEED, MESH_NODE_OWN, mesh_own_name(mesh), key->owner_uid, key->name);
     for (uint32_t node = 0; node < mesh_node_count(mesh); node++) {
-        if (mesh_node_is_removed(mesh, node) || !gathers_user_may(gathers, key->owner_uid, node) ||
+        if (mesh_node_is_removed(mesh, node) || !mesh_user_may(gathers->mesh, key->owner_uid, node) ||
             (!all && (!mesh_node_is_member(mesh, node) || is_avoided(here, node, now_ns)))) {
             continue;
         }

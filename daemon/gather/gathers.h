@@ -53,8 +53,6 @@ struct gathers_options {
     struct mesh *mesh;
     uint64_t seed_secure; /* random at each start */
     uint64_t now_ns;
-    /* Returns whether a user may be on a node. Null: every user may, on every node. */
-    bool (*user_may)(void *context, uint32_t uid, const char *node);
     /* The communicator of a generation that has not formed yet never will. May be null. */
     void (*voided)(void *context, uint32_t uid, const char *comm_name, const struct error *cause,
                    uint64_t now_ns);
@@ -129,7 +127,7 @@ enum status gathers_check(const struct gathers *gathers, uint32_t uid, const cha
  * Null: they may join again. */
 void gathers_drain(struct gathers *gathers, const char *why, uint64_t now_ns);
 #define GATHERS_DRAIN_TEXT_MAX_BYTES 320
-/* Call it when answers of user_may have changed. */
+/* Call it when answers of mesh_user_may have changed. */
 void gathers_recheck_users(struct gathers *gathers, uint64_t now_ns);
 
 /* For people: the names with processes on this node. Texts are valid until gathers runs. */

@@ -14,7 +14,6 @@
  * they call each other with messages that no network carries.
  */
 
-#define GATHERS_NODE_OWN UINT32_MAX
 #define GATHERS_AVOIDED_MAX 4
 #define GATHERS_TEXT_BYTES 256
 
@@ -60,7 +59,7 @@ struct gathers_here {
     struct owned_name key;
     struct gathers_entry *entries;
     uint32_t entry_count;
-    uint32_t place; /* GATHERS_NODE_OWN, or a node to which a connection is needed */
+    uint32_t place; /* MESH_NODE_OWN, or a node to which a connection is needed */
     uint64_t place_since_ns;
     struct {
         uint32_t node;
@@ -105,7 +104,7 @@ struct gathers_guest {
 /* The processes of one node. */
 struct gathers_party {
     struct gathers_meeting *meeting;
-    uint32_t node;                     /* GATHERS_NODE_OWN: this one */
+    uint32_t node;                     /* MESH_NODE_OWN: this one */
     struct gathers_party *prev, *next; /* in the meeting, by the nodes' names */
     struct gathers_guest *guests;      /* by id */
     uint32_t count;
@@ -162,8 +161,6 @@ struct gathers {
     uint64_t next_ns;  /* when some name is to be looked at: the earliest check_ns and next_ns */
 };
 
-bool gathers_user_may(const struct gathers *gathers, uint32_t uid, uint32_t node);
-const char *gathers_node_name(const struct gathers *gathers, uint32_t node);
 /* "job#3.00f1..." */
 void gathers_comm_name(char out[COMM_NAME_MAX_BYTES + 1], const char *name, uint64_t generation,
                        uint64_t nonce);

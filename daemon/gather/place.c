@@ -80,7 +80,7 @@ static struct gathers_meeting *meeting_make(struct gathers *gathers, const struc
     meeting->gathers = gathers;
     meeting->key = *key;
     meeting->next_ns = TIME_NEVER;
-    if (gathers_choose(gathers, key, true, NULL, now_ns) != GATHERS_NODE_OWN) {
+    if (gathers_choose(gathers, key, true, NULL, now_ns) != MESH_NODE_OWN) {
         meeting->grace_ns = time_after(now_ns, GATHERS_GRACE_NS);
     }
     bool fits = gathers->budget == NULL ||
@@ -136,7 +136,7 @@ static struct gathers_party *party_make(struct gathers_meeting *meeting, uint32_
     party->told_voids = meeting->void_count;
     DL_FOREACH(meeting->parties, before)
     {
-        if (strcmp(gathers_node_name(gathers, before->node), gathers_node_name(gathers, node)) > 0) {
+        if (strcmp(mesh_node_name(gathers->mesh, before->node), mesh_node_name(gathers->mesh, node)) > 0) {
             DL_PREPEND_ELEM(meeting->parties, before, party);
             return party;
         }
@@ -331,7 +331,7 @@ void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd_
 {
     struct owned_name key;
     const char *wrong = what_is_wrong(report);
-    if (wrong != NULL && node != GATHERS_NODE_OWN) {
+    if (wrong != NULL && node != MESH_NODE_OWN) {
         mesh_violation(gathers->mesh, node, wrong);
         return;
     }
@@ -344,7 +344,7 @@ void gathers_place_received(struct gathers *gathers, uint32_t node, const Commd_
         }
         return;
     }
-    if (node != GATHERS_NODE_OWN && !gathers_user_may(gathers, key.owner_uid, node)) {
+    if (node != MESH_NODE_OWN && !mesh_user_may(gathers->mesh, key.owner_uid, node)) {
         return; /* our configuration does not have the user there: it will be reloaded, or theirs will */
     }
     meeting = meeting_make(gathers, &key, key_bytes, now_ns);

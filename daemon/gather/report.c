@@ -31,7 +31,7 @@ static void here_free(struct gathers_here *here)
 {
     struct gathers *gathers = here->gathers;
     here_unlist(here);
-    if (here->place != GATHERS_NODE_OWN) {
+    if (here->place != MESH_NODE_OWN) {
         mesh_unneed(gathers->mesh, here->place, MESH_NEED_CALL);
     }
     HASH_DEL(gathers->here, here);
@@ -91,8 +91,8 @@ static bool send_report(struct gathers_here *here, bool leaves, uint64_t now_ns)
     report.moved = here->moved;
     report.turns = leaves;
     report.entries = list;
-    if (here->place == GATHERS_NODE_OWN) {
-        gathers_place_received(gathers, GATHERS_NODE_OWN, &report, now_ns);
+    if (here->place == MESH_NODE_OWN) {
+        gathers_place_received(gathers, MESH_NODE_OWN, &report, now_ns);
         return true;
     }
     Commd__Mesh__Message message = MESH_MESSAGE(GATHER, gather, &report);
@@ -102,7 +102,7 @@ static bool send_report(struct gathers_here *here, bool leaves, uint64_t now_ns)
 static bool place_takes(const struct gathers_here *here)
 {
     const struct mesh *mesh = here->gathers->mesh;
-    return here->place == GATHERS_NODE_OWN ||
+    return here->place == MESH_NODE_OWN ||
            (mesh_node_is_up(mesh, here->place) && mesh_node_offers(mesh, here->place, MESH_OFFERS_GATHER) &&
             mesh_node_queued(mesh, here->place) < GATHERS_QUEUED_MAX);
 }
@@ -118,7 +118,7 @@ bool gathers_here_run(struct gathers *gathers, uint64_t now_ns)
     bool any = false;
     DL_FOREACH_SAFE2(gathers->changed, here, next, changed_next)
     {
-        bool is_up = here->place == GATHERS_NODE_OWN || mesh_node_is_up(gathers->mesh, here->place);
+        bool is_up = here->place == MESH_NODE_OWN || mesh_node_is_up(gathers->mesh, here->place);
         if (place_takes(here) && send_report(here, false, now_ns)) {
             any = true;
             here_unlist(here);
@@ -151,7 +151,7 @@ static void turn_to(struct gathers_here *here, uint32_t place, uint64_t now_ns)
     if (here->number > 0 && takes) {
         (void)send_report(here, true, now_ns); /* if this fails the node is lost, and has forgotten us */
     }
-    if (here->place != GATHERS_NODE_OWN) {
+    if (here->place != MESH_NODE_OWN) {
         mesh_unneed(gathers->mesh, here->place, MESH_NEED_CALL);
     }
     here->moved = here->moved || here->was_answered;
@@ -160,7 +160,7 @@ static void turn_to(struct gathers_here *here, uint32_t place, uint64_t now_ns)
     here->text[0] = '\0';
     here->place = place;
     here->place_since_ns = now_ns;
-    if (place != GATHERS_NODE_OWN) {
+    if (place != MESH_NODE_OWN) {
         mesh_need(gathers->mesh, place, MESH_NEED_CALL);
     }
     gathers_here_changed(here);
@@ -170,7 +170,7 @@ void gathers_here_check(struct gathers_here *here, uint64_t now_ns)
 {
     struct gathers *gathers = here->gathers;
     bool is_new = here->check_ns == 0;
-    bool is_up = here->place == GATHERS_NODE_OWN || mesh_node_is_up(gathers->mesh, here->place);
+    bool is_up = here->place == MESH_NODE_OWN || mesh_node_is_up(gathers->mesh, here->place);
     if (!is_new && !is_up && time_after(here->place_since_ns, GATHERS_TURN_NS) <= now_ns) {
         avoid(here, here->place, now_ns);
     }
@@ -325,7 +325,7 @@ void gathers_here_answered(struct gathers *gathers, uint32_t node, const Commd__
 {
     const char *wrong = what_is_wrong(answer);
     struct gathers_here *here = here_of(gathers, answer->owner_uid, answer->name);
-    if (wrong != NULL && node != GATHERS_NODE_OWN) {
+    if (wrong != NULL && node != MESH_NODE_OWN) {
         mesh_violation(gathers->mesh, node, wrong);
         return;
     }

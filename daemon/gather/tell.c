@@ -93,7 +93,7 @@ static bool party_tell(struct gathers_party *party, uint64_t now_ns)
     Commd__Mesh__GatherVoid voids[GATHERS_VOIDS_MAX], *void_list[GATHERS_VOIDS_MAX];
     Commd__Mesh__Gathered answer = COMMD__MESH__GATHERED__INIT;
     uint32_t node = party->node;
-    if (node != GATHERS_NODE_OWN && mesh_node_queued(mesh, node) >= GATHERS_QUEUED_MAX) {
+    if (node != MESH_NODE_OWN && mesh_node_queued(mesh, node) >= GATHERS_QUEUED_MAX) {
         return false;
     }
     answer.name = (char *)(uintptr_t)meeting->key.name;
@@ -106,13 +106,12 @@ static bool party_tell(struct gathers_party *party, uint64_t now_ns)
     answer.n_voids = fill_voids(party, voids, void_list);
     answer.voids = void_list;
     note_told(party);
-    if (node == GATHERS_NODE_OWN) {
-        gathers_here_answered(meeting->gathers, GATHERS_NODE_OWN, &answer, now_ns);
+    if (node == MESH_NODE_OWN) {
+        gathers_here_answered(meeting->gathers, MESH_NODE_OWN, &answer, now_ns);
         return true;
     }
     Commd__Mesh__Message message = MESH_MESSAGE(GATHERED, gathered, &answer);
-    enum status status = mesh_send(mesh, node, &message);
-    (void)status; /* if this fails the node is lost: gathers_place_node_down has come, or will */
+    mesh_tell(mesh, node, &message);
     return true;
 }
 

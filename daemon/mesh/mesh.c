@@ -49,8 +49,7 @@ static void members_send(void *context, uint32_t node, const uint8_t *bytes, siz
     body.records.len = size;
     Commd__Mesh__Message message = MESH_MESSAGE(MEMBERS, members, &body);
     (void)now_ns;
-    enum status status = mesh_send(mesh, node, &message);
-    (void)status; /* if this fails the node is lost, and learns all of it when it is linked again */
+    mesh_tell(mesh, node, &message);
 }
 
 /* Of nodes that are up here, mesh_peer_down and mesh_peer_greeted report what happens. */
@@ -432,7 +431,14 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
 
 const char *mesh_node_name(const struct mesh *mesh, uint32_t node)
 {
-    return mesh_peer_at(mesh, node)->name;
+    return node == MESH_NODE_OWN ? mesh->node_name : mesh_peer_at(mesh, node)->name;
+}
+
+bool mesh_user_may(const struct mesh *mesh, uint32_t uid, uint32_t node)
+{
+    const struct mesh_options *options = &mesh->options;
+    return options->user_may == NULL ||
+           options->user_may(options->user_may_context, uid, mesh_node_name(mesh, node));
 }
 
 bool mesh_node_is_up(const struct mesh *mesh, uint32_t node)
@@ -532,12 +538,6 @@ void mesh_leave(struct mesh *mesh, uint64_t now_ns)
     members_leave(mesh->members, now_ns);
 }
 
-enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message)
-{
-    struct mesh_peer *peer = mesh_peer_at(mesh, node);
-    return peer->state == MESH_NODE_UP ? mesh_peer_send(peer, message) : STATUS_UNREACHABLE;
-}
-
 void mesh_violation(struct mesh *mesh, uint32_t node, const char *what)
 {
     struct mesh_peer *peer = mesh_peer_at(mesh, node);
@@ -551,14 +551,6 @@ void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns)
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         mesh_peer_end_hold_off(mesh->peers[i], now_ns);
     }
-}
-
-enum status mesh_send_packed(struct mesh *mesh, uint32_t node, const uint8_t *bytes, size_t size)
-{
-    struct mesh_peer *peer = mesh_peer_at(mesh, node);
-    return peer->state == MESH_NODE_UP && size > 0 && size <= FRAME_MAX_BYTES
-               ? mesh_peer_send_packed(peer, bytes, size)
-               : STATUS_UNREACHABLE;
 }
 
 uint32_t mesh_node_queued(const struct mesh *mesh, uint32_t node)
@@ -581,12 +573,4 @@ bool mesh_is_crowded(const struct mesh *mesh)
         }
     }
     return false;
-}
-
-void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message)
-{
-    for (uint32_t i = 0; i < mesh->peer_count; i++) {
-        enum status status = mesh_send(mesh, i, message);
-        (void)status; /* nodes that are not up, or do not read, are handled elsewhere */
-    }
 }

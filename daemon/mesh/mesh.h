@@ -33,6 +33,7 @@ struct mesh;
 #define MESH_HOLD_OFF_FORGIVEN_NS (600 * TIME_S) /* after the end of the last hold-off */
 
 #define MESH_CLUSTER_NAME_MAX_BYTES 255
+#define MESH_NODE_OWN UINT32_MAX /* this node; other nodes have the indices of net's peers */
 
 struct mesh_options {
     const char *node_name;
@@ -55,7 +56,10 @@ struct mesh_options {
     uint64_t slice_bytes;   /* 0, the default: not told */
     bool takes_bulk;        /* this node takes bulk links: it offers MESH_OFFERS_BULK. Default: false */
     const char *algorithms; /* default: "" */
-    bool hides_relays;      /* as an older commd, it does not offer MESH_OFFERS_RELAYS and _ENDS. For tests */
+    /* Returns whether a user may be on a node of that name. Null, the default: every user may, everywhere. */
+    bool (*user_may)(void *context, uint32_t uid, const char *node);
+    void *user_may_context;
+    bool hides_relays; /* as an older commd, it does not offer MESH_OFFERS_RELAYS and _ENDS. For tests */
 };
 void mesh_options_default(struct mesh_options *options);
 
@@ -186,6 +190,8 @@ enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Messa
 /* As mesh_send, for a message of 1 to FRAME_MAX_BYTES bytes that is packed already. */
 enum status mesh_send_packed(struct mesh *mesh, uint32_t node, const uint8_t *bytes,
                              size_t size) COMM_MUST_USE;
+/* As mesh_send. If it fails, the node is lost: node_down has come, or will. */
+void mesh_tell(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message);
 /* How many messages to the node are not acknowledged. 0 if it is not connected. */
 uint32_t mesh_node_queued(const struct mesh *mesh, uint32_t node);
 /*
@@ -202,8 +208,8 @@ bool mesh_is_crowded(const struct mesh *mesh);
 void mesh_violation(struct mesh *mesh, uint32_t node, const char *what);
 /* Ends all hold-offs and forgets past violations: the nodes may connect again. */
 void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns);
-/* Sends to every node that is up. */
-void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message);
+/* Tells every node that is up and on which the user may be. */
+void mesh_broadcast(struct mesh *mesh, uint32_t uid, const Commd__Mesh__Message *message);
 
 /* For people (commctl ping): sends an echo. Dials first if the node is alive, and no connection to it is
  * needed otherwise; that time does not count as round trip. done is called exactly once, also on time-out or
@@ -268,7 +274,10 @@ uint32_t mesh_configured_count(const struct mesh *mesh);
 bool mesh_node_is_removed(const struct mesh *mesh, uint32_t node);
 void mesh_node_info(const struct mesh *mesh, uint32_t node,
                     struct mesh_node_info *out); /* texts belong to mesh, valid until it runs again */
+/* node: an index, or MESH_NODE_OWN. */
 const char *mesh_node_name(const struct mesh *mesh, uint32_t node);
+/* Whether the user may be on that node: an index, or MESH_NODE_OWN. */
+bool mesh_user_may(const struct mesh *mesh, uint32_t uid, uint32_t node);
 bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
 /* Features that a node may offer, one bit each. Their names on the wire are in proto/version.h. */
 #define MESH_OFFERS_STORE 1u

@@ -344,3 +344,34 @@ void mesh_stream_closed(void *context, struct net_stream *stream, const struct e
         mesh_peer_disconnect(peer, &reason);
     }
 }
+
+/* --- Sending --- */
+
+enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->state == MESH_NODE_UP ? mesh_peer_send(peer, message) : STATUS_UNREACHABLE;
+}
+
+enum status mesh_send_packed(struct mesh *mesh, uint32_t node, const uint8_t *bytes, size_t size)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->state == MESH_NODE_UP && size > 0 && size <= FRAME_MAX_BYTES
+               ? mesh_peer_send_packed(peer, bytes, size)
+               : STATUS_UNREACHABLE;
+}
+
+void mesh_tell(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message)
+{
+    enum status status = mesh_send(mesh, node, message);
+    (void)status;
+}
+
+void mesh_broadcast(struct mesh *mesh, uint32_t uid, const Commd__Mesh__Message *message)
+{
+    for (uint32_t i = 0; i < mesh->peer_count; i++) {
+        if (mesh->peers[i]->state == MESH_NODE_UP && mesh_user_may(mesh, uid, i)) {
+            mesh_tell(mesh, i, message);
+        }
+    }
+}

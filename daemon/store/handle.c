@@ -15,7 +15,7 @@ static enum status open_check(const struct stores *stores, uid_t uid, const char
                          "store \"%.160s\": a name has 1 to %d printable ASCII characters without space",
                          name, COMM_NAME_MAX_BYTES);
     }
-    if (!stores_user_may(stores, uid, STORES_NODE_OWN)) {
+    if (!mesh_user_may(stores->mesh, uid, MESH_NODE_OWN)) {
         return error_set(error, STATUS_PERMISSION,
                          "store \"%s\": uid %u may not be on node %s (users in commd.conf)", name,
                          (unsigned)uid, mesh_own_name(stores->mesh));
@@ -97,8 +97,8 @@ enum status stores_open(struct stores *stores, const struct stores_client *clien
     }
     uint32_t keeper = stores_keeper(stores, client->uid, name);
     *out = handle;
-    if (keeper == STORES_NODE_OWN) {
-        status = stores_kept_open(stores, STORES_NODE_OWN, handle->number, &handle->key, handle, now_ns,
+    if (keeper == MESH_NODE_OWN) {
+        status = stores_kept_open(stores, MESH_NODE_OWN, handle->number, &handle->key, handle, now_ns,
                                   &handle->opener, error);
         if (status == STATUS_OK) {
             handle->open = true;
@@ -186,13 +186,13 @@ void stores_handle_recheck(struct stores *stores, uint64_t now_ns)
     struct stores_handle *handle, *next;
     HASH_ITER (hh, stores->handles, handle, next) {
         uint32_t uid = handle->key.owner_uid;
-        uint32_t keeper = handle->link != NULL ? handle->link->node : STORES_NODE_OWN;
-        uint32_t refused = !stores_user_may(stores, uid, STORES_NODE_OWN) ? STORES_NODE_OWN : keeper;
-        if (!stores_user_may(stores, uid, refused)) {
+        uint32_t keeper = handle->link != NULL ? handle->link->node : MESH_NODE_OWN;
+        uint32_t refused = !mesh_user_may(stores->mesh, uid, MESH_NODE_OWN) ? MESH_NODE_OWN : keeper;
+        if (!mesh_user_may(stores->mesh, uid, refused)) {
             struct error cause;
             error_set(&cause, STATUS_PERMISSION,
                       "store \"%s\": uid %u may not be on node %s any more (users in commd.conf)",
-                      handle->key.name, (unsigned)uid, stores_node_name(stores, refused));
+                      handle->key.name, (unsigned)uid, mesh_node_name(stores->mesh, refused));
             stores_handle_fail(handle, &cause, now_ns);
         }
     }

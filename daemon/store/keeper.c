@@ -7,17 +7,6 @@
 
 #define KEEPER_SEED 0x73746f7265733176u /* part of the protocol: all nodes must have the same */
 
-const char *stores_node_name(const struct stores *stores, uint32_t node)
-{
-    return node == STORES_NODE_OWN ? mesh_own_name(stores->mesh) : mesh_node_name(stores->mesh, node);
-}
-
-bool stores_user_may(const struct stores *stores, uint32_t uid, uint32_t node)
-{
-    return stores->user_may == NULL ||
-           stores->user_may(stores->user_may_context, uid, stores_node_name(stores, node));
-}
-
 /* Whether the name says its keeper: "job-17@node-a". */
 static bool keeper_is_named(const struct stores *stores, uint32_t uid, const char *name, uint32_t *node)
 {
@@ -26,10 +15,10 @@ static bool keeper_is_named(const struct stores *stores, uint32_t uid, const cha
         return false;
     }
     if (strcmp(mark + 1, mesh_own_name(stores->mesh)) == 0) {
-        *node = STORES_NODE_OWN;
+        *node = MESH_NODE_OWN;
         return true;
     }
-    return mesh_find_node(stores->mesh, mark + 1, node) && stores_user_may(stores, uid, *node);
+    return mesh_find_node(stores->mesh, mark + 1, node) && mesh_user_may(stores->mesh, uid, *node);
 }
 
 uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *name)
@@ -39,9 +28,9 @@ uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *na
         return named;
     }
     struct weight_choice best = {0};
-    weight_choose(&best, KEEPER_SEED, STORES_NODE_OWN, mesh_own_name(stores->mesh), uid, name);
+    weight_choose(&best, KEEPER_SEED, MESH_NODE_OWN, mesh_own_name(stores->mesh), uid, name);
     for (uint32_t node = 0; node < mesh_node_count(stores->mesh); node++) {
-        if (!mesh_node_is_removed(stores->mesh, node) && stores_user_may(stores, uid, node)) {
+        if (!mesh_node_is_removed(stores->mesh, node) && mesh_user_may(stores->mesh, uid, node)) {
             weight_choose(&best, KEEPER_SEED, node, mesh_node_name(stores->mesh, node), uid, name);
         }
     }
@@ -50,5 +39,5 @@ uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *na
 
 const char *stores_keeper_name(const struct stores *stores, uid_t uid, const char *name)
 {
-    return stores_node_name(stores, stores_keeper(stores, uid, name));
+    return mesh_node_name(stores->mesh, stores_keeper(stores, uid, name));
 }

@@ -219,8 +219,8 @@ void stores_kept_recheck(struct stores *stores, uint64_t now_ns)
     struct stores_opener *opener, *next;
     HASH_ITER (hh, stores->openers, opener, next) {
         uint32_t uid = opener->kept->key.owner_uid;
-        bool may =
-            stores_user_may(stores, uid, STORES_NODE_OWN) && stores_user_may(stores, uid, opener->key.node);
+        bool may = mesh_user_may(stores->mesh, uid, MESH_NODE_OWN) &&
+                   mesh_user_may(stores->mesh, uid, opener->key.node);
         if (!may && opener->handle == NULL) {
             struct error cause;
             error_set(&cause, STATUS_PERMISSION,

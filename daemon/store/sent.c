@@ -254,8 +254,7 @@ void stores_sent_close(struct stores_handle *handle)
         body.opener = handle->number;
         body.kind = STORE_KIND_CLOSE;
         Commd__Mesh__Message message = MESH_MESSAGE(STORE_ASK, store_ask, &body);
-        enum status status = mesh_send(stores->mesh, handle->link->node, &message);
-        (void)status; /* if this fails the node is lost, and has forgotten the handle */
+        mesh_tell(stores->mesh, handle->link->node, &message);
     }
 }
 

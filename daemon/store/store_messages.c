@@ -29,8 +29,7 @@ static void send_answer(struct stores *stores, uint32_t node, uint64_t opener, u
     body.value = (ProtobufCBinaryData){.data = (uint8_t *)answer->value.data, .len = answer->value.size};
     body.number = answer->number;
     Commd__Mesh__Message message = MESH_MESSAGE(STORE_ANSWER, store_answer, &body);
-    enum status status = mesh_send(stores->mesh, node, &message);
-    (void)status; /* if this fails the node is lost: node_down has come, or will */
+    mesh_tell(stores->mesh, node, &message);
 }
 
 void stores_answer(struct stores_opener *opener, uint64_t request, enum store_kind kind,
@@ -59,7 +58,7 @@ static enum status open_from(struct stores *stores, uint32_t node, const Commd__
     struct stores_opener *opener;
     struct owned_name key;
     uint64_t suppressed;
-    if (!stores_user_may(stores, message->owner_uid, node)) {
+    if (!mesh_user_may(stores->mesh, message->owner_uid, node)) {
         if (log_limit_pass(&stores->node_limit, now_ns, &suppressed)) {
             log_warning(
                 "node %s asks for a store of uid %u: users in commd.conf does not allow that user there",
@@ -69,7 +68,7 @@ static enum status open_from(struct stores *stores, uint32_t node, const Commd__
                          "node %s does not allow uid %u on node %s (users in commd.conf)",
                          mesh_own_name(stores->mesh), message->owner_uid, mesh_node_name(stores->mesh, node));
     }
-    if (stores_keeper(stores, message->owner_uid, message->name) != STORES_NODE_OWN) {
+    if (stores_keeper(stores, message->owner_uid, message->name) != MESH_NODE_OWN) {
         return error_set(
             error, STATUS_CONFIG,
             "store \"%s\": node %s says that node %s keeps it, not node %s: do all nodes have the same "

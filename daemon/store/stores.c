@@ -27,8 +27,6 @@ enum status stores_new(const struct stores_options *options, struct stores **out
     stores->mesh = options->mesh;
     stores->seed = options->seed_secure;
     stores->linger_ns = options->linger_ns != 0 ? options->linger_ns : STORES_LINGER_NS;
-    stores->user_may = options->user_may;
-    stores->user_may_context = options->user_may_context;
     stores->clock = options->clock;
     stores->run_ns = TIME_NEVER;
     stores->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};

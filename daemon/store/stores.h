@@ -37,11 +37,8 @@ struct stores_handle; /* a store that one process has opened */
 
 struct stores_options {
     struct mesh *mesh;
-    uint64_t seed_secure; /* random at each start */
-    uint64_t linger_ns;   /* 0: STORES_LINGER_NS */
-    /* Returns whether a user may be on a node. Null: every user may, on every node. */
-    bool (*user_may)(void *context, uint32_t uid, const char *node);
-    void *user_may_context;
+    uint64_t seed_secure;    /* random at each start */
+    uint64_t linger_ns;      /* 0: STORES_LINGER_NS */
     uint64_t (*clock)(void); /* charges processor time to users; null: nothing is charged */
 };
 /* Registers itself with the mesh, after comms. NO_MEMORY. */
@@ -109,8 +106,8 @@ enum status stores_request(struct stores_handle *handle, const struct stores_ask
 /* There are no more answers. */
 void stores_close(struct stores_handle *handle, uint64_t now_ns);
 
-/* Call it when answers of user_may have changed. Stores of users who may no longer be on this node end, and
- * so do the handles of other nodes that the user may no longer use. */
+/* Call it when answers of mesh_user_may have changed. Stores of users who may no longer be on this node end,
+ * and so do the handles of other nodes that the user may no longer use. */
 void stores_recheck_users(struct stores *stores, uint64_t now_ns);
 /* From now on this node makes no new stores, for that reason: SHUTTING_DOWN. Null: it makes them again. */
 void stores_drain(struct stores *stores, const char *why);

@@ -15,8 +15,6 @@
  * store_messages.c's messages do.
  */
 
-#define STORES_NODE_OWN UINT32_MAX
-
 /* --- Kept here --- */
 
 /* A store that this node keeps. */
@@ -35,7 +33,7 @@ struct stores_kept {
 /* A process that has opened a kept store. */
 struct stores_opener {
     struct {
-        uint32_t node; /* STORES_NODE_OWN: a process of this node */
+        uint32_t node; /* MESH_NODE_OWN: a process of this node */
         uint32_t zero;
         uint64_t number; /* the node's */
     } key;
@@ -113,8 +111,6 @@ struct stores {
     struct budget *budget;
     uint64_t seed;
     uint64_t linger_ns;
-    bool (*user_may)(void *context, uint32_t uid, const char *node);
-    void *user_may_context;
     uint64_t (*clock)(void);
     struct stores_kept *kept;
     struct stores_opener *openers;
@@ -136,8 +132,6 @@ struct stores {
 #define STORES_RETRY_NS (1 * TIME_MS)
 #define STORES_RETRIES_PER_RUN 256u
 
-bool stores_user_may(const struct stores *stores, uint32_t uid, uint32_t node);
-const char *stores_node_name(const struct stores *stores, uint32_t node);
 /* Whether a request is answered at once by its keeper. */
 static inline bool stores_kind_is_quick(enum store_kind kind)
 {
@@ -145,7 +139,7 @@ static inline bool stores_kind_is_quick(enum store_kind kind)
 }
 
 /* keeper.c */
-/* The node that keeps the store, or STORES_NODE_OWN. */
+/* The node that keeps the store, or MESH_NODE_OWN. */
 uint32_t stores_keeper(const struct stores *stores, uint32_t uid, const char *name);
 
 /* kept.c, kept_ask.c */

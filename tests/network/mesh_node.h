@@ -14,7 +14,7 @@ struct user_limit {
     const char *nodes; /* where that user may be: one letter each. Null: everywhere */
 };
 
-/* As user_may of the options of comms, stores and gathers; `context` is a user_limit. */
+/* As user_may of the mesh's options; `context` is a user_limit. */
 static inline bool user_limit_allows(void *context, uint32_t uid, const char *node_name)
 {
     const struct user_limit *limit = context;
@@ -22,9 +22,9 @@ static inline bool user_limit_allows(void *context, uint32_t uid, const char *no
 }
 
 /* Adds node `index` to the network, and makes its mesh, which knows no other node yet. Writes its name to
- * `name`; the caller frees *net and *mesh. */
+ * `name`; the caller frees *net and *mesh. The limit, which it keeps, may be null. */
 static inline void mesh_node_new(struct network *network, unsigned index, uint64_t instance, uint64_t now_ns,
-                                 char name[2], struct net **net, struct mesh **mesh)
+                                 struct user_limit *limit, char name[2], struct net **net, struct mesh **mesh)
 {
     struct mesh_options options;
     struct error error;
@@ -38,6 +38,8 @@ static inline void mesh_node_new(struct network *network, unsigned index, uint64
     options.instance = instance;
     options.seed = instance;
     options.now_ns = now_ns;
+    options.user_may = limit != NULL ? user_limit_allows : NULL;
+    options.user_may_context = limit;
     assert_int_equal(mesh_new(*net, &options, mesh, &error), STATUS_OK);
 }
 

@@ -182,7 +182,7 @@ static uint32_t place_of(const struct cluster *cluster, const char *name)
     const struct cluster_node *at = &cluster->nodes[0];
     (void)owned_name_make(&key, TREE_UID, name);
     assert_true(meeting_choose(&(struct meeting_chooser){.comms = at->comms, .key = &key}, &node));
-    const char *chosen = node == COMMS_NODE_OWN ? at->name : mesh_node_name(at->mesh, node);
+    const char *chosen = node == MESH_NODE_OWN ? at->name : mesh_node_name(at->mesh, node);
     for (uint32_t i = 0; i < TREE_NODES; i++) {
         if (strcmp(cluster->nodes[i].name, chosen) == 0) {
             return i;

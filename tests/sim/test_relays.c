@@ -49,7 +49,7 @@ static uint32_t choose(const struct cluster *cluster, const char *name, const ch
         .relay = guest != NULL,
         .group = guest != NULL ? meeting_group_of(guest, meeting_groups(SIZE, NODES)) : 0};
     assert_true(meeting_choose(&chooser, &node));
-    const char *chosen = node == COMMS_NODE_OWN ? at->name : mesh_node_name(at->mesh, node);
+    const char *chosen = node == MESH_NODE_OWN ? at->name : mesh_node_name(at->mesh, node);
     for (uint32_t i = 0; i < NODES; i++) {
         if (strcmp(cluster->nodes[i].name, chosen) == 0) {
             return i;

@@ -137,15 +137,14 @@ static inline void node_start(struct world *world, unsigned index)
     struct error error;
     uint64_t instance = ++world->instances;
     node->world = world;
-    mesh_node_new(world->network, index, instance, world->now_ns, node->name, &node->net, &node->mesh);
+    mesh_node_new(world->network, index, instance, world->now_ns, &node->limit, node->name, &node->net,
+                  &node->mesh);
     assert_int_equal(exec_new(node->net, &node->exec, &error), STATUS_OK);
     assert_int_equal(p2p_new(node->net, &node->p2p, &error), STATUS_OK);
     struct comms_options comms_options = {.mesh = node->mesh,
                                           .slice_bytes = slice_bytes_settings[index],
                                           .exec = node->exec,
                                           .p2p = node->p2p,
-                                          .user_may = user_limit_allows,
-                                          .user_may_context = &node->limit,
                                           .seed_secure = instance * 7919};
     assert_int_equal(comms_new(&comms_options, &node->comms, &error), STATUS_OK);
     mesh_node_add_others(node->mesh, index, world->count);

@@ -260,7 +260,7 @@ static void report_own(const struct owned_name *key)
     own.n_ranks = 1;
     own.ranks = &rank;
     own.tree = true;
-    comms_meeting_join(world.nodes[0].comms, COMMS_NODE_OWN, key, &own, world.now_ns);
+    comms_meeting_join(world.nodes[0].comms, MESH_NODE_OWN, key, &own, world.now_ns);
 }
 
 /* A place that has ranks says so to each new guest, once, and to all when its first rank comes. */
@@ -285,7 +285,7 @@ static void test_a_place_with_ranks(void **state)
     run(&world, TIME_MS);
     assert_int_equal(heard[1].rosters, 1);
     assert_int_equal(heard[2].rosters, 1);
-    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, COMMS_NODE_OWN, &key);
+    comms_meeting_leave(world.nodes[0].comms, MESH_NODE_OWN, MESH_NODE_OWN, &key);
     world_stop(&world);
 }
 
@@ -302,7 +302,7 @@ static void test_a_place_whose_rank_is_taken(void **state)
     assert_int_equal(heard[1].additions, 0);
     assert_int_equal(heard[2].additions, 0);
     assert_heard(1, "job:a "); /* the two settle it */
-    comms_meeting_leave(world.nodes[0].comms, COMMS_NODE_OWN, COMMS_NODE_OWN, &key);
+    comms_meeting_leave(world.nodes[0].comms, MESH_NODE_OWN, MESH_NODE_OWN, &key);
     world_stop(&world);
 }
 
@@ -382,7 +382,7 @@ static bool is_taken(const void *context, uint32_t node)
 static const char *name_at(unsigned node, uint32_t chosen)
 {
     struct mesh *mesh = world.nodes[node].mesh;
-    return chosen == COMMS_NODE_OWN ? mesh_own_name(mesh) : mesh_node_name(mesh, chosen);
+    return chosen == MESH_NODE_OWN ? mesh_own_name(mesh) : mesh_node_name(mesh, chosen);
 }
 
 /* All nodes choose the same ones in the same order: each node once. Groups choose differently. */

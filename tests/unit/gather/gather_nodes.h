@@ -50,11 +50,6 @@ struct world {
     unsigned process_count;
 };
 
-static inline bool on_user_may(void *context, uint32_t uid, const char *node_name)
-{
-    return user_limit_allows(&((struct node *)context)->limit, uid, node_name);
-}
-
 static inline void on_voided(void *context, uint32_t uid, const char *comm_name, const struct error *cause,
                              uint64_t now_ns)
 {
@@ -70,11 +65,11 @@ static inline void node_start(struct world *world, unsigned index, uint64_t inst
 {
     struct node *node = &world->nodes[index];
     struct error error;
-    mesh_node_new(world->network, index, instance, world->now_ns, node->name, &node->net, &node->mesh);
+    mesh_node_new(world->network, index, instance, world->now_ns, &node->limit, node->name, &node->net,
+                  &node->mesh);
     struct gathers_options gathers_options = {.mesh = node->mesh,
                                               .seed_secure = instance * 7919,
                                               .now_ns = world->now_ns,
-                                              .user_may = on_user_may,
                                               .voided = on_voided,
                                               .context = node};
     assert_int_equal(gathers_new(&gathers_options, &node->gathers, &error), STATUS_OK);
@@ -242,7 +237,7 @@ static inline unsigned place_of(const struct world *world, const char *name)
     (void)owned_name_make(&key, UID, name);
     for (unsigned i = 0; i < world->count; i++) {
         if (world->nodes[i].net != NULL &&
-            gathers_choose(world->nodes[i].gathers, &key, false, NULL, world->now_ns) == GATHERS_NODE_OWN) {
+            gathers_choose(world->nodes[i].gathers, &key, false, NULL, world->now_ns) == MESH_NODE_OWN) {
             return i;
         }
     }

@@ -66,7 +66,7 @@ static void test_messages_arrive_in_order(void **state)
         Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
         message.body_case = COMMD__MESH__MESSAGE__BODY_WITHDRAW;
         message.withdraw = &body;
-        mesh_broadcast(world.nodes[1].mesh, &message);
+        mesh_broadcast(world.nodes[1].mesh, 0, &message);
         assert_int_equal(mesh_send(world.nodes[1].mesh, 0, &message), STATUS_OK);
     }
     run(&world, 2 * TIME_S);

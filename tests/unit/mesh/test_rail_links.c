@@ -83,7 +83,7 @@ static int start(void **state)
     }
     for (unsigned i = 0; i < 2; i++) {
         struct end *end = &ends[i];
-        mesh_node_new(networks[0], i, i + 1, now_ns, end->name, &end->nets[0], &end->mesh);
+        mesh_node_new(networks[0], i, i + 1, now_ns, NULL, end->name, &end->nets[0], &end->mesh);
         for (uint32_t rail = 1; rail < RAILS; rail++) {
             end->nets[rail] = network_add(networks[rail], end->name);
         }

@@ -58,11 +58,9 @@ static inline void node_start(struct world *world, unsigned index, uint64_t inst
 {
     struct node *node = &world->nodes[index];
     struct error error;
-    mesh_node_new(world->network, index, instance, world->now_ns, node->name, &node->net, &node->mesh);
-    struct stores_options stores_options = {.mesh = node->mesh,
-                                            .seed_secure = instance * 7919,
-                                            .user_may = user_limit_allows,
-                                            .user_may_context = &node->limit};
+    mesh_node_new(world->network, index, instance, world->now_ns, &node->limit, node->name, &node->net,
+                  &node->mesh);
+    struct stores_options stores_options = {.mesh = node->mesh, .seed_secure = instance * 7919};
     assert_int_equal(stores_new(&stores_options, &node->stores, &error), STATUS_OK);
     assert_int_equal(budget_new(NULL, &node->budget, &error), STATUS_OK);
     stores_set_budget(node->stores, node->budget);

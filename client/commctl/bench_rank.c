@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/commctl/bench.h"
 #include "client/commctl/bench_times.h"
@@ -29,13 +28,6 @@ struct bench_run {
     double wrong;
     enum exit_code code;
 };
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 static bool failed(struct bench_run *run, comm_result_t result, const char *what)
 {

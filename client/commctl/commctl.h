@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <time.h>
 
 #include "proto/client.pb-c.h"
 
@@ -36,6 +37,19 @@ struct commctl {
     double watch_s; /* 0: once */
     int fd;         /* -1 until the first request */
 };
+
+/* The time that goes on evenly (CLOCK_MONOTONIC). */
+static inline double now_s(void)
+{
+    struct timespec now = {0};
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static inline int64_t now_ms(void)
+{
+    return (int64_t)(now_s() * 1e3);
+}
 
 /* connection.c: sends a request and waits for its reply. The caller frees *event with
  * commd__client__event__free_unpacked. Prints failures. */

@@ -105,13 +105,6 @@ static bool look(struct commctl *commctl, struct wait *wait, enum exit_code *cod
     return reached;
 }
 
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 static enum exit_code wait_for(struct commctl *commctl, struct wait *wait, double timeout_s)
 {
     double until_s = now_s() + timeout_s;

@@ -1,6 +1,5 @@
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/commctl/commctl.h"
 
@@ -8,16 +7,8 @@
  * answers. */
 
 #define ANSWERS "answers"
-#define NS_PER_MS 1e6
 
 static const char usage[] = "usage: commctl health [CHECK]\n";
-
-static double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / NS_PER_MS;
-}
 
 static void add_check(json_t *checks, const char *name, bool fine, const char *text)
 {
@@ -47,7 +38,7 @@ static enum exit_code ask(struct commctl *commctl, const char *name, json_t *che
     query.name = (char *)(uintptr_t)(only_answers ? "" : name);
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HEALTH;
     request.health = &query;
-    double began_ms = now_ms();
+    double began_s = now_s();
     enum exit_code code = connection_request(commctl, &request, &event);
     if (code != EXIT_CODE_OK || event->reply->body_case != COMMD__CLIENT__REPLY__BODY_HEALTH) {
         commd__client__event__free_unpacked(event, NULL);
@@ -56,7 +47,7 @@ static enum exit_code ask(struct commctl *commctl, const char *name, json_t *che
         }
         return code != EXIT_CODE_OK ? code : EXIT_CODE_FAILURE;
     }
-    (void)snprintf(text, sizeof text, "in %.1f ms", now_ms() - began_ms);
+    (void)snprintf(text, sizeof text, "in %.1f ms", (now_s() - began_s) * 1e3);
     if (only_answers || name[0] == '\0') {
         add_check(checks, ANSWERS, true, text);
     }

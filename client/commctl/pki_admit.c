@@ -260,7 +260,7 @@ static enum admit_result serve_next(struct admission *admission, int listener)
 {
     enum admit_result result = ADMIT_NOTHING;
     struct pollfd readable = {.fd = listener, .events = POLLIN};
-    if (pki_wait(&readable, 1, pki_now_ms() + PKI_PERSON_TIMEOUT_MS) != PKI_WAITED_READY ||
+    if (pki_wait(&readable, 1, now_ms() + PKI_PERSON_TIMEOUT_MS) != PKI_WAITED_READY ||
         !pki_link_accept(listener, &admission->link)) {
         return result;
     }
@@ -287,7 +287,7 @@ static enum exit_code serve(struct admission *admission, int listener)
             pause_ms = PAUSE_MIN_MS;
             break;
         case ADMIT_FAILED:
-            (void)pki_wait(NULL, 0, pki_now_ms() + pause_ms);
+            (void)pki_wait(NULL, 0, now_ms() + pause_ms);
             pause_ms = 2 * pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS;
             break;
         case ADMIT_NOTHING:

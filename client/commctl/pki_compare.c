@@ -210,7 +210,7 @@ bool pki_compare(struct pki_comparison *comparison)
     char code[PKI_CODE_BYTES];
     bool other_confirmed = false;
     bool other_spoke;
-    int64_t deadline_ms = pki_now_ms() + PKI_PERSON_TIMEOUT_MS;
+    int64_t deadline_ms = now_ms() + PKI_PERSON_TIMEOUT_MS;
     pki_code_text(comparison->transcript, code);
     enum answer answer = first_answer(comparison, code);
     if (answer != ANSWER_NONE && !act_on(comparison, answer, false)) {

@@ -123,7 +123,7 @@ static bool receive_authority(struct joining *joining)
 {
     struct pki_message message;
     struct pollfd readable = {.fd = joining->link.fd, .events = POLLIN};
-    if (pki_wait(&readable, 1, pki_now_ms() + TURN_NOTICE_MS) == PKI_WAITED_TIMED_OUT) {
+    if (pki_wait(&readable, 1, now_ms() + TURN_NOTICE_MS) == PKI_WAITED_TIMED_OUT) {
         puts("connected; waiting for a turn: 'commctl pki admit' serves one connection after the other");
     }
     if (!pki_link_expect(&joining->link, PKI_MESSAGE_AUTHORITY, PKI_MESSAGE_MAX_BYTES, TURN_TIMEOUT_MS,

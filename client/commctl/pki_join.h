@@ -112,7 +112,6 @@ void pki_message_free(struct pki_message *message);
 void pki_signals_catch(void);
 /* Returns the signal that came, or 0. */
 int pki_signal(void);
-int64_t pki_now_ms(void); /* CLOCK_MONOTONIC */
 
 enum pki_waited { PKI_WAITED_READY, PKI_WAITED_TIMED_OUT, PKI_WAITED_INTERRUPTED };
 /* Waits until one of the descriptors is ready. Negative descriptors are left out. */

@@ -101,7 +101,7 @@ static int connect_one(const struct addrinfo *address, int *out)
     }
     if (failure == EINPROGRESS) {
         struct pollfd writable = {.fd = fd, .events = POLLOUT};
-        enum pki_waited waited = pki_wait(&writable, 1, pki_now_ms() + PKI_STEP_TIMEOUT_MS);
+        enum pki_waited waited = pki_wait(&writable, 1, now_ms() + PKI_STEP_TIMEOUT_MS);
         if (waited != PKI_WAITED_READY) {
             failure = waited == PKI_WAITED_INTERRUPTED ? EINTR : ETIMEDOUT;
         } else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &size) < 0) {
@@ -276,7 +276,7 @@ static bool send_within(struct pki_link *link, const struct pki_message *message
     }
     const uint8_t prefix[PREFIX_BYTES] = {(uint8_t)(size >> 24), (uint8_t)(size >> 16), (uint8_t)(size >> 8),
                                           (uint8_t)size};
-    int64_t deadline_ms = pki_now_ms() + timeout_ms;
+    int64_t deadline_ms = now_ms() + timeout_ms;
     bool sent = send_all(link, prefix, sizeof prefix, deadline_ms) &&
                 send_all(link, (const uint8_t *)text, size, deadline_ms);
     free(text);
@@ -292,11 +292,11 @@ bool pki_link_receive(struct pki_link *link, size_t max_bytes, int64_t timeout_m
 {
     uint8_t prefix[PREFIX_BYTES];
     *out = (struct pki_message){0};
-    if (!wait_for(link, POLLIN, pki_now_ms() + timeout_ms)) {
+    if (!wait_for(link, POLLIN, now_ms() + timeout_ms)) {
         return false;
     }
     /* One deadline for the whole message, so that single bytes do not keep it going. */
-    int64_t deadline_ms = pki_now_ms() + PKI_STEP_TIMEOUT_MS;
+    int64_t deadline_ms = now_ms() + PKI_STEP_TIMEOUT_MS;
     if (!receive_all(link, prefix, sizeof prefix, deadline_ms)) {
         return false;
     }
@@ -348,11 +348,11 @@ bool pki_link_expect(struct pki_link *link, enum pki_message_kind kind, size_t m
 static void read_to_the_end(const struct pki_link *link)
 {
     uint8_t ignored[1024];
-    int64_t deadline_ms = pki_now_ms() + REASON_TIMEOUT_MS;
+    int64_t deadline_ms = now_ms() + REASON_TIMEOUT_MS;
     struct pollfd readable = {.fd = link->fd, .events = POLLIN};
     (void)shutdown(link->fd, SHUT_WR);
     for (;;) {
-        int64_t left_ms = deadline_ms - pki_now_ms();
+        int64_t left_ms = deadline_ms - now_ms();
         ssize_t got = recv(link->fd, ignored, sizeof ignored, 0);
         bool waits = got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
         if (!waits || left_ms <= 0 || (got < 0 && poll(&readable, 1, (int)left_ms) == 0)) {

@@ -37,17 +37,10 @@ int pki_signal(void)
     return signal_that_came;
 }
 
-int64_t pki_now_ms(void)
-{
-    struct timespec now = {0};
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 enum pki_waited pki_wait(struct pollfd *descriptors, nfds_t count, int64_t deadline_ms)
 {
     while (signal_that_came == 0) { /* blocked here: it can come in ppoll() alone */
-        int64_t left_ms = deadline_ms - pki_now_ms();
+        int64_t left_ms = deadline_ms - now_ms();
         left_ms = left_ms < 0 ? 0 : left_ms;
         const struct timespec left = {.tv_sec = left_ms / 1000, .tv_nsec = left_ms % 1000 * 1000000};
         int ready = ppoll(descriptors, count, &left, caught ? &usual_mask : NULL);

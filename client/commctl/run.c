@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/commctl/run.h"
@@ -22,17 +21,10 @@ struct run {
     int signals; /* signalfd */
     bool ending; /* from the first SIGTERM or the like on */
     bool killed;
-    uint64_t kill_ms; /* when those that are left get SIGKILL */
-    int exit_code;    /* of the first that failed */
-    int control;      /* an agent's; -1: none, or ended */
+    int64_t kill_ms; /* when those that are left get SIGKILL */
+    int exit_code;   /* of the first that failed */
+    int control;     /* an agent's; -1: none, or ended */
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 /* --- Ending --- */
 
@@ -52,9 +44,9 @@ static void kill_all(struct run *run)
 static void set_deadline(struct run *run)
 {
     if (!run->ending) {
-        uint64_t margin_ms = run->options.hosts != NULL ? HOST_MARGIN_MS : 0;
+        int64_t margin_ms = run->options.hosts != NULL ? HOST_MARGIN_MS : 0;
         run->ending = true;
-        run->kill_ms = now_ms() + margin_ms + (uint64_t)(run->options.grace_s * 1000);
+        run->kill_ms = now_ms() + margin_ms + (int64_t)(run->options.grace_s * 1000);
     }
 }
 
@@ -171,7 +163,7 @@ static void take_control(struct run *run)
 
 static int timeout_ms(const struct run *run)
 {
-    uint64_t now = now_ms();
+    int64_t now = now_ms();
     if (!run->ending || run->killed) {
         return -1;
     }

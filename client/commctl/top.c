@@ -8,13 +8,6 @@
 #define LOOKS_MAX 1000000
 #define FIRST_LOOK_S 0.2 /* text and JSON: rates need two looks, and the first one is not printed */
 
-double top_now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 static void top_init(struct top *top)
 {
     *top = (struct top){.looked_s = 0};
@@ -173,13 +166,13 @@ static void wait_s(double seconds)
 static enum exit_code print_looks(struct top *top, struct commctl *commctl, unsigned table, double interval_s,
                                   long count)
 {
-    enum exit_code code = top_look(top, commctl, top_now_s());
+    enum exit_code code = top_look(top, commctl, now_s());
     wait_s(code == EXIT_CODE_OK ? (interval_s < FIRST_LOOK_S ? interval_s : FIRST_LOOK_S) : 0);
     for (long i = 0; (count == 0 || i < count) && code == EXIT_CODE_OK && !ferror(stdout); i++) {
         if (i > 0) {
             wait_s(interval_s);
         }
-        code = top_look(top, commctl, top_now_s());
+        code = top_look(top, commctl, now_s());
         if (code == EXIT_CODE_OK && commctl->json) {
             print_json(top);
         } else if (code == EXIT_CODE_OK) {

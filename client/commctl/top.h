@@ -70,6 +70,4 @@ void top_header(const struct top *top, const struct commctl *commctl, unsigned l
 bool top_screen_run(struct top *top, struct commctl *commctl, unsigned table, double interval_s,
                     enum exit_code *code);
 
-double top_now_s(void);
-
 #endif

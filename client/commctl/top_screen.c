@@ -246,9 +246,9 @@ static void take_key(struct screen *screen, int key)
 /* Takes keys until it is time for the next look. */
 static void wait_for_keys(struct screen *screen)
 {
-    double until_s = top_now_s() + screen->interval_s;
+    double until_s = now_s() + screen->interval_s;
     while (!screen->quit && signal_number == 0) {
-        double left_s = until_s - top_now_s();
+        double left_s = until_s - now_s();
         if (left_s <= 0) {
             return;
         }
@@ -265,8 +265,7 @@ static void run(struct screen *screen)
 {
     while (!screen->quit && signal_number == 0) {
         if (!screen->paused) {
-            (void)top_look(screen->top, screen->commctl,
-                           top_now_s()); /* a failure is shown, and tried again */
+            (void)top_look(screen->top, screen->commctl, now_s()); /* a failure is shown, and tried again */
         }
         draw(screen);
         wait_for_keys(screen);
@@ -278,7 +277,7 @@ bool top_screen_run(struct top *top, struct commctl *commctl, unsigned table, do
 {
     struct screen screen = {.top = top, .commctl = commctl, .table = table, .interval_s = interval_s};
     static const int ending[] = {SIGINT, SIGTERM, SIGHUP};
-    *code = top_look(top, commctl, top_now_s());
+    *code = top_look(top, commctl, now_s());
     if (*code != EXIT_CODE_OK) {
         fprintf(stderr, "%s\n", top->message);
         return true; /* there is nothing to show */

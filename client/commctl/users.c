@@ -1,7 +1,6 @@
 #include <pwd.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/commctl/commctl.h"
 
@@ -101,13 +100,6 @@ static struct {
     json_t *loop_us; /* null: this is the first one */
     double at_s;
 } last;
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 static void complete_rows(json_t *rows)
 {

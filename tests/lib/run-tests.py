@@ -6,9 +6,9 @@ usage: run-tests.py PROGRAM-OR-test_*.py ...
        run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
        run-tests.py --pytest test_*.py            one pytest file, likewise
 
-Programs and then unittest files run two at a time. Beside them run the tests that mostly wait, also two at a time. They keep less than half a processor
-busy, and have WAITS = True at their top. If few of one kind are left, more of the other run: four that wait, or three of the others. A C file has that in a comment of its own. Files with
-ALONE = True at their top come last, one after the other. The line of each shows its seconds, and for how long it and its children kept processors
+Unittest files and then programs, which are shorter, run two at a time. Beside them run the tests that mostly wait, also two at a time. They keep less
+than half a processor busy, and have WAITS = True at their top. A C file has that in a comment of its own. If few of one kind are left, four of the other
+run. Files with ALONE = True at their top come last, one after the other. The line of each shows its seconds, and for how long it and its children kept processors
 busy. Each skip is shown with its reason: that of unittest, or for cmocka the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the end of the output. All failures are shown once
 more at the end, each with what its test printed. The last line is "N passed, N failed" or "N passed, N failed, N skipped". The exit code is 0 if tests
 ran and none failed.
@@ -174,9 +174,9 @@ class Runner:
 
     def run_all(self, paths):
         kinds = {"WAITS": [], "ALONE": [], None: []}
-        for path in sorted(paths, key=lambda path: path.endswith(".py")):
+        for path in sorted(paths, key=lambda path: not path.endswith(".py")):
             kinds[kind_of(path)].append(path)
-        self.run_some(*[[kinds[None], kinds["WAITS"]]] * AT_ONCE, [kinds["WAITS"], kinds[None]], [kinds["WAITS"]])
+        self.run_some(*[[kinds[None], kinds["WAITS"]]] * AT_ONCE, *[[kinds["WAITS"], kinds[None]]] * AT_ONCE)
         self.run_some([kinds["ALONE"]])
         self.run_postponed()
 

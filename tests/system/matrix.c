@@ -24,7 +24,7 @@
 #include "tests/lib/gpu_mirror.h"
 
 #define SLICE_BYTES 4096u
-#define LARGE_COUNT 250007u
+#define LARGE_COUNT 100003u
 #define POISON 0xA5
 
 static comm_client_t *client;

@@ -6,7 +6,7 @@ import unittest
 from cluster import Cluster, namespaces_work, run
 from failure_case import FailureCase, read_until
 
-ALONE = True  # it has limits of time
+WAITS = True  # it keeps less than half a processor busy
 NODES = "abcdefghijkl"
 RANKS_OF_A_NODE = 3  # 36 ranks on 12 nodes: not every pair of nodes is connected
 OUTAGE_S = 2.0

@@ -66,46 +66,17 @@ static void chain_estimate(const struct coll_call *call, struct coll_estimate *o
                                   .busy_elements = rounds > 0 ? elements : 0};
 }
 
-const struct coll_algorithm coll_chain_broadcast = {
-    .id = 8,
-    .name = "chain",
-    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
-    .kind = OP_KIND_BROADCAST,
-    .round_count = chain_round_count,
-    .transfers_max = coll_one_transfer,
-    .round = chain_broadcast_round,
-    .estimate = chain_estimate,
-};
+/* The algorithm for one kind of operation. */
+#define CHAIN(number, of_kind, round_function)                                                               \
+    {                                                                                                        \
+        .id = (number), .name = "chain",                                                                     \
+        .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on "     \
+                       "once",                                                                               \
+        .kind = (of_kind), .round_count = chain_round_count, .transfers_max = coll_one_transfer,             \
+        .round = (round_function), .estimate = chain_estimate,                                               \
+    }
 
-const struct coll_algorithm coll_chain_reduce = {
-    .id = 11,
-    .name = "chain",
-    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
-    .kind = OP_KIND_REDUCE,
-    .round_count = chain_round_count,
-    .transfers_max = coll_one_transfer,
-    .round = chain_reduce_round,
-    .estimate = chain_estimate,
-};
-
-const struct coll_algorithm coll_chain_scan = {
-    .id = 27,
-    .name = "chain",
-    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
-    .kind = OP_KIND_SCAN,
-    .round_count = chain_round_count,
-    .transfers_max = coll_one_transfer,
-    .round = chain_scan_round,
-    .estimate = chain_estimate,
-};
-
-const struct coll_algorithm coll_chain_exclusive_scan = {
-    .id = 29,
-    .name = "chain",
-    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
-    .kind = OP_KIND_EXCLUSIVE_SCAN,
-    .round_count = chain_round_count,
-    .transfers_max = coll_one_transfer,
-    .round = chain_scan_round,
-    .estimate = chain_estimate,
-};
+const struct coll_algorithm coll_chain_broadcast = CHAIN(8, OP_KIND_BROADCAST, chain_broadcast_round);
+const struct coll_algorithm coll_chain_reduce = CHAIN(11, OP_KIND_REDUCE, chain_reduce_round);
+const struct coll_algorithm coll_chain_scan = CHAIN(27, OP_KIND_SCAN, chain_scan_round);
+const struct coll_algorithm coll_chain_exclusive_scan = CHAIN(29, OP_KIND_EXCLUSIVE_SCAN, chain_scan_round);

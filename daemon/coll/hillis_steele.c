@@ -34,26 +34,14 @@ static void hillis_steele_estimate(const struct coll_call *call, struct coll_est
     *out = coll_estimate_of(rounds, elements);
 }
 
-const struct coll_algorithm coll_hillis_steele_scan = {
-    .id = 26,
-    .name = "hillis_steele",
-    .description = "best for small operations: ceil(log2 n) rounds of all bytes",
-    .kind = OP_KIND_SCAN,
-    .copies_sends = true,
-    .round_count = hillis_steele_round_count,
-    .transfers_max = coll_one_transfer,
-    .round = hillis_steele_round,
-    .estimate = hillis_steele_estimate,
-};
+/* The algorithm for one kind of scan. */
+#define HILLIS_STEELE(number, of_kind)                                                                       \
+    {                                                                                                        \
+        .id = (number), .name = "hillis_steele",                                                             \
+        .description = "best for small operations: ceil(log2 n) rounds of all bytes", .kind = (of_kind),     \
+        .copies_sends = true, .round_count = hillis_steele_round_count, .transfers_max = coll_one_transfer,  \
+        .round = hillis_steele_round, .estimate = hillis_steele_estimate,                                    \
+    }
 
-const struct coll_algorithm coll_hillis_steele_exclusive_scan = {
-    .id = 28,
-    .name = "hillis_steele",
-    .description = "best for small operations: ceil(log2 n) rounds of all bytes",
-    .kind = OP_KIND_EXCLUSIVE_SCAN,
-    .copies_sends = true,
-    .round_count = hillis_steele_round_count,
-    .transfers_max = coll_one_transfer,
-    .round = hillis_steele_round,
-    .estimate = hillis_steele_estimate,
-};
+const struct coll_algorithm coll_hillis_steele_scan = HILLIS_STEELE(26, OP_KIND_SCAN);
+const struct coll_algorithm coll_hillis_steele_exclusive_scan = HILLIS_STEELE(28, OP_KIND_EXCLUSIVE_SCAN);

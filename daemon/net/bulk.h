@@ -32,35 +32,11 @@ struct net_bulk_statistics {
     char why[128];            /* why it is not connected; "" if that is not known */
 };
 
-struct net_bulk;
-
-/* What an implementation provides. Callers use the functions below, and those of net.h, instead. */
-struct net_bulk_operations {
-    void (*free)(struct net_bulk *bulk);
-    void (*peer_up)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
-    void (*peer_down)(struct net_bulk *bulk, uint32_t peer, const struct error *cause, uint64_t now_ns);
-    void (*allow)(struct net_bulk *bulk, uint32_t peer, bool allowed);
-    bool (*choose)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
-    bool (*choose_small)(struct net_bulk *bulk, uint32_t peer, uint64_t now_ns);
-    void (*began)(struct net_bulk *bulk, uint32_t peer, bool on_bulk, uint64_t now_ns);
-    void (*ended)(struct net_bulk *bulk, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns);
-    void (*statistics)(const struct net_bulk *bulk, uint32_t peer, struct net_bulk_statistics *out);
-    void (*certificates_changed)(struct net_bulk *bulk);
-    bool (*poll)(struct net_bulk *bulk, bool reads, uint64_t now_ns);
-    enum status (*stream_open)(struct net_bulk *bulk, uint32_t peer, enum net_stream_kind kind,
-                               struct net_stream **out, struct error *error);
-    struct net_stream_operations streams;
-};
-
-/* The first member of every implementation's struct. */
+/* The first member of the endpoint of bulk links: see net_tls_attach. */
 struct net_bulk {
-    const struct net_bulk_operations *operations;
+    const struct net_stream_operations *streams;
     struct net *net;
-    struct net_peer_handler peer_handler; /* the net's, which is told after the bulk links */
 };
-
-/* For implementations: gives the net bulk links, which net_free frees. Before the first net_add_peer. */
-void net_bulk_attach(struct net *net, struct net_bulk *bulk);
 
 /* The peer has said, or has not, that it takes bulk links. A link that is there already stays. */
 void net_bulk_allow(struct net *net, uint32_t peer, bool allowed);
@@ -90,9 +66,18 @@ void net_bulk_ended(struct net *net, uint32_t peer, bool on_bulk, uint64_t bytes
  */
 bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns);
 
-/* For implementations of a net: its certificates are others now, and present links are checked again. */
-void net_bulk_certificates_changed(struct net *net);
-
 void net_bulk_statistics(const struct net *net, uint32_t peer, struct net_bulk_statistics *out);
+
+/* --- For net.c and implementations of a net --- */
+
+void net_bulk_free(struct net *net);
+/* Call them just before the net's peer_up and peer_down. Then the streams of the peer's link have ended. */
+void net_bulk_peer_up(struct net *net, uint32_t peer);
+void net_bulk_peer_down(struct net *net, uint32_t peer, const struct error *cause, uint64_t now_ns);
+/* The net's certificates are others now, and present links are checked again. */
+void net_bulk_certificates_changed(struct net *net);
+/* See net_stream_open_bulk. */
+enum status net_bulk_open(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
+                          struct error *error) COMM_MUST_USE;
 
 #endif

@@ -7,7 +7,7 @@
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
 {
     if (net != NULL) {
-        *(net->bulk != NULL ? &net->bulk->peer_handler : &net->peer_handler) = *handler;
+        net->peer_handler = *handler;
     }
 }
 
@@ -45,9 +45,7 @@ void net_free(struct net *net)
     if (net != NULL) {
         struct net_users_streams **users_streams = net->users_streams;
         uint32_t users_peers = net->users_peers;
-        if (net->bulk != NULL) {
-            net->bulk->operations->free(net->bulk);
-        }
+        net_bulk_free(net);
         net->operations->free(net);
         for (uint32_t i = 0; i < users_peers; i++) {
             free(users_streams[i]);
@@ -178,19 +176,13 @@ enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_
     return open_for(net_stream_open, net, peer, kind, uid, account, out, error);
 }
 
-static enum status open_on_bulk(struct net *net, uint32_t peer, enum net_stream_kind kind,
-                                struct net_stream **out, struct error *error)
-{
-    return net->bulk->operations->stream_open(net->bulk, peer, kind, out, error);
-}
-
 enum status net_stream_open_bulk(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
                                  struct budget_account *account, struct net_stream **out, struct error *error)
 {
     if (net->bulk == NULL) {
         return error_set(error, STATUS_UNREACHABLE, "this node has no bulk links");
     }
-    return open_for(open_on_bulk, net, peer, kind, uid, account, out, error);
+    return open_for(net_bulk_open, net, peer, kind, uid, account, out, error);
 }
 
 void net_stream_charge(struct net_stream *stream, struct budget_account *account)
@@ -212,7 +204,7 @@ static void users_stream_over(struct net_stream *stream)
 
 static const struct net_stream_operations *operations_of(const struct net_stream *stream)
 {
-    return stream->on_bulk ? &stream->net->bulk->operations->streams : &stream->net->operations->streams;
+    return stream->on_bulk ? stream->net->bulk->streams : &stream->net->operations->streams;
 }
 
 enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
@@ -267,113 +259,5 @@ void net_statistics(const struct net *net, struct net_statistics *out)
     *out = (struct net_statistics){0};
     if (net != NULL) {
         net->operations->statistics(net, out);
-    }
-}
-
-/* --- Bulk links --- */
-
-static void bulk_peer_up(void *context, uint32_t peer, uint64_t now_ns)
-{
-    struct net_bulk *bulk = context;
-    bulk->operations->peer_up(bulk, peer, now_ns);
-    if (bulk->peer_handler.peer_up != NULL) {
-        bulk->peer_handler.peer_up(bulk->peer_handler.context, peer, now_ns);
-    }
-}
-
-static void bulk_peer_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
-{
-    struct net_bulk *bulk = context;
-    bulk->operations->peer_down(bulk, peer, cause, now_ns);
-    if (bulk->peer_handler.peer_down != NULL) {
-        bulk->peer_handler.peer_down(bulk->peer_handler.context, peer, cause, now_ns);
-    }
-}
-
-static void bulk_connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
-{
-    const struct net_bulk *bulk = context;
-    if (bulk->peer_handler.connect_failed != NULL) {
-        bulk->peer_handler.connect_failed(bulk->peer_handler.context, peer, cause, now_ns);
-    }
-}
-
-static void bulk_peer_suspect(void *context, uint32_t peer, uint64_t now_ns)
-{
-    const struct net_bulk *bulk = context;
-    if (bulk->peer_handler.peer_suspect != NULL) {
-        bulk->peer_handler.peer_suspect(bulk->peer_handler.context, peer, now_ns);
-    }
-}
-
-static void bulk_peer_answers(void *context, uint32_t peer, uint64_t now_ns)
-{
-    struct net_bulk *bulk = context;
-    if (bulk->peer_handler.peer_answers != NULL) {
-        bulk->peer_handler.peer_answers(bulk->peer_handler.context, peer, now_ns);
-    }
-}
-
-void net_bulk_attach(struct net *net, struct net_bulk *bulk)
-{
-    bulk->net = net;
-    bulk->peer_handler = net->peer_handler;
-    net->bulk = bulk;
-    net->peer_handler = (struct net_peer_handler){.context = bulk,
-                                                  .peer_up = bulk_peer_up,
-                                                  .peer_down = bulk_peer_down,
-                                                  .connect_failed = bulk_connect_failed,
-                                                  .peer_suspect = bulk_peer_suspect,
-                                                  .peer_answers = bulk_peer_answers};
-}
-
-void net_bulk_allow(struct net *net, uint32_t peer, bool allowed)
-{
-    if (net != NULL && net->bulk != NULL) {
-        net->bulk->operations->allow(net->bulk, peer, allowed);
-    }
-}
-
-bool net_bulk_choose(struct net *net, uint32_t peer, uint64_t now_ns)
-{
-    return net != NULL && net->bulk != NULL && net->bulk->operations->choose(net->bulk, peer, now_ns);
-}
-
-bool net_bulk_choose_small(struct net *net, uint32_t peer, uint64_t now_ns)
-{
-    return net != NULL && net->bulk != NULL && net->bulk->operations->choose_small(net->bulk, peer, now_ns);
-}
-
-void net_bulk_began(struct net *net, uint32_t peer, bool on_bulk, uint64_t now_ns)
-{
-    if (net != NULL && net->bulk != NULL) {
-        net->bulk->operations->began(net->bulk, peer, on_bulk, now_ns);
-    }
-}
-
-void net_bulk_ended(struct net *net, uint32_t peer, bool on_bulk, uint64_t bytes, uint64_t now_ns)
-{
-    if (net != NULL && net->bulk != NULL) {
-        net->bulk->operations->ended(net->bulk, peer, on_bulk, bytes, now_ns);
-    }
-}
-
-bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns)
-{
-    return net != NULL && net->bulk != NULL && net->bulk->operations->poll(net->bulk, reads, now_ns);
-}
-
-void net_bulk_certificates_changed(struct net *net)
-{
-    if (net->bulk != NULL) {
-        net->bulk->operations->certificates_changed(net->bulk);
-    }
-}
-
-void net_bulk_statistics(const struct net *net, uint32_t peer, struct net_bulk_statistics *out)
-{
-    *out = (struct net_bulk_statistics){.allowed = false};
-    if (net != NULL && net->bulk != NULL) {
-        net->bulk->operations->statistics(net->bulk, peer, out);
     }
 }

@@ -3,6 +3,7 @@
 
 #include <utlist.h>
 
+#include "daemon/net/bulk.h"
 #include "daemon/net/quic_internal.h"
 
 /* --- Identity --- */
@@ -101,6 +102,7 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     } else {
         quic_connection_close(connection, now_ns);
     }
+    net_bulk_peer_down(&endpoint->base, peer->index, &cause, now_ns);
     if (endpoint->base.peer_handler.peer_down != NULL) {
         endpoint->base.peer_handler.peer_down(endpoint->base.peer_handler.context, peer->index, &cause,
                                               now_ns);
@@ -306,6 +308,7 @@ static void quic_peer_begin(struct quic_connection *connection, uint64_t now_ns)
     peer->outcome_due = false;
     peer->contact->connected_count++;
     peer->contact->dial_count = 0;
+    net_bulk_peer_up(&endpoint->base, peer->index);
     if (endpoint->base.peer_handler.peer_up != NULL) {
         endpoint->base.peer_handler.peer_up(endpoint->base.peer_handler.context, peer->index, now_ns);
     }

@@ -40,21 +40,25 @@ static struct tls_peer *peer_place(struct tls_endpoint *endpoint, uint32_t index
     return peer;
 }
 
-static void tls_peer_is_up(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+/* The peer of a net; null if it has no bulk links, or was never connected. */
+static struct tls_peer *peer_of(const struct net *net, uint32_t index)
 {
-    struct tls_peer *peer = peer_place(tls_endpoint_of(bulk), index);
-    (void)now_ns;
+    return net != NULL && net->bulk != NULL ? tls_peer_at(tls_endpoint_of(net->bulk), index) : NULL;
+}
+
+void net_bulk_peer_up(struct net *net, uint32_t index)
+{
+    struct tls_peer *peer = net->bulk != NULL ? peer_place(tls_endpoint_of(net->bulk), index) : NULL;
     if (peer != NULL) {
         peer->is_up = true;
     }
 }
 
-static void tls_peer_is_down(struct net_bulk *bulk, uint32_t index, const struct error *cause,
-                             uint64_t now_ns)
+void net_bulk_peer_down(struct net *net, uint32_t index, const struct error *cause, uint64_t now_ns)
 {
-    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
-    struct tls_peer *peer = tls_peer_at(endpoint, index);
+    struct tls_peer *peer = peer_of(net, index);
     if (peer != NULL && peer->is_up) {
+        struct tls_endpoint *endpoint = peer->endpoint;
         bool outer = endpoint->in_event;
         endpoint->in_event = true;
         endpoint->now_ns = now_ns;
@@ -64,9 +68,10 @@ static void tls_peer_is_down(struct net_bulk *bulk, uint32_t index, const struct
     }
 }
 
-static void tls_allow(struct net_bulk *bulk, uint32_t index, bool allowed)
+void net_bulk_allow(struct net *net, uint32_t index, bool allowed)
 {
-    struct tls_peer *peer = peer_place(tls_endpoint_of(bulk), index);
+    bool has_links = net != NULL && net->bulk != NULL;
+    struct tls_peer *peer = has_links ? peer_place(tls_endpoint_of(net->bulk), index) : NULL;
     if (peer != NULL) {
         peer->allowed = allowed;
     }
@@ -115,59 +120,58 @@ static bool is_linked(struct tls_peer *peer, uint64_t now_ns)
     return true;
 }
 
-static bool tls_choose(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+bool net_bulk_choose(struct net *net, uint32_t index, uint64_t now_ns)
 {
-    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    struct tls_peer *peer = peer_of(net, index);
     return is_linked(peer, now_ns) && way_now(peer, now_ns) == 1;
 }
 
 /* Measured with transfers of 16 to 64 KiB: with datagrams of 1452 bytes the link took less time, with 8952
  * bytes it took more. */
-static bool has_small_datagrams(const struct net_bulk *bulk, uint32_t index)
+static bool has_small_datagrams(const struct net *net, uint32_t index)
 {
     struct net_peer_statistics statistics = {0};
-    bulk->net->operations->peer_statistics(bulk->net, index, &statistics);
+    net->operations->peer_statistics(net, index, &statistics);
     return statistics.datagram_bytes < TLS_SMALL_DATAGRAM_BYTES;
 }
 
-static bool tls_choose_small(struct net_bulk *bulk, uint32_t index, uint64_t now_ns)
+bool net_bulk_choose_small(struct net *net, uint32_t index, uint64_t now_ns)
 {
-    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    struct tls_peer *peer = peer_of(net, index);
     if (peer == NULL) {
         return false;
     }
     peer->small_asked += peer->small_asked < TLS_SMALL_FIRST;
-    return peer->small_asked == TLS_SMALL_FIRST && has_small_datagrams(bulk, index) &&
-           is_linked(peer, now_ns);
+    return peer->small_asked == TLS_SMALL_FIRST && has_small_datagrams(net, index) && is_linked(peer, now_ns);
 }
 
-static void tls_began(struct net_bulk *bulk, uint32_t index, bool on_bulk, uint64_t now_ns)
+void net_bulk_began(struct net *net, uint32_t index, bool on_bulk, uint64_t now_ns)
 {
-    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    struct tls_peer *peer = peer_of(net, index);
     if (peer != NULL) {
         tls_choice_began(&peer->choice, on_bulk, now_ns, cpu_now_ns());
     }
 }
 
-static void tls_ended(struct net_bulk *bulk, uint32_t index, bool on_bulk, uint64_t bytes, uint64_t now_ns)
+void net_bulk_ended(struct net *net, uint32_t index, bool on_bulk, uint64_t bytes, uint64_t now_ns)
 {
-    struct tls_peer *peer = tls_peer_at(tls_endpoint_of(bulk), index);
+    struct tls_peer *peer = peer_of(net, index);
     if (peer != NULL) {
         tls_choice_ended(&peer->choice, on_bulk, bytes, now_ns, cpu_now_ns());
     }
 }
 
-static void tls_statistics(const struct net_bulk *bulk, uint32_t index, struct net_bulk_statistics *out)
+void net_bulk_statistics(const struct net *net, uint32_t index, struct net_bulk_statistics *out)
 {
-    const struct tls_endpoint *endpoint = (const struct tls_endpoint *)bulk;
-    const struct tls_peer *peer = tls_peer_at(endpoint, index);
+    const struct tls_peer *peer = peer_of(net, index);
+    *out = (struct net_bulk_statistics){.allowed = false};
     if (peer == NULL) {
         return;
     }
     out->allowed = peer->allowed;
     out->connected = tls_peer_is_connected(peer);
     unsigned present = peer->asked_way != TLS_WAY_NONE ? peer->asked_way : peer->choice.present;
-    out->chosen = out->connected && (endpoint->mode == NET_BULK_TLS || present == 1);
+    out->chosen = out->connected && (peer->endpoint->mode == NET_BULK_TLS || present == 1);
     for (unsigned way = 0; way < 2; way++) {
         const struct tls_way *at = &peer->choice.ways[way];
         out->ways[way] = (struct net_bulk_way){.rate = at->rate, .bytes = at->bytes, .cost_ns = at->cost_ns};
@@ -181,15 +185,14 @@ static void tls_statistics(const struct net_bulk *bulk, uint32_t index, struct n
 
 /* --- Certificates --- */
 
-static void tls_certificates_changed(struct net_bulk *bulk)
+void net_bulk_certificates_changed(struct net *net)
 {
-    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
     struct tls_connection *connection;
-    DL_FOREACH(endpoint->connections, connection)
+    DL_FOREACH(net->bulk != NULL ? tls_endpoint_of(net->bulk)->connections : NULL, connection)
     {
         struct error refusal;
         if (connection->state == TLS_STATE_OPEN &&
-            quic_tls_check_again(net_quic_certificates(bulk->net), connection->tls, connection->dialled,
+            quic_tls_check_again(net_quic_certificates(net), connection->tls, connection->dialled,
                                  &refusal) != STATUS_OK) {
             tls_connection_fail(connection, "%s", refusal.text);
         }
@@ -219,10 +222,12 @@ static void endpoint_free(struct tls_endpoint *endpoint)
     free(endpoint);
 }
 
-static void tls_free(struct net_bulk *bulk)
+void net_bulk_free(struct net *net)
 {
-    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
-    struct net *net = bulk->net;
+    if (net->bulk == NULL) {
+        return;
+    }
+    struct tls_endpoint *endpoint = tls_endpoint_of(net->bulk);
     struct tls_peer *peer;
     struct error cause;
     error_set(&cause, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
@@ -240,29 +245,16 @@ static void tls_free(struct net_bulk *bulk)
     for (uint32_t at = 0; (peer = sparse_next(&endpoint->peers, &at)) != NULL;) {
         free(peer);
     }
-    net->peer_handler = bulk->peer_handler;
     net->bulk = NULL;
     endpoint_free(endpoint);
 }
 
-static const struct net_bulk_operations tls_operations = {
-    .free = tls_free,
-    .peer_up = tls_peer_is_up,
-    .peer_down = tls_peer_is_down,
-    .allow = tls_allow,
-    .choose = tls_choose,
-    .choose_small = tls_choose_small,
-    .began = tls_began,
-    .ended = tls_ended,
-    .statistics = tls_statistics,
-    .certificates_changed = tls_certificates_changed,
-    .poll = tls_poll,
-    .stream_open = tls_stream_open,
-    .streams = {.send = tls_stream_send,
-                .finish = tls_stream_finish,
-                .reset = tls_stream_reset,
-                .resume = tls_stream_resume,
-                .expect = tls_stream_expect},
+static const struct net_stream_operations tls_streams = {
+    .send = tls_stream_send,
+    .finish = tls_stream_finish,
+    .reset = tls_stream_reset,
+    .resume = tls_stream_resume,
+    .expect = tls_stream_expect,
 };
 
 enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_options *options,
@@ -272,8 +264,7 @@ enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_
     if (endpoint == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for bulk links");
     }
-    endpoint->base.operations = &tls_operations;
-    endpoint->base.net = net;
+    endpoint->base = (struct net_bulk){.streams = &tls_streams, .net = net};
     endpoint->loop = loop;
     endpoint->done = (struct stream_done){.wake = tls_wake, .context = endpoint};
     endpoint->mode = options->mode;
@@ -295,7 +286,7 @@ enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_
         endpoint_free(endpoint);
         return status;
     }
-    net_bulk_attach(net, &endpoint->base);
+    net->bulk = &endpoint->base;
     tls_tunnel_register(endpoint);
     tls_listen(endpoint);
     return STATUS_OK;

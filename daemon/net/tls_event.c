@@ -162,9 +162,12 @@ static bool read_lively(struct tls_endpoint *endpoint)
     return any;
 }
 
-bool tls_poll(struct net_bulk *bulk, bool reads, uint64_t now_ns)
+bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns)
 {
-    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    if (net == NULL || net->bulk == NULL) {
+        return false;
+    }
+    struct tls_endpoint *endpoint = tls_endpoint_of(net->bulk);
     bool any = false;
     if (reads && endpoint->lively.count > 0) {
         endpoint->now_ns = now_ns;

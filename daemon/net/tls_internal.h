@@ -73,7 +73,7 @@
 #define TLS_SLOW_PARTS 16u /* or less than this part of the rate of the net's connection */
 #define TLS_WAY_NONE 2u
 #define TLS_SMALL_DATAGRAM_BYTES 4096u /* smaller ones are small */
-#define TLS_SMALL_FIRST 256u           /* by then, the size of datagrams is known. See tls_choose_small */
+#define TLS_SMALL_FIRST 256u /* by then, the size of datagrams is known. See net_bulk_choose_small */
 #define TLS_EPOCH_STEPS_MAX 1024u
 #define TLS_EPOCHS_MAX 256u /* that a peer may begin at once; then TLS_EPOCH_NS for each */
 #define TLS_EPOCH_NS (50 * TIME_MS)
@@ -216,7 +216,7 @@ struct tls_peer {
     uint64_t hold_ns; /* the present length */
     uint64_t good_bytes;
     struct tls_choice choice;
-    uint32_t small_asked; /* how often tls_choose_small was asked, up to TLS_SMALL_FIRST */
+    uint32_t small_asked; /* how often net_bulk_choose_small was asked, up to TLS_SMALL_FIRST */
     unsigned told_way;    /* what the peer was told last, if we dial; TLS_WAY_NONE: nothing on this carrier */
     bool way_due;
     unsigned asked_way; /* what the peer, which dials, does: we do the same. TLS_WAY_NONE: not known */
@@ -252,7 +252,7 @@ struct tls_endpoint {
     struct stream_done done;
     uint32_t watched; /* connections with a deadline, and peers with bytes under way */
     struct work_list sender_work, receiver_work, connection_work, flushes;
-    struct work_list lively; /* connections that tls_poll reads */
+    struct work_list lively; /* connections that net_bulk_poll reads */
     uint64_t tick_ns;        /* what the timer is set to */
     uint64_t redial_ns;      /* when some node may be dialled again */
     uint8_t *read_buffer;    /* TLS_RECORD_BYTES */
@@ -275,8 +275,6 @@ struct tls_peer *tls_peer_at(const struct tls_endpoint *endpoint, uint32_t index
 /* The context is the endpoint. */
 void tls_wake(void *context);
 void tls_settle(struct tls_endpoint *endpoint, uint64_t now_ns);
-/* See net_bulk_poll. */
-bool tls_poll(struct net_bulk *bulk, bool reads, uint64_t now_ns);
 void tls_woken(void *context, uint64_t now_ns);
 void tls_ticked(void *context, uint64_t now_ns);
 void tls_work_sender(struct tls_sender *sender);
@@ -324,8 +322,6 @@ bool tls_greeting_take(struct tls_peer *peer, const uint8_t *bytes, size_t size)
 
 /* --- tls_send.c --- */
 
-enum status tls_stream_open(struct net_bulk *bulk, uint32_t index, enum net_stream_kind kind,
-                            struct net_stream **out, struct error *error) COMM_MUST_USE;
 enum status tls_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                             const void *payload, size_t payload_bytes, net_sent_function *sent,
                             void *context) COMM_MUST_USE;

@@ -190,10 +190,10 @@ void tls_sender_resume(struct tls_sender *sender, uint64_t offset)
 
 /* --- The interface --- */
 
-enum status tls_stream_open(struct net_bulk *bulk, uint32_t index, enum net_stream_kind kind,
-                            struct net_stream **out, struct error *error)
+enum status net_bulk_open(struct net *net, uint32_t index, enum net_stream_kind kind, struct net_stream **out,
+                          struct error *error)
 {
-    struct tls_endpoint *endpoint = tls_endpoint_of(bulk);
+    struct tls_endpoint *endpoint = tls_endpoint_of(net->bulk);
     struct tls_peer *peer = tls_peer_at(endpoint, index);
     if (peer == NULL || !tls_peer_is_connected(peer)) {
         return error_set(error, STATUS_UNREACHABLE, "no bulk link to that node");
@@ -211,7 +211,7 @@ enum status tls_stream_open(struct net_bulk *bulk, uint32_t index, enum net_stre
         return error_set(error, STATUS_NO_MEMORY, "no memory for a stream to node %s", peer->name);
     }
     peer->session.next_number++;
-    sender->stream = (struct net_stream){.net = bulk->net, .peer = index, .kind = kind, .on_bulk = true};
+    sender->stream = (struct net_stream){.net = net, .peer = index, .kind = kind, .on_bulk = true};
     sender->endpoint = endpoint;
     sender->stream.queue = &sender->queue;
     sender->queue.done = &endpoint->done;

@@ -149,7 +149,7 @@ static void open_one(struct net_stream **stream)
     struct tls_peer *peer = world->peer;
     if (*stream == NULL && peer->connection == NULL) {
         peer->connection = &connection; /* streams are only opened on a connection */
-        if (tls_stream_open(&world->endpoint->base, 0, NET_STREAM_DATA, stream, NULL) != STATUS_OK) {
+        if (net_bulk_open(world->endpoint->base.net, 0, NET_STREAM_DATA, stream, NULL) != STATUS_OK) {
             *stream = NULL;
         }
         peer->connection = NULL;
@@ -290,6 +290,7 @@ static void build(struct loop *loop)
     world->net.operations = &operations;
     net_set_stream_handler(&world->net, NET_STREAM_DATA, &handler);
     endpoint->base.net = &world->net;
+    world->net.bulk = &endpoint->base;
     endpoint->loop = loop;
     endpoint->done = (struct stream_done){.wake = tls_wake, .context = endpoint};
     endpoint->node_name = "b";

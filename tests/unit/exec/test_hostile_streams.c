@@ -111,8 +111,7 @@ static void test_a_slice_on_both_links(void **state)
         struct hostile_outcome outcome;
         hostile_start(&hostile, SLICE);
         buffers_new();
-        struct net_bulk_operations streams = {.streams = hostile.net->operations->streams};
-        struct net_bulk bulk = {.operations = &streams, .net = hostile.net};
+        struct net_bulk bulk = {.streams = &hostile.net->operations->streams, .net = hostile.net};
         all_reduce(&outcome);
         struct data_header header = template();
         struct net_stream *half = hostile_open(&hostile, NET_STREAM_DATA);

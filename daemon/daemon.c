@@ -303,13 +303,13 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .standalone = conf->standalone,
                                   .metrics = conf->metrics,
                                   .started_ns = loop_now_ns(),
-                                  .visit_settings = daemon_visit_settings,
-                                  .reload = daemon_reload,
-                                  .reload_is_used = daemon_reload_is_used,
-                                  .set_log_level = daemon_log_level,
-                                  .settings_context = daemon,
-                                  .ask_drain = drain_ask,
-                                  .ask_context = &daemon->drain};
+                                  .owner = {.context = daemon,
+                                            .visit_settings = daemon_visit_settings,
+                                            .reload = daemon_reload,
+                                            .reload_is_used = daemon_reload_is_used,
+                                            .set_log_level = daemon_log_level,
+                                            .ask_drain = drain_ask,
+                                            .drain_context = &daemon->drain}};
     status = api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
     if (status == STATUS_OK) {
         daemon->drain = (struct drain){.comms = daemon->comms,

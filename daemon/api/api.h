@@ -64,6 +64,24 @@ struct api_drain {
     char reason[API_DRAIN_REASON_MAX_BYTES + 1];
 };
 
+/* What the configuration's owner does for commctl. */
+struct api_owner {
+    void *context; /* of the functions that follow */
+    void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
+    /* Reads the configuration again. *changes, empty at first, gets what was done, also if it fails. Null:
+     * UNSUPPORTED. */
+    enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
+    /* Whether all threads use what the last reload loaded: its answer waits for that. Null: they do at once.
+     */
+    bool (*reload_is_used)(void *context);
+    /* Until the next reload. INVALID_ARGUMENT. Null: UNSUPPORTED. */
+    enum status (*set_log_level)(void *context, const char *level, struct error *error);
+    /* An administrator asks for a drain, or (draining false) for its end. Null: refused. */
+    enum status (*ask_drain)(void *context, const struct api_drain *asked, uint64_t now_ns,
+                             struct error *error);
+    void *drain_context;
+};
+
 struct api_options {
     const char *socket_path; /* the socket to bind, unless listen_fd is given */
     int listen_fd;           /* from socket activation; the api takes ownership; -1: none */
@@ -96,21 +114,7 @@ struct api_options {
     bool standalone;
     const char *metrics; /* where HTTP serves the metrics (metrics_http.h); null or "": nowhere */
     uint64_t started_ns;
-    /* What the configuration's owner does for commctl: each is called with `settings_context`. */
-    void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
-    /* Reads the configuration again. *changes, empty at first, gets what was done, also if it fails. Null:
-     * UNSUPPORTED. */
-    enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
-    /* Whether all threads use what the last reload loaded: its answer waits for that. Null: they do at once.
-     */
-    bool (*reload_is_used)(void *context);
-    /* Until the next reload. INVALID_ARGUMENT. Null: UNSUPPORTED. */
-    enum status (*set_log_level)(void *context, const char *level, struct error *error);
-    void *settings_context;
-    /* An administrator asks for a drain, or (draining false) for its end. Null: refused. */
-    enum status (*ask_drain)(void *context, const struct api_drain *asked, uint64_t now_ns,
-                             struct error *error);
-    void *ask_context;
+    struct api_owner owner;
 };
 
 #define API_PREDECESSOR_WAIT_MS 1000

@@ -17,9 +17,9 @@ static void ask(struct api_session *session, uint64_t request_id, const struct a
         api_session_reply_failure(
             session, request_id, STATUS_PERMISSION,
             "only administrators drain a node (the administrators' socket, admin_group)");
-    } else if (api->ask_drain == NULL) {
+    } else if (api->owner.ask_drain == NULL) {
         api_session_reply_failure(session, request_id, STATUS_UNSUPPORTED, "this commd cannot drain");
-    } else if (api->ask_drain(api->ask_context, asked, now_ns, &error) != STATUS_OK) {
+    } else if (api->owner.ask_drain(api->owner.drain_context, asked, now_ns, &error) != STATUS_OK) {
         api_session_reply_error(session, request_id, &error);
     } else {
         api_session_reply_done(session, request_id);

@@ -356,13 +356,7 @@ static void api_take_options(struct api *api, const struct api_options *options)
     api->net = options->net;
     api->standalone = options->standalone;
     api->started_ns = options->started_ns;
-    api->visit_settings = options->visit_settings;
-    api->reload = options->reload;
-    api->reload_is_used = options->reload_is_used;
-    api->set_log_level = options->set_log_level;
-    api->settings_context = options->settings_context;
-    api->ask_drain = options->ask_drain;
-    api->ask_context = options->ask_context;
+    api->owner = options->owner;
     api->fd_reaper = options->fd_reaper;
     api->gpus = options->gpus;
     api->ipc_handles = options->ipc_handles;

@@ -194,15 +194,8 @@ struct api {
     bool standalone;
     struct api_drain drain;
     uint64_t started_ns;
-    void (*visit_settings)(void *context, conf_visit_function *visit, void *visit_context);
-    enum status (*reload)(void *context, struct conf_changes *changes, uint64_t now_ns, struct error *error);
-    bool (*reload_is_used)(void *context);
-    uint32_t reloads_under_way; /* sessions whose reload has no answer yet */
-    enum status (*set_log_level)(void *context, const char *level, struct error *error);
-    void *settings_context;
-    enum status (*ask_drain)(void *context, const struct api_drain *asked, uint64_t now_ns,
-                             struct error *error);
-    void *ask_context;
+    struct api_owner owner;
+    uint32_t reloads_under_way;   /* sessions whose reload has no answer yet */
     struct api_session *sessions; /* all sessions, by id */
     struct api_session *unheard;  /* sessions without a Hello, oldest first */
     struct loop_timer *crowd;     /* when to look whether other nodes have read */

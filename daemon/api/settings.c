@@ -87,7 +87,7 @@ void api_admin_config(struct api_session *session, uint64_t request_id, uint64_t
     }
     settings->shows_private = session->role == API_ROLE_ADMIN;
     settings->after = after;
-    session->api->visit_settings(session->api->settings_context, add_setting, settings);
+    session->api->owner.visit_settings(session->api->owner.context, add_setting, settings);
     Commd__Client__ConfigReply answer = COMMD__CLIENT__CONFIG_REPLY__INIT;
     answer.settings = settings->pointers;
     answer.n_settings = settings->count;
@@ -112,7 +112,7 @@ static void count_waiting(void *context, const char *key, const char *value, con
 uint32_t api_settings_waiting(const struct api *api)
 {
     uint32_t count = 0;
-    api->visit_settings(api->settings_context, count_waiting, &count);
+    api->owner.visit_settings(api->owner.context, count_waiting, &count);
     return count;
 }
 
@@ -151,7 +151,7 @@ static void answer_reload(struct api_session *session, uint64_t request_id,
 
 static bool reload_is_used(const struct api *api)
 {
-    return api->reload_is_used == NULL || api->reload_is_used(api->settings_context);
+    return api->owner.reload_is_used == NULL || api->owner.reload_is_used(api->owner.context);
 }
 
 void api_reload_forget(struct api_session *session)
@@ -190,10 +190,10 @@ void api_reload(struct api_session *session, uint64_t request_id, uint64_t now_n
         status = error_set(&error, STATUS_NO_MEMORY, "no memory for a reload");
     } else if (session->reload != NULL) {
         status = error_set(&error, STATUS_LIMIT, "a connection can have only one reload at a time");
-    } else if (api->reload == NULL) {
+    } else if (api->owner.reload == NULL) {
         status = error_set(&error, STATUS_UNSUPPORTED, "this commd has no configuration to reload");
     } else {
-        status = api->reload(api->settings_context, &reload->changes, now_ns, &error);
+        status = api->owner.reload(api->owner.context, &reload->changes, now_ns, &error);
     }
     if (status == STATUS_OK && !reload_is_used(api)) {
         reload->request_id = request_id;
@@ -219,9 +219,9 @@ void api_log_level(struct api_session *session, uint64_t request_id, const Commd
     if (!session_may_change(session, request_id, "set the log level")) {
         return;
     }
-    enum status status = api->set_log_level == NULL
+    enum status status = api->owner.set_log_level == NULL
                              ? error_set(&error, STATUS_UNSUPPORTED, "this commd has no log level to set")
-                             : api->set_log_level(api->settings_context, request->level, &error);
+                             : api->owner.set_log_level(api->owner.context, request->level, &error);
     if (status != STATUS_OK) {
         api_session_reply_error(session, request_id, &error);
     } else {

@@ -118,7 +118,7 @@ void fuzz_node_start(struct fuzz_node *node)
                                   .network_address = "",
                                   .standalone = true,
                                   .started_ns = loop_now_ns(),
-                                  .visit_settings = on_settings};
+                                  .owner.visit_settings = on_settings};
     fuzz_require(api_new(node->loop, &options, loop_now_ns(), &node->api, NULL) == STATUS_OK);
 }
 

@@ -140,11 +140,11 @@ static inline struct api_options node_api_options(struct node *node)
                                 .network_address = "",
                                 .standalone = true,
                                 .started_ns = loop_now_ns(),
-                                .visit_settings = node_settings,
-                                .reload = node_reload,
-                                .reload_is_used = node_reload_is_used,
-                                .set_log_level = node_set_log_level,
-                                .settings_context = node};
+                                .owner = {.context = node,
+                                          .visit_settings = node_settings,
+                                          .reload = node_reload,
+                                          .reload_is_used = node_reload_is_used,
+                                          .set_log_level = node_set_log_level}};
 }
 
 /* As in the daemon, the guard has its descriptor from the start. */

@@ -176,13 +176,9 @@ static void *writer_run(void *context)
 enum status log_writer_start(struct error *error)
 {
     pthread_attr_t attributes;
-    pthread_condattr_t monotonic;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, WRITER_STACK_BYTES);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&writer.ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    thread_cond_init(&writer.ended);
     pthread_mutex_lock(&writer.lock);
     int failure = thread_start(&writer.thread, &attributes, writer_run, NULL);
     writer.state = failure == 0 ? WRITER_RUNS : WRITER_ABSENT;

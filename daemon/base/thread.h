@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdint.h>
+#include <time.h>
 
 #define THREAD_TURN_NS 100000u /* the shortest turn that Linux grants */
 
@@ -12,6 +13,16 @@
  * Returns 0, or an error number as pthread_create does. Any thread.
  */
 int thread_start(pthread_t *out, const pthread_attr_t *attributes, void *(*function)(void *), void *context);
+
+/* Makes a condition whose timed waits end by CLOCK_MONOTONIC. */
+static inline void thread_cond_init(pthread_cond_t *out)
+{
+    pthread_condattr_t attributes;
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(out, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+}
 
 /*
  * Asks the kernel to give the calling thread the processor in turns of THREAD_TURN_NS. What it starts later

@@ -153,11 +153,7 @@ static void calls_free(struct gpu_calls *calls)
 
 static void calls_init(struct gpu_calls *calls, uint32_t line_count)
 {
-    pthread_condattr_t attributes;
-    (void)pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&calls->ended, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    thread_cond_init(&calls->ended);
     (void)pthread_mutex_init(&calls->lock, NULL);
     calls->done.last = &calls->done.first;
     calls->line_count = line_count;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/thread.h"
 #include "daemon/gpu/cuda_internal.h"
 
 /* --- Calls --- */
@@ -250,11 +251,7 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
         return error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
     pthread_mutex_init(&gpus->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&gpus->pin_changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    thread_cond_init(&gpus->pin_changed);
     /*
      * These are read when a context, or NCCL's first communicator, is created. There is only one thread yet.
      */

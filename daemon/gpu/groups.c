@@ -458,18 +458,14 @@ void gpu_groups_tick(struct gpu_devices *gpus, uint64_t now_ns)
 struct gpu_groups *gpu_groups_new(struct gpu_devices *gpus)
 {
     struct gpu_groups *groups = calloc(1, sizeof *groups);
-    pthread_condattr_t attributes;
     if (groups == NULL) {
         return NULL;
     }
     groups->gpus = gpus;
     groups->ctas = GPU_GROUPS_CTAS_DEFAULT;
     pthread_mutex_init(&groups->lock, NULL);
-    pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&groups->work, &attributes);
-    pthread_cond_init(&groups->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    thread_cond_init(&groups->work);
+    thread_cond_init(&groups->changed);
     return groups;
 }
 

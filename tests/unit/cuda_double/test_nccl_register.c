@@ -2,21 +2,6 @@
 
 /* Memory that is registered with NCCL, which the double checks as strictly as NCCL would need it. */
 
-static void reduce_at(const cuda_pointer *at_rank)
-{
-    OK(nccl->group_start());
-    for (int rank = 0; rank < RANKS; rank++) {
-        here(rank);
-        OK(cuda->set_bytes(at_rank[rank], (unsigned char)(1 + rank), 8, streams[rank]));
-        OK(all_reduce(rank, at_rank[rank], at_rank[rank], 8, NCCL_TYPE_U8));
-    }
-    OK(nccl->group_end());
-    for (int rank = 0; rank < RANKS; rank++) {
-        here(rank);
-        OK(cuda->stream_synchronize(streams[rank]));
-    }
-}
-
 static void registers(int unused)
 {
     cuda_pointer memory[RANKS];

@@ -17,17 +17,7 @@ static nccl_result register_all(const cuda_pointer *memory, const size_t *bytes,
 /* Returns whether the sum of 1, 2 and 3 is what rank 1 gets. */
 static bool sums(const cuda_pointer *at_rank)
 {
-    OK(nccl->group_start());
-    for (int rank = 0; rank < RANKS; rank++) {
-        here(rank);
-        OK(cuda->set_bytes(at_rank[rank], (unsigned char)(1 + rank), 8, streams[rank]));
-        OK(all_reduce(rank, at_rank[rank], at_rank[rank], 8, NCCL_TYPE_U8));
-    }
-    OK(nccl->group_end());
-    for (int rank = 0; rank < RANKS; rank++) {
-        here(rank);
-        OK(cuda->stream_synchronize(streams[rank]));
-    }
+    reduce_at(at_rank);
     here(1);
     return case_byte(at_rank[1]) == 6;
 }

@@ -12,11 +12,6 @@
  * node.
  */
 
-static uint32_t block_tree_round_count(const struct coll_call *call)
-{
-    return coll_doubling_rounds(call->node_count);
-}
-
 /* The round in which blocks travel `distance` nodes, towards the root or away from it. */
 static void block_tree_step(const struct coll_call *call, uint32_t distance, bool to_root,
                             struct coll_round *out)
@@ -41,14 +36,14 @@ static void block_tree_step(const struct coll_call *call, uint32_t distance, boo
 
 static void block_tree_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(round < block_tree_round_count(call));
+    assert(round < coll_doubling_rounds(call));
     block_tree_step(call, UINT32_C(1) << round, true, out);
 }
 
 static void block_tree_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(round < block_tree_round_count(call));
-    block_tree_step(call, UINT32_C(1) << (block_tree_round_count(call) - 1 - round), false, out);
+    assert(round < coll_doubling_rounds(call));
+    block_tree_step(call, UINT32_C(1) << (coll_doubling_rounds(call) - 1 - round), false, out);
 }
 
 /* The root has a message in every round. It has two in the round whose blocks pass the last node: those of a
@@ -56,7 +51,7 @@ static void block_tree_scatter_round(const struct coll_call *call, uint32_t roun
 static void block_tree_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     double elements = coll_all_but_own(call);
-    uint32_t rounds = block_tree_round_count(call);
+    uint32_t rounds = coll_doubling_rounds(call);
     uint32_t to_first = call->node_count - call->root_node;
     bool wraps = call->root_node > 0 && (to_first & (to_first - 1)) != 0;
     *out = coll_estimate_of(rounds, elements);
@@ -70,7 +65,7 @@ const struct coll_algorithm coll_tree_gather = {
         "best for many nodes: binomial tree, ceil(log2 n) rounds and messages at the root, blocks are passed "
         "on",
     .kind = OP_KIND_GATHER,
-    .round_count = block_tree_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = coll_two_transfers,
     .round = block_tree_gather_round,
     .estimate = block_tree_estimate,
@@ -83,7 +78,7 @@ const struct coll_algorithm coll_tree_scatter = {
         "best for many nodes: binomial tree, ceil(log2 n) rounds and messages at the root, blocks are passed "
         "on",
     .kind = OP_KIND_SCATTER,
-    .round_count = block_tree_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = coll_two_transfers,
     .round = block_tree_scatter_round,
     .estimate = block_tree_estimate,

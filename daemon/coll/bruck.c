@@ -21,11 +21,6 @@
 
 /* --- all_gather --- */
 
-static uint32_t bruck_round_count(const struct coll_call *call)
-{
-    return coll_doubling_rounds(call->node_count);
-}
-
 /* Blocks that a node receives in the round. */
 static uint32_t bruck_blocks(const struct coll_call *call, uint32_t distance)
 {
@@ -35,7 +30,7 @@ static uint32_t bruck_blocks(const struct coll_call *call, uint32_t distance)
 static void bruck_all_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
     uint32_t self = call->node_index;
-    assert(self < call->node_count && round < bruck_round_count(call));
+    assert(self < call->node_count && round < coll_doubling_rounds(call));
     uint32_t distance = UINT32_C(1) << round;
     uint32_t blocks = bruck_blocks(call, distance);
     uint32_t from = coll_node_after(call, self, distance);
@@ -48,7 +43,7 @@ static void bruck_all_gather_round(const struct coll_call *call, uint32_t round,
 static void bruck_all_gather_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     double elements = coll_all_but_own(call);
-    uint32_t rounds = bruck_round_count(call);
+    uint32_t rounds = coll_doubling_rounds(call);
     *out = coll_estimate_of(rounds, elements);
     for (uint32_t round = 0; round < rounds; round++) {
         out->messages += bruck_blocks(call, UINT32_C(1) << round) >= 2;
@@ -156,7 +151,7 @@ static void bruck_receives(const struct coll_call *call, uint32_t self, uint32_t
 
 static void bruck_all_to_all_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(call->node_index < call->node_count && round < bruck_round_count(call) && bruck_serves(call));
+    assert(call->node_index < call->node_count && round < coll_doubling_rounds(call) && bruck_serves(call));
     coll_round_begin(out);
     bruck_sends(call, call->node_index, UINT32_C(1) << round, out);
     bruck_receives(call, call->node_index, UINT32_C(1) << round, out);
@@ -178,7 +173,7 @@ static void bruck_all_to_all_estimate(const struct coll_call *call, struct coll_
         messages += first_blocks > 2; /* at node 1, all blocks that can pass the end of the vector do */
     }
     double each = (double)call->count_elements / nodes;
-    *out = (struct coll_estimate){.rounds = bruck_round_count(call),
+    *out = (struct coll_estimate){.rounds = coll_doubling_rounds(call),
                                   .messages = messages,
                                   .senders = nodes > 1,
                                   .path_elements = blocks * each,
@@ -192,7 +187,7 @@ const struct coll_algorithm coll_bruck_all_gather = {
     .name = "bruck",
     .description = "best for many nodes: ceil(log2 n) rounds, each other block in and out once",
     .kind = OP_KIND_ALL_GATHER,
-    .round_count = bruck_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = coll_two_transfers,
     .round = bruck_all_gather_round,
     .estimate = bruck_all_gather_estimate,
@@ -206,7 +201,7 @@ const struct coll_algorithm coll_bruck_all_to_all = {
     .kind = OP_KIND_ALL_TO_ALL,
     .copies_sends = true,
     .serves = bruck_serves,
-    .round_count = bruck_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = bruck_transfers_max,
     .scratch_elements = bruck_scratch_elements,
     .round = bruck_all_to_all_round,

@@ -10,11 +10,6 @@
  * folds from the last node on. A scan runs from node 0 to the last node.
  */
 
-static uint32_t chain_round_count(const struct coll_call *call)
-{
-    return call->node_count - 1;
-}
-
 /*
  * The round in which position `at` of the line sends to the next position; the line begins at node `first`.
  */
@@ -32,13 +27,13 @@ static void chain_step(const struct coll_call *call, uint32_t first, uint32_t at
 
 static void chain_broadcast_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(call->node_index < call->node_count && round < chain_round_count(call));
+    assert(call->node_index < call->node_count && round < coll_other_nodes(call));
     chain_step(call, call->root_node, round, COLL_STORE, out);
 }
 
 static void chain_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(call->node_index < call->node_count && round < chain_round_count(call));
+    assert(call->node_index < call->node_count && round < coll_other_nodes(call));
     uint32_t sender = call->node_count - 1 - round; /* counted from the root */
     uint32_t from_root = coll_from_root(call);
     coll_round_begin(out);
@@ -51,13 +46,13 @@ static void chain_reduce_round(const struct coll_call *call, uint32_t round, str
 
 static void chain_scan_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(call->node_index < call->node_count && round < chain_round_count(call));
+    assert(call->node_index < call->node_count && round < coll_other_nodes(call));
     chain_step(call, 0, round, COLL_PREFIX, out);
 }
 
 static void chain_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
-    uint32_t rounds = chain_round_count(call);
+    uint32_t rounds = coll_other_nodes(call);
     double elements = (double)call->count_elements;
     *out = (struct coll_estimate){.rounds = rounds,
                                   .messages = rounds > 0,
@@ -72,7 +67,7 @@ static void chain_estimate(const struct coll_call *call, struct coll_estimate *o
         .id = (number), .name = "chain",                                                                     \
         .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on "     \
                        "once",                                                                               \
-        .kind = (of_kind), .round_count = chain_round_count, .transfers_max = coll_one_transfer,             \
+        .kind = (of_kind), .round_count = coll_other_nodes, .transfers_max = coll_one_transfer,              \
         .round = (round_function), .estimate = chain_estimate,                                               \
     }
 

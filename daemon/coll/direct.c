@@ -22,11 +22,6 @@ static uint32_t direct_two_rounds(const struct coll_call *call)
     return call->node_count > 1 ? 2 : 0;
 }
 
-static uint32_t direct_all_others(const struct coll_call *call)
-{
-    return call->node_count - 1;
-}
-
 /* Between the root and the others only. */
 static uint32_t direct_rooted_transfers(const struct coll_call *call)
 {
@@ -140,7 +135,7 @@ const struct coll_algorithm coll_direct_all_reduce = {
         "round",
     .kind = OP_KIND_ALL_REDUCE,
     .round_count = direct_two_rounds,
-    .transfers_max = direct_all_others,
+    .transfers_max = coll_other_nodes,
     .round = direct_all_reduce_round,
     .estimate = direct_all_reduce_estimate,
 };
@@ -152,7 +147,7 @@ const struct coll_algorithm coll_direct_all_gather = {
         "best for small operations of few nodes: 1 round of n-1 messages, each other block in once",
     .kind = OP_KIND_ALL_GATHER,
     .round_count = direct_one_round,
-    .transfers_max = direct_all_others,
+    .transfers_max = coll_other_nodes,
     .round = direct_all_gather_round,
     .estimate = direct_exchange_estimate,
 };
@@ -164,7 +159,7 @@ const struct coll_algorithm coll_direct_reduce_scatter = {
         "best for small operations of few nodes: 1 round of n-1 messages, each other block out once",
     .kind = OP_KIND_REDUCE_SCATTER,
     .round_count = direct_one_round,
-    .transfers_max = direct_all_others,
+    .transfers_max = coll_other_nodes,
     .round = direct_reduce_scatter_round,
     .estimate = direct_exchange_estimate,
 };
@@ -197,7 +192,7 @@ const struct coll_algorithm coll_direct_all_to_all = {
     .description = "best for small blocks: 1 round of n-1 messages, each block straight to its node",
     .kind = OP_KIND_ALL_TO_ALL,
     .round_count = direct_one_round,
-    .transfers_max = direct_all_others,
+    .transfers_max = coll_other_nodes,
     .round = direct_all_to_all_round,
     .estimate = direct_exchange_estimate,
 };

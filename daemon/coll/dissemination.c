@@ -9,15 +9,10 @@
  * 2^(r+1) - 1 nodes before it.
  */
 
-static uint32_t dissemination_round_count(const struct coll_call *call)
-{
-    return coll_doubling_rounds(call->node_count);
-}
-
 static void dissemination_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
     uint32_t nodes = call->node_count;
-    assert(call->node_index < nodes && round < dissemination_round_count(call));
+    assert(call->node_index < nodes && round < coll_doubling_rounds(call));
     uint32_t distance = UINT32_C(1) << round;
     out->sends[0] =
         (struct coll_transfer){.node = (call->node_index + distance) % nodes, .action = COLL_STORE};
@@ -29,7 +24,7 @@ static void dissemination_round(const struct coll_call *call, uint32_t round, st
 
 static void dissemination_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
-    uint32_t rounds = dissemination_round_count(call);
+    uint32_t rounds = coll_doubling_rounds(call);
     *out = coll_estimate_of(rounds, 0);
 }
 
@@ -38,7 +33,7 @@ const struct coll_algorithm coll_dissemination_barrier = {
     .name = "dissemination",
     .description = "ceil(log2 n) rounds of one empty message each way",
     .kind = OP_KIND_BARRIER,
-    .round_count = dissemination_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = coll_one_transfer,
     .round = dissemination_round,
     .estimate = dissemination_estimate,

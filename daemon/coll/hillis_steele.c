@@ -8,15 +8,10 @@
  * 2^r. That value is the fold of the 2^r nodes that end with node i. The receiver folds it before its own.
  */
 
-static uint32_t hillis_steele_round_count(const struct coll_call *call)
-{
-    return coll_doubling_rounds(call->node_count);
-}
-
 static void hillis_steele_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
     uint32_t self = call->node_index;
-    assert(self < call->node_count && round < hillis_steele_round_count(call));
+    assert(self < call->node_count && round < coll_doubling_rounds(call));
     uint32_t distance = UINT32_C(1) << round;
     coll_round_begin(out);
     if (self + distance < call->node_count) {
@@ -29,7 +24,7 @@ static void hillis_steele_round(const struct coll_call *call, uint32_t round, st
 
 static void hillis_steele_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
-    uint32_t rounds = hillis_steele_round_count(call);
+    uint32_t rounds = coll_doubling_rounds(call);
     double elements = (double)call->count_elements * rounds;
     *out = coll_estimate_of(rounds, elements);
 }
@@ -39,7 +34,7 @@ static void hillis_steele_estimate(const struct coll_call *call, struct coll_est
     {                                                                                                        \
         .id = (number), .name = "hillis_steele",                                                             \
         .description = "best for small operations: ceil(log2 n) rounds of all bytes", .kind = (of_kind),     \
-        .copies_sends = true, .round_count = hillis_steele_round_count, .transfers_max = coll_one_transfer,  \
+        .copies_sends = true, .round_count = coll_doubling_rounds, .transfers_max = coll_one_transfer,       \
         .round = hillis_steele_round, .estimate = hillis_steele_estimate,                                    \
     }
 

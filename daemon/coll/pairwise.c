@@ -9,14 +9,9 @@
  * sender and one receiver at a time.
  */
 
-static uint32_t pairwise_round_count(const struct coll_call *call)
-{
-    return call->node_count - 1;
-}
-
 static void pairwise_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(call->node_index < call->node_count && round < pairwise_round_count(call));
+    assert(call->node_index < call->node_count && round < coll_other_nodes(call));
     coll_round_begin(out);
     coll_add_block_pair(call, coll_node_after(call, call->node_index, round + 1),
                         coll_node_before(call, call->node_index, round + 1), out);
@@ -25,7 +20,7 @@ static void pairwise_round(const struct coll_call *call, uint32_t round, struct 
 static void pairwise_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     double elements = coll_all_but_own(call);
-    uint32_t rounds = pairwise_round_count(call);
+    uint32_t rounds = coll_other_nodes(call);
     *out = coll_estimate_of(rounds, elements);
 }
 
@@ -34,7 +29,7 @@ const struct coll_algorithm coll_pairwise_all_to_all = {
     .name = "pairwise",
     .description = "best for large blocks: n-1 rounds, one node at a time, each block straight to its node",
     .kind = OP_KIND_ALL_TO_ALL,
-    .round_count = pairwise_round_count,
+    .round_count = coll_other_nodes,
     .transfers_max = coll_one_transfer,
     .round = pairwise_round,
     .estimate = pairwise_estimate,

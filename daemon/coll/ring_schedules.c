@@ -12,14 +12,9 @@
  * these same bits.
  */
 
-static uint32_t ring_phase_rounds(const struct coll_call *call)
-{
-    return call->node_count - 1;
-}
-
 static uint32_t ring_both_rounds(const struct coll_call *call)
 {
-    return 2 * (call->node_count - 1);
+    return 2 * coll_other_nodes(call);
 }
 
 /* A step in which every node sends the part `behind` before its own number, and receives the part before that
@@ -38,19 +33,19 @@ static void ring_step(const struct coll_call *call, uint32_t behind, enum coll_a
 
 static void ring_reduce_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(round < ring_phase_rounds(call));
+    assert(round < coll_other_nodes(call));
     ring_step(call, round + 1, COLL_REDUCE, out);
 }
 
 static void ring_all_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    assert(round < ring_phase_rounds(call));
+    assert(round < coll_other_nodes(call));
     ring_step(call, round, COLL_STORE, out);
 }
 
 static void ring_all_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    uint32_t phase = ring_phase_rounds(call);
+    uint32_t phase = coll_other_nodes(call);
     if (round < phase) {
         ring_reduce_scatter_round(call, round, out);
     } else {
@@ -61,7 +56,7 @@ static void ring_all_reduce_round(const struct coll_call *call, uint32_t round, 
 static void ring_phase_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     double elements = coll_all_but_own(call);
-    uint32_t rounds = ring_phase_rounds(call);
+    uint32_t rounds = coll_other_nodes(call);
     *out = coll_estimate_of(rounds, elements);
 }
 
@@ -90,7 +85,7 @@ const struct coll_algorithm coll_ring_all_gather = {
         "best for large operations: n-1 rounds, each other block in and out once, one neighbour on "
         "each side",
     .kind = OP_KIND_ALL_GATHER,
-    .round_count = ring_phase_rounds,
+    .round_count = coll_other_nodes,
     .transfers_max = coll_one_transfer,
     .round = ring_all_gather_round,
     .estimate = ring_phase_estimate,
@@ -103,7 +98,7 @@ const struct coll_algorithm coll_ring_reduce_scatter = {
         "best for large operations: n-1 rounds, each other block in and out once, one neighbour on "
         "each side",
     .kind = OP_KIND_REDUCE_SCATTER,
-    .round_count = ring_phase_rounds,
+    .round_count = coll_other_nodes,
     .transfers_max = coll_one_transfer,
     .round = ring_reduce_scatter_round,
     .estimate = ring_phase_estimate,

@@ -10,14 +10,9 @@
  * own in the scatter. The ring leaves out parts that a node already has, and the root receives nothing.
  */
 
-static uint32_t scatter_rounds(const struct coll_call *call)
-{
-    return coll_doubling_rounds(call->node_count);
-}
-
 static uint32_t scatter_all_gather_round_count(const struct coll_call *call)
 {
-    return call->node_count > 1 ? scatter_rounds(call) + call->node_count - 1 : 0;
+    return call->node_count > 1 ? coll_doubling_rounds(call) + call->node_count - 1 : 0;
 }
 
 /* Whether the node has the part after the scatter. */
@@ -60,7 +55,7 @@ static void scatter_all_gather_round(const struct coll_call *call, uint32_t roun
 {
     assert(call->node_index < call->node_count && call->root_node < call->node_count &&
            round < scatter_all_gather_round_count(call));
-    uint32_t scatter = scatter_rounds(call);
+    uint32_t scatter = coll_doubling_rounds(call);
     coll_round_begin(out);
     if (round < scatter) {
         scatter_step(call, UINT32_C(1) << (scatter - 1 - round), out);

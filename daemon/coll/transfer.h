@@ -8,13 +8,19 @@
 
 /* ceil(log2 node_count): the rounds until all nodes have something, if each node that has it sends it to one
  * more. */
-static inline uint32_t coll_doubling_rounds(uint32_t node_count)
+static inline uint32_t coll_doubling_rounds(const struct coll_call *call)
 {
     uint32_t rounds = 0;
-    while ((UINT32_C(1) << rounds) < node_count) {
+    while ((UINT32_C(1) << rounds) < call->node_count) {
         rounds++;
     }
     return rounds;
+}
+
+/* How many other nodes there are: as many rounds, or transfers of one round, have one for each of them. */
+static inline uint32_t coll_other_nodes(const struct coll_call *call)
+{
+    return call->node_count - 1;
 }
 
 static inline uint64_t coll_least(uint64_t a, uint64_t b)

@@ -11,20 +11,15 @@
  * in order, beginning with itself. All-reduce: a reduce, then a broadcast, both at node 0.
  */
 
-static uint32_t tree_round_count(const struct coll_call *call)
-{
-    return coll_doubling_rounds(call->node_count);
-}
-
 static uint32_t tree_both_rounds(const struct coll_call *call)
 {
-    return 2 * coll_doubling_rounds(call->node_count);
+    return 2 * coll_doubling_rounds(call);
 }
 
 static void tree_broadcast_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
     assert(call->node_index < call->node_count && call->root_node < call->node_count &&
-           round < tree_round_count(call));
+           round < coll_doubling_rounds(call));
     uint32_t self = call->node_index;
     uint32_t from_root = coll_from_root(call);
     uint32_t distance = UINT32_C(1) << round;
@@ -39,7 +34,7 @@ static void tree_broadcast_round(const struct coll_call *call, uint32_t round, s
 static void tree_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
     assert(call->node_index < call->node_count && call->root_node < call->node_count &&
-           round < tree_round_count(call));
+           round < coll_doubling_rounds(call));
     uint32_t self = call->node_index;
     uint32_t from_root = coll_from_root(call);
     uint32_t distance = UINT32_C(1) << round;
@@ -53,7 +48,7 @@ static void tree_reduce_round(const struct coll_call *call, uint32_t round, stru
 
 static void tree_all_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    uint32_t phase = tree_round_count(call);
+    uint32_t phase = coll_doubling_rounds(call);
     if (round < phase) {
         tree_reduce_round(call, round, out);
     } else {
@@ -64,7 +59,7 @@ static void tree_all_reduce_round(const struct coll_call *call, uint32_t round, 
 /* The root has the largest share: it sends, or receives, in every round. */
 static void tree_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
-    uint32_t rounds = tree_round_count(call);
+    uint32_t rounds = coll_doubling_rounds(call);
     double elements = (double)call->count_elements * rounds;
     *out = coll_estimate_of(rounds, elements);
 }
@@ -83,7 +78,7 @@ const struct coll_algorithm coll_tree_broadcast = {
     .description = "best for small operations: binomial tree, ceil(log2 n) rounds, every other node receives "
                    "the bytes once",
     .kind = OP_KIND_BROADCAST,
-    .round_count = tree_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = coll_one_transfer,
     .round = tree_broadcast_round,
     .estimate = tree_estimate,
@@ -109,7 +104,7 @@ const struct coll_algorithm coll_tree_reduce = {
         "best for small operations: binomial tree, ceil(log2 n) rounds, every other node sends the "
         "bytes once",
     .kind = OP_KIND_REDUCE,
-    .round_count = tree_round_count,
+    .round_count = coll_doubling_rounds,
     .transfers_max = coll_one_transfer,
     .round = tree_reduce_round,
     .estimate = tree_estimate,

@@ -202,6 +202,7 @@ struct communicator_node {
     bool needed;            /* the communicator needs the connection: comms_link_need */
     bool called;            /* the need is MESH_NEED_CALL */
     uint8_t asks;           /* by silence.c, without an answer since */
+    uint64_t hints_ns;      /* since when silence.c believes its hints; 0: it has given none */
     uint64_t need_ns;       /* since then */
     uint32_t reached_rails; /* bits of the rails that it has named; 0: none yet */
 };
@@ -253,6 +254,7 @@ struct communicator {
     bool sparse;         /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
     bool is_broken;      /* sparse: the promise cannot be kept */
     uint64_t ask_ns;     /* when silence.c looks again */
+    uint64_t hinted_ns;  /* until then, silence.c believes what other nodes have hinted */
     uint64_t link_ns;    /* when to look for missing connections again; TIME_NEVER: none is missing */
     uint64_t doubt_ns;   /* when doubt.c looks again; TIME_NEVER: nothing is in doubt */
     uint64_t refusal_ns; /* when waiting refusals take effect; TIME_NEVER without any */

@@ -12,6 +12,7 @@
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/meeting_relay.h"
 #include "daemon/comm/roster.h"
+#include "daemon/comm/silence.h"
 
 void comms_violation(struct comms *comms, uint32_t node, const char *what, uint64_t now_ns)
 {
@@ -250,6 +251,15 @@ static void on_reach(struct comms *comms, uint32_t node, const Commd__Mesh__Reac
     }
 }
 
+static void on_silence(struct comms *comms, uint32_t node, const Commd__Mesh__Silence *silence,
+                       uint64_t now_ns)
+{
+    struct communicator *comm = find_by_id(comms, silence->comm_id, node);
+    if (comm != NULL && !comms_silence_hinted(comm, communicator_node_index(comm, node), now_ns)) {
+        comms_violation(comms, node, "a hint that it may not give, or not to this node", now_ns);
+    }
+}
+
 void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
                             uint64_t now_ns)
 {
@@ -281,6 +291,8 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         } else {
             comms_next_received(comms, node, message->next_ready, now_ns);
         }
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_SILENCE) {
+        on_silence(comms, node, message->silence, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_RELAY) {
         comms_tree_received(comms, node, message->relay, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_ROSTER) {

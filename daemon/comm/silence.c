@@ -24,6 +24,9 @@ static bool is_there(const struct communicator *comm, uint32_t index, uint64_t n
 static bool has_doubts(const struct communicator *comm, uint64_t now_ns)
 {
     const struct mesh *mesh = comm->comms->mesh;
+    if (now_ns < comm->hinted_ns) {
+        return true;
+    }
     for (uint32_t i = 0; i < comm->node_count; i++) {
         const struct communicator_node *node = &comm->nodes[i];
         if (node->needed && mesh_node_silent_ns(mesh, node->node, now_ns) >= doubt_ns(comm)) {
@@ -56,12 +59,25 @@ static bool ask(struct communicator *comm, uint32_t index, uint64_t now_ns)
     return true;
 }
 
-/* Whether a lower node is there, or may be. Those that may be are asked. */
+static void give_hint(const struct communicator *comm, uint32_t index)
+{
+    Commd__Mesh__Silence body = COMMD__MESH__SILENCE__INIT;
+    body.comm_id = comm->comm_id;
+    Commd__Mesh__Message message = MESH_MESSAGE(SILENCE, silence, &body);
+    enum status status = mesh_send(comm->comms->mesh, comm->nodes[index].node, &message);
+    (void)status; /* if this fails, the node is lost */
+}
+
+/* Whether a lower node is there, or may be. One that is gets a hint, unless it is told of the loss itself.
+ * Those that may be are asked. */
 static bool others_lead(struct communicator *comm, uint32_t *asked, uint64_t now_ns)
 {
     bool others = false;
     for (uint32_t i = 0; i < comm->own_index; i++) {
         if (is_there(comm, i, now_ns)) {
+            if (!comms_loss_is_frozen(comm)) {
+                give_hint(comm, i);
+            }
             return true;
         }
     }
@@ -94,6 +110,36 @@ uint64_t comms_silence_step(struct communicator *comm, uint64_t now_ns)
         }
     }
     return comm->ask_ns;
+}
+
+/* Whether a hint of that node counts. It may be the first of a row. */
+static bool hint_counts(const struct communicator *comm, struct communicator_node *node, uint64_t now_ns)
+{
+    uint64_t patience_ns = mesh_patience_ns(comm->comms->mesh);
+    if (node->hints_ns == 0 || now_ns - node->hints_ns >= COMMS_SILENCE_HINT_PATIENCES * patience_ns) {
+        node->hints_ns = now_ns;
+    }
+    return now_ns - node->hints_ns < patience_ns;
+}
+
+bool comms_silence_hinted(struct communicator *comm, uint32_t index, uint64_t now_ns)
+{
+    if (!comm->sparse || comm->loss == NULL || comm->state == COMMS_COMM_FAILED) {
+        return true; /* it is over here */
+    }
+    if (index <= comm->own_index) {
+        return false;
+    }
+    if (!hint_counts(comm, &comm->nodes[index], now_ns)) {
+        return true;
+    }
+    comm->hinted_ns = time_after(now_ns, COMMS_SILENCE_HINT_NS);
+    if (comm->ask_ns > time_after(now_ns, COMMS_SILENCE_ASK_NS)) { /* it had no doubts */
+        comm->ask_ns = now_ns;
+        comm->link_ns = now_ns;
+        communicator_arm(comm);
+    }
+    return true;
 }
 
 static bool some_are_dead(const struct communicator *comm)

@@ -10,7 +10,13 @@
  * it asks the others by single datagrams (mesh_ask). When the patience ends, it knows who has not answered.
  *
  * Only a node that may lead asks: one that has a silent connection, while all lower nodes are silent, too.
- * An answer may be forged: then the node that seems to be there is waited for as without this. One thread.
+ * A node with a silent connection, and a lower node that is there, gives that one a hint (Silence). Who gets
+ * a hint does as if a connection of its own were silent. So the hint goes on to lower and lower nodes, until
+ * it comes to the one that leads: each silent node's parent in the tree is there, or is silent itself.
+ *
+ * An answer may be forged: then the node that seems to be there is waited for as without this. A hint may be
+ * a lie: it makes a node ask, but only silence makes a node lost. And the hints of one node count for a
+ * limited time only. An older node ignores hints: it learns of the loss when others report it. One thread.
  */
 
 /* Between two questions to the same node. */
@@ -24,8 +30,15 @@
 /* The most nodes that one communicator asks each time; others are waited for. */
 #define COMMS_SILENCE_NODES_MAX 1024u
 
+/* So long a hint counts. Nodes repeat it each time that they would ask. */
+#define COMMS_SILENCE_HINT_NS (2 * COMMS_SILENCE_ASK_NS)
+/* The hints of one node count for one patience. Hints so many patiences after the first one count again. */
+#define COMMS_SILENCE_HINT_PATIENCES 8u
+
 /* Asks, if it is time. Returns when to call it again. The communicator has few connections (sparse). */
 uint64_t comms_silence_step(struct communicator *comm, uint64_t now_ns);
+/* The communicator's node of that index gives a hint. Returns false if it may not give one to this node. */
+bool comms_silence_hinted(struct communicator *comm, uint32_t index, uint64_t now_ns);
 /* Whether the node, which is not down, has been silent for so long that an agreement goes on without it. */
 bool comms_silence_is_long(const struct communicator *comm, uint32_t index, uint64_t now_ns);
 

@@ -253,6 +253,7 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_REACH] = on_other,
     [COMMD__MESH__MESSAGE__BODY_AGREE] = on_other,
     [COMMD__MESH__MESSAGE__BODY_NEXT_READY] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_SILENCE] = on_other,
     [COMMD__MESH__MESSAGE__BODY_LINK_NEED] = on_link_need,
     [COMMD__MESH__MESSAGE__BODY_MEMBERS] = on_members,
     [COMMD__MESH__MESSAGE__BODY_MEET] = on_other,

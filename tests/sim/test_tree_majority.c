@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/case_count.h"
 #include "tests/sim/large_cluster.h"
 #include "tests/sim/sim_text.h"
 
@@ -14,7 +15,7 @@
  * were never connected. Lost nodes that are proven to have ended do not count, silent ones do.
  */
 
-enum { NODES_MAX = 64 };
+enum { NODES_MAX = 80, CASES = 2 };
 /* The project's bar for a silent host. */
 #define SILENT_BOUND_NS (4500 * TIME_MS)
 
@@ -92,12 +93,100 @@ static void test_silent_nodes_count(void **state)
     }
 }
 
-/* None of the first node's connections is silent, so it learns of the loss only when others report it. Then
- * it first has to ask the others. */
-static void test_the_leader_hears_of_the_loss_from_others(void **state)
+/* None of the first node's connections is silent. It gets hints from others, and asks before they report the
+ * loss. Node 75 is three connections away. */
+static void test_the_leader_has_no_silent_connection(void **state)
 {
+    static const struct loss losses[] = {
+        {64, 9, 48, true, true}, {64, 20, 1, true, true}, {64, 20, 1, true, false}, {80, 75, 1, true, true}};
     (void)state;
-    run_loss(720, &(struct loss){64, 9, 48, true, true}, SILENT_BOUND_NS + TIME_S);
+    for (uint32_t i = 0; i < sizeof losses / sizeof losses[0]; i++) {
+        run_loss(720 + i, &losses[i], SILENT_BOUND_NS);
+    }
+}
+
+/* Drawn at random: COMMD_CASES says how many cases (2), COMMD_SEED where to begin. */
+static void test_any_nodes_fall_silent(void **state)
+{
+    uint64_t begin = cluster_seed(0), count = case_count(CASES);
+    (void)state;
+    for (uint64_t i = 0; i < count; i++) {
+        struct random chance;
+        random_seed(&chance, begin + i);
+        uint32_t nodes = 16 + (uint32_t)random_below(&chance, NODES_MAX - 16 + 1);
+        uint32_t first = (uint32_t)random_below(&chance, nodes), left = nodes - first;
+        bool all = random_below(&chance, 2) == 0 && first > 0;
+        uint32_t lost = all ? 1 + (uint32_t)random_below(&chance, left) : 1;
+        run_loss((uint32_t)(800 + i), &(struct loss){nodes, first, lost, true, random_below(&chance, 2) == 0},
+                 SILENT_BOUND_NS);
+    }
+}
+
+/* --- Hints that lie --- */
+
+/* How many times the first node has had an answer of that one, to which it has no connection, since. */
+struct answers {
+    struct cluster *cluster;
+    uint32_t node;
+    uint64_t last_ns;
+    uint32_t count;
+};
+
+static void hint(const struct cluster *cluster, uint32_t from, uint32_t to, uint64_t comm_id)
+{
+    Commd__Mesh__Silence body = COMMD__MESH__SILENCE__INIT;
+    body.comm_id = comm_id;
+    Commd__Mesh__Message message = MESH_MESSAGE(SILENCE, silence, &body);
+    uint32_t node;
+    assert_true(mesh_find_node(cluster->nodes[from].mesh, cluster->nodes[to].name, &node));
+    enum status status = mesh_send(cluster->nodes[from].mesh, node, &message);
+    (void)status; /* the other side may have ended the connection */
+}
+
+/* Hints all the time, and counts. */
+static void hint_for(struct answers *answers, uint64_t comm_id, uint64_t span_ns)
+{
+    struct cluster *cluster = answers->cluster;
+    const struct mesh *mesh = cluster->nodes[0].mesh;
+    uint32_t node;
+    assert_true(mesh_find_node(mesh, cluster->nodes[answers->node].name, &node));
+    answers->count = 0;
+    for (uint64_t end_ns = cluster->now_ns + span_ns; cluster->now_ns < end_ns;) {
+        hint(cluster, 1, 0, comm_id);
+        cluster_touch(cluster);
+        cluster_run(cluster, 10 * TIME_MS);
+        uint64_t answered_ns = mesh_node_answered_ns(mesh, node);
+        answers->count += answered_ns != answers->last_ns;
+        answers->last_ns = answered_ns;
+    }
+}
+
+/* The first node asks for one patience, four times a second. Then it believes that node no hints for a while.
+ * Nobody is lost. */
+static void test_a_node_that_hints_all_the_time(void **state)
+{
+    uint32_t node_of_rank[64];
+    struct cluster *cluster = large_cluster(790, 32);
+    struct communicator_view view;
+    (void)state;
+    for (uint32_t i = 0; i < 64; i++) {
+        node_of_rank[i] = i % 32;
+    }
+    struct sim_comm *comm = sim_comm_new(cluster, "tree", 64, node_of_rank);
+    sim_comm_form(comm, NULL, 5 * TIME_S);
+    cluster_run(cluster, 30 * TIME_S);
+    comms_member_view(comm->ranks[0].member, &view);
+    struct answers answers = {.cluster = cluster, .node = 31};
+    for (unsigned round = 0; round < 2; round++) {
+        hint_for(&answers, view.comm_id, 5 * TIME_S);
+        assert_in_range(answers.count, 12, 20);
+        hint_for(&answers, view.comm_id, 26 * TIME_S);
+        assert_int_equal(answers.count, 0);
+        cluster_run(cluster, 2 * TIME_S);
+    }
+    sim_comm_run(comm, &sum);
+    sim_comm_free(comm);
+    cluster_free(cluster);
 }
 
 int main(void)
@@ -105,7 +194,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_daemons_that_were_killed_do_not_count),
         cmocka_unit_test(test_silent_nodes_count),
-        cmocka_unit_test(test_the_leader_hears_of_the_loss_from_others),
+        cmocka_unit_test(test_the_leader_has_no_silent_connection),
+        cmocka_unit_test(test_any_nodes_fall_silent),
+        cmocka_unit_test(test_a_node_that_hints_all_the_time),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

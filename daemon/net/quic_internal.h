@@ -77,10 +77,10 @@
 /* ngtcp2 lets a packet wait until those before it had their share of the congestion window's time. After
  * fewer bytes, setting a timer would cost more than the wait. */
 #define QUIC_PACE_BYTES (16u << 10)
-/* Nor before the smoothed round-trip time of a new connection is at most so many of the shortest, or that
- * time has passed. */
-#define QUIC_PACE_ROUND_TRIPS 8u
-#define QUIC_PACE_NS (2 * TIME_S)
+/* The longest such wait. Paths on which it would be longer are not paced: they are no local network. */
+#define QUIC_PACE_PAUSE_MAX_NS (20 * TIME_MS)
+/* A congestion window of bytes takes this part of a round trip (RFC 9002, 7.7). */
+#define QUIC_PACE_PART 0.8
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
     (256ull * NET_STREAM_WINDOW_BYTES) /* the most that may be under way: 1 GiB */
 /* Open incoming streams of which bytes have come, but not the first one. ngtcp2 keeps at least 8 KiB for
@@ -240,7 +240,7 @@ struct quic_connection {
     uint64_t read_ns;     /* the event in which one was last read */
     bool came_alone;      /* that one was small, and the first of its event */
     size_t unpaced_bytes; /* sent since ngtcp2 was last told to pace */
-    bool is_paced;        /* its round-trip time is known well enough */
+    size_t row_bytes;     /* sent since that was last considered */
     bool holds_long;      /* what is held waits for QUIC_ACK_ALONE_NS */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;

@@ -101,17 +101,20 @@ void quic_flush_blocked(struct quic_endpoint *endpoint)
 }
 
 /*
- * Whether packets are spread over the round-trip time. Not while the nodes connect: they wait for each other.
- * Later not before that time is known: if the peer's process stood still, or the path was cut, the first
- * measurement contains what was left of that, often a thousand round trips.
+ * Spreads packets over the round-trip time: ngtcp2 makes a pause. Not while the nodes connect, as they wait
+ * for each other. Later not if the pause would be long: then the round-trip time may be wrong. If the peer's
+ * process stood still, or the path was cut, the first measurements contain what was left of that, often a
+ * thousand round trips. It takes dozens of measurements to forget them, and a connection that carries little
+ * makes few in minutes. A pause makes up for all bytes since the last one.
  */
-static bool is_paced(struct quic_connection *connection, const ngtcp2_conn_info *info, uint64_t now_ns)
+static void pace(struct quic_connection *connection, const ngtcp2_conn_info *info, uint64_t now_ns)
 {
-    if (!connection->is_paced && connection->state == QUIC_STATE_UP) {
-        connection->is_paced = info->smoothed_rtt <= QUIC_PACE_ROUND_TRIPS * info->min_rtt ||
-                               now_ns >= time_after(connection->authenticated_ns, QUIC_PACE_NS);
+    double round_trips = QUIC_PACE_PART * (double)connection->unpaced_bytes / (double)info->cwnd;
+    if (connection->state == QUIC_STATE_UP &&
+        round_trips * (double)info->smoothed_rtt <= (double)QUIC_PACE_PAUSE_MAX_NS) {
+        ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
+        connection->unpaced_bytes = 0;
     }
-    return connection->is_paced;
 }
 
 /* Returns whether there may be more to write. */
@@ -148,13 +151,12 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
         quic_batch_send(endpoint, &batch);
     }
     connection->unpaced_bytes += (size_t)size;
-    if (under_way.bytes_in_flight < QUIC_PACE_BYTES && connection->unpaced_bytes < QUIC_PACE_BYTES) {
+    connection->row_bytes += (size_t)size;
+    if (under_way.bytes_in_flight < QUIC_PACE_BYTES && connection->row_bytes < QUIC_PACE_BYTES) {
         return connection->ready_control != NULL || connection->ready_data != NULL;
     }
-    connection->unpaced_bytes = 0;
-    if (is_paced(connection, &under_way, now_ns)) {
-        ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
-    }
+    connection->row_bytes = 0;
+    pace(connection, &under_way, now_ns);
     return true;
 }
 

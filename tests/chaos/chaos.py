@@ -52,6 +52,7 @@ class Chaos:
         self.reports = collections.defaultdict(list)   # by communicator: FAILED events
         self.shrunk = collections.defaultdict(list)    # by communicator: SHRUNK events
         self.another = []                              # communicators that ranks could not form or use: (job, event)
+        self.in_vain = set()                           # jobs in which a rank waited in vain, as another one was refused
         self.judged = set()
         self.told, self.stalls, self.recovered, self.formed = (collections.defaultdict(list) for _ in range(4))
         self.counts = collections.Counter()
@@ -226,10 +227,13 @@ class Chaos:
                 if event.at >= began and event.result == "TIMED_OUT":
                     self.fail(f"an operation of {comm} timed out: rank {event['rank']}: {event.text}")
 
+        self.in_vain = set()
         refused = {event.text.split('"')[1] for _, event in self.another if event.result == "SHUTTING_DOWN" and '"' in event.text}
         for name, event in self.another:
             # A draining node takes no new communicators. A rank that comes after the drain waits in vain for one that was refused.
             drains = "drain" in fault.kind and (event.result == "SHUTTING_DOWN" or event.result == "TIMED_OUT" and event.text.split('"')[1] in refused)
+            if drains and event.result == "TIMED_OUT":
+                self.in_vain.add(name)
             if name not in harmed and not drains:
                 self.fail(f"{fault.kind} failed another communicator of {event.comm}, which it must not harm: rank {event['rank']}: {event.result} {event.text}")
         self.another.clear()
@@ -260,8 +264,8 @@ class Chaos:
 
     def check_stalls(self, fault, harmed, calm_s, late_s):
         for name, age_s in self.ages.items():
-            if name in harmed:
-                continue
+            if name in harmed or name in self.in_vain:
+                continue  # the other ranks' next operation waited for the one that waits in vain
             stall_s = age_s - fault.outage_s
             self.stalls[fault.kind.split(" ")[0]].append(stall_s)
             if stall_s > STALL_BAR_S:

@@ -96,6 +96,27 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(len(verdicts.of_next("x/1", [told(0), told(1)], [Event(rank=0, local=1, size=2), Event(rank=1, local=0, size=2)])), 1)
 
 
+class Drains(unittest.TestCase):
+    """A rank is refused while its node drains. Another rank comes after that, and waits in vain. All others wait for it in the next operation."""
+
+    def judge(self, *another):
+        run = chaos.Chaos(1, say=lambda _: None)
+        fault = schedule.Fault("several (drain, short-hole)", [(0, "drain", "c", 60)], outage_s=1.8)
+        run.another = [("pair", Event(comm="pair.1/0", rank=rank, result=result, text=f'communicator "{name}": it ended')) for rank, result, name in another]
+        run.ages = {"pair": 5.2 + fault.outage_s}
+        run.check_failures(fault, {}, 0)
+        run.check_stalls(fault, {}, 0, 0)
+
+    def test_a_rank_that_waits_in_vain(self):
+        self.judge((1, "SHUTTING_DOWN", "pair.1/0/5"), (0, "TIMED_OUT", "pair.1/0/5"))
+
+    def test_other_stalls_are_wrong(self):
+        with self.assertRaises(chaos.Violation):
+            self.judge((1, "SHUTTING_DOWN", "pair.1/0/5"), (0, "SHUTTING_DOWN", "pair.1/0/5"))
+        with self.assertRaises(chaos.Violation):
+            self.judge((1, "SHUTTING_DOWN", "pair.1/0/5"), (0, "TIMED_OUT", "pair.1/0/6"))
+
+
 @unittest.skipUnless(namespaces_work(), "network namespaces cannot be made here")
 class Chaos(unittest.TestCase):
     def test_a_table_of_bars(self):

@@ -200,6 +200,10 @@ test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
 check-sim: $(addprefix $(BUILD)/tests/sim/,test_property test_traffic) ## draw 100,000 cases of each kind at random and run them in memory (an hour)
 	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_TIMEOUT_S:-14400}; $(run_tests) $^
+# A program's lines with "#" have the figures.
+SIM_FAULTS := $(addprefix $(BUILD)/tests/sim/,test_outages test_tree_majority test_verdicts)
+check-sim-faults: $(SIM_FAULTS) ## make 100 outages of each kind and 1,000 losses of each kind in memory (a quarter of an hour)
+	@for program in $(filter-out %verdicts,$^); do COMMD_CASES=100 $$program || exit; done; COMMD_CASES=1000 $(filter %verdicts,$^)
 check-failures: ## fail the allocations and system calls of commd and the library at each call site, under AddressSanitizer (FAILURES=100|sites|all)
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
@@ -407,5 +411,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-sizes check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, sizes, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim test-system check-attacks check-chaos check-outages check-recovery check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-peers bench-messages bench-ab \
+.PHONY: tests test test-deps test-python bench-python check-abi check-all test-unit test-sim check-sim check-sim-faults test-system check-attacks check-chaos check-outages check-recovery check-service check-arm64 test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-peers bench-messages bench-ab \
     check-layers check-sizes check-format format check-shell check-man check-units check-library check-tidy lint

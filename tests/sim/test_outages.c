@@ -16,7 +16,8 @@
  * Outages that are shorter than the patience, on real QUIC. They are:
  *   - a black hole of one node or one link, in one direction or both;
  *   - a path that from then on carries only small packets, at once or after a black hole;
- *   - a new address of a node, or of two nodes, one after the other.
+ *   - a new address of a node, which dials or is dialled, or of two nodes, one after the other;
+ *   - a tenth of all packets is lost.
  * Links are fresh or warm, the load is light or heavy, and packets are lost or not. No operation may fail,
  * and each result must be right. COMMD_CASES=100 draws 100 cases of each kind.
  */
@@ -24,6 +25,7 @@
 #define CASES_DEFAULT 8
 #define CASE_STRIDE 16 /* of seeds: cases stay what they are if a fault is added */
 #define OUTAGE_MAX_MS 2000
+#define TENTH 0.1
 /* If two nodes move before an idle link between them has shown either's new address, neither finds the other.
  */
 #define LEARNT_MS 1000
@@ -39,13 +41,14 @@ enum fault {
     FAULT_ADDRESS,
     FAULT_HOLE_NARROW,
     FAULT_ADDRESSES,
+    FAULT_LOSS,
     FAULT_COUNT
 };
 
 static const char *const fault_names[] = {
     "black hole of a link", "one way of a link", "black hole of a node",
     "narrower path",        "new address",       "black hole of a node, then a narrower path",
-    "two new addresses"};
+    "two new addresses",    "10 % loss"};
 
 struct drawn {
     struct random random;
@@ -75,7 +78,7 @@ static void draw(struct drawn *drawn, enum fault fault, uint64_t seed)
     drawn->warm = random_chance(random, 0.5);
     uint64_t least_ms = fault == FAULT_ADDRESSES ? LEARNT_MS : 100;
     drawn->outage_ns = (least_ms + random_below(random, OUTAGE_MAX_MS - least_ms)) * TIME_MS;
-    static const double losses[] = {0, 0.01, 0.1};
+    static const double losses[] = {0, 0.01, TENTH};
     drawn->conditions = (struct network_conditions){.loss = losses[random_below(random, 3)],
                                                     .delay_ns = 100 * TIME_US,
                                                     .jitter_ns = 50 * TIME_US,
@@ -88,18 +91,34 @@ static struct network *network_of(struct cluster *cluster, uint32_t rail)
     return rail == 0 ? cluster->network : cluster->rail_networks[rail];
 }
 
+/* Both ways between a node and all others, on all rails. */
+static void set_links(struct cluster *cluster, const struct drawn *drawn, uint32_t node,
+                      const struct network_conditions *conditions)
+{
+    for (uint32_t rail = 0; rail < drawn->rails; rail++) {
+        for (uint32_t i = 0; i < drawn->nodes; i++) {
+            const char *from = cluster->nodes[node].name, *to = cluster->nodes[i].name;
+            if (i != node) {
+                network_set_link(network_of(cluster, rail), from, to, conditions);
+                network_set_link(network_of(cluster, rail), to, from, conditions);
+            }
+        }
+    }
+}
+
 static void narrow(struct cluster *cluster, const struct drawn *drawn)
 {
     struct network_conditions small = drawn->conditions;
     small.packet_bytes = 1472;
-    for (uint32_t rail = 0; rail < drawn->rails; rail++) {
-        for (uint32_t i = 0; i < drawn->nodes; i++) {
-            const char *from = cluster->nodes[drawn->node].name, *to = cluster->nodes[i].name;
-            if (i != drawn->node) {
-                network_set_link(network_of(cluster, rail), from, to, &small);
-                network_set_link(network_of(cluster, rail), to, from, &small);
-            }
-        }
+    set_links(cluster, drawn, drawn->node, &small);
+}
+
+static void lose(struct cluster *cluster, const struct drawn *drawn, double loss)
+{
+    struct network_conditions lossy = drawn->conditions;
+    lossy.loss = loss;
+    for (uint32_t node = 0; node < drawn->nodes; node++) {
+        set_links(cluster, drawn, node, &lossy);
     }
 }
 
@@ -143,6 +162,9 @@ static void begin_fault(struct cluster *cluster, const struct drawn *drawn)
     case FAULT_ADDRESSES:
         move(cluster, drawn, drawn->node);
         break;
+    case FAULT_LOSS:
+        lose(cluster, drawn, TENTH);
+        break;
     case FAULT_COUNT:
         break;
     }
@@ -152,6 +174,8 @@ static void end_outage(struct cluster *cluster, const struct drawn *drawn)
 {
     if (drawn->fault == FAULT_ADDRESSES) {
         move(cluster, drawn, drawn->other);
+    } else if (drawn->fault == FAULT_LOSS) {
+        lose(cluster, drawn, drawn->conditions.loss);
     } else if (!stays_changed(drawn->fault)) {
         cut(cluster, drawn, false);
     }
@@ -275,6 +299,12 @@ static void test_two_new_addresses(void **state)
     run_cases(FAULT_ADDRESSES);
 }
 
+static void test_loss(void **state)
+{
+    (void)state;
+    run_cases(FAULT_LOSS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_a_new_address),
         cmocka_unit_test(test_a_narrower_path_behind_a_black_hole),
         cmocka_unit_test(test_two_new_addresses),
+        cmocka_unit_test(test_loss),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -81,19 +81,14 @@ static void daemon_tick(void *context, uint64_t now_ns)
     daemon->stopping = daemon->stopping || drain_tick(&daemon->drain, now_ns);
 }
 
-/*
- * Runs operations. Data of the next ones may have come: those run as well, for a moment. So the answers to
- * other nodes leave together.
- */
+/* Runs operations. Data of the next ones may have come: those run as well, for a moment. So the answers to
+ * other nodes leave together. */
 static bool daemon_run_exec(struct daemon *daemon, uint64_t now_ns)
 {
-    bool any = false;
-    while (exec_has_work(daemon->exec)) {
+    bool any = exec_has_work(daemon->exec), goes_on = true;
+    while (goes_on && exec_has_work(daemon->exec)) {
         (void)exec_run(daemon->exec, now_ns);
-        any = true;
-        if (!net_quic_hand_out(daemon->net, now_ns) || loop_now_ns() - now_ns > EXEC_TOGETHER_NS) {
-            break;
-        }
+        goes_on = net_quic_hand_out(daemon->net, now_ns) && loop_now_ns() - now_ns <= EXEC_TOGETHER_NS;
     }
     return any;
 }

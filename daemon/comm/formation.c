@@ -408,14 +408,12 @@ static enum status make_map(const struct communicator *comm, struct comm_map **o
 
 static enum status make_exec(struct communicator *comm, struct comm_map *map, struct error *error)
 {
-    const struct exec_comm_handler handler = {
-        .context = comm,
-        .failed = on_exec_failed,
-        .disagreed = comms_dispute_found,
-        .need = comm->sparse ? comms_links_wanted : NULL,
-        .early = comms_node_cells_early,
-        .closing = comms_node_cells_closing,
-    };
+    const struct exec_comm_handler handler = {.context = comm,
+                                              .failed = on_exec_failed,
+                                              .disagreed = comms_dispute_found,
+                                              .need = comm->sparse ? comms_links_wanted : NULL,
+                                              .early = comms_node_cells_early,
+                                              .closing = comms_node_cells_closing};
     return exec_comm_new(comm->comms->exec, map, &handler, &comm->exec, error);
 }
 

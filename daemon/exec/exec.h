@@ -17,8 +17,9 @@
 /*
  * Execution of schedules. An exec runs operations in three steps: the local stage in, the rounds of each
  * slice over the network, and the local stage out. The local stage in combines what this node's ranks
- * contribute. Operations of one communicator run one after the other, in the order of submission. Slices of
- * one operation run concurrently, in lanes. Communicators run independently.
+ * contribute. Operations of one communicator run one after the other, in the order of submission. But the
+ * next one runs while the nodes still agree on those before it (below). They end in the order of submission.
+ * Slices of one operation run concurrently, in lanes. Communicators run independently.
  *
  * The net stage works on one vector per slice (coll_call says what it holds), in node order. The blocks of
  * the first node's ranks come first, in rank order, then those of the next node. If the operation has a
@@ -37,9 +38,10 @@
  * Agreement. Every header repeats the call, and this node compares it with its own call before it takes a
  * byte. In some operations a node could end without having heard, directly or through others, from every
  * other node (a broadcast's root, for example). There a barrier of empty messages runs beside the data, and
- * the operation ends after both, so no node ends an operation on which two nodes disagree. A disagreement is
- * reported (exec_comm_handler.disagreed), and the operation waits for exec_cancel. Messages that arrive for
- * it afterwards are dropped, and the next operations run.
+ * the operation ends after both, so no node ends an operation on which two nodes disagree. Meanwhile the next
+ * ones run: up to EXEC_CLOSING_MAX operations may be waiting for nothing but their barriers. A disagreement
+ * is reported (exec_comm_handler.disagreed), and the operation waits for exec_cancel. Messages that arrive
+ * for it afterwards are dropped, and the next operations run.
  *
  * Single-threaded, on the loop's thread. The exec never blocks: it works in bounded pieces from exec_run.
  */

@@ -168,7 +168,7 @@ static void check_works(struct job *job, uint64_t count)
         const int32_t *sums =
             (const int32_t *)(const void *)node_cells_output(&rank->cells, &terms, rank->local, job->seq);
         for (uint64_t element = 0; element < count; element++) {
-            assert_int_equal(sums[element], 1000 * (1 + 2 + 3 + 4) + (uint64_t)RANKS * element);
+            assert_int_equal(sums[element], 1000 * (1 + 2 + 3 + 4) + RANKS * element);
         }
     }
 }
@@ -238,7 +238,8 @@ static void test_a_root_is_ahead(void **state)
             for (uint32_t number = 0; number < RANKS; number++) {
                 const struct rank *rank = &job.ranks[number];
                 assert_int_equal(node_cells_look(&rank->cells, seq), CELLS_DIRECT);
-                assert_int_equal(output_of(rank, seq, &terms)[counts[i] - 1], 1000 + counts[i] - 1);
+                assert_int_equal(output_of(rank, seq, &terms)[counts[i] - 1],
+                                 (int32_t)(1000 + counts[i] - 1));
             }
         }
         job.seq = last;

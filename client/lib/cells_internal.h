@@ -71,6 +71,7 @@ struct client_cells {
     uint32_t skips;         /* see cells_end_at_once: calls that do not look yet, */
     uint32_t skipped_last;  /* and how many they were after the last look that found nothing */
     _Atomic uint64_t crowded_until_ns;
+    uint64_t idle_seq;          /* a thread has slept for its end in vain: nobody spins for it again */
     uint32_t first, count;      /* of the slots, a ring */
     uint32_t long_count;        /* of them: is_long, */
     uint32_t kept_count;        /* not let go, */

@@ -167,6 +167,7 @@ static void await_news(struct comm_client *client, struct watch *watch, bool spi
         pthread_mutex_unlock(&client->lock);
         sleep_at_bell(watch, most_ns);
         pthread_mutex_lock(&client->lock);
+        watch->cells->idle_seq = has_news(watch) ? 0 : watch->seq;
         client_take_all(client);
     }
 }
@@ -222,7 +223,7 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
     if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }
-    await_news(client, &watch, spins);
+    await_news(client, &watch, spins && cells->idle_seq != slot->seq);
     held_feed(client);
     return true;
 }

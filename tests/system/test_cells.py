@@ -107,15 +107,17 @@ class Cells(unittest.TestCase):
                     self.assertIn(f"rank {number % 3} (pid {lost.pid})", line)
 
     def test_a_stopped_rank(self):
-        """A deadline ends the same operation on all ranks, and commd sleeps until then."""
+        """A deadline ends the same operation on all ranks, and commd and the ranks sleep until then."""
         with Cluster("a") as cluster:
             ranks = self.start(cluster, "stopped", 3, "until", 3000)
             self.await_ready(ranks)
             ranks[1].send_signal(signal.SIGSTOP)
             time.sleep(0.3)
-            before = cpu_s(cluster.daemons["a"].pid)
+            waiting = (cluster.daemons["a"].pid, ranks[0].pid, ranks[2].pid)
+            before = [cpu_s(pid) for pid in waiting]
             time.sleep(2)
-            self.assertLess(cpu_s(cluster.daemons["a"].pid) - before, 0.1, "commd works while it has nothing to do")
+            for pid, used in zip(waiting, before):
+                self.assertLess(cpu_s(pid) - used, 0.1, "a process works while it has nothing to do")
             op, = cluster.json("a", "ops")["ops"]
             self.assertEqual((op["kind"], op["missing_ranks"]), ("all_reduce", f"1 (pid {ranks[1].pid})"))
             comm, = cluster.json("a", "comms")["comms"]

@@ -120,9 +120,10 @@ bool cells_may_look_later(const struct comm_comm *comm, const struct client_call
  * not.
  */
 bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call);
-/* Waits until operations of the communicator may have ended; releases the lock meanwhile. spins: before it
- * sleeps. Returns false at once if the next end is to come from commd. */
-bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins);
+/* Waits until operations of the communicator may have ended; releases the lock meanwhile. awaited: the one
+ * that the caller waits for; null: for the next end of any. spins: before it sleeps. Returns false at once if
+ * the next end is to come from commd. */
+bool cells_wait(struct comm_comm *comm, const struct client_op *awaited, uint64_t deadline_ns, bool spins);
 /* For the library's thread: goes on with operations in slices for which nobody waits. Releases the lock
  * meanwhile. */
 void cells_attend(struct comm_client *client);

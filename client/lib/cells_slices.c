@@ -371,7 +371,7 @@ void cells_attend(struct comm_client *client)
             comm->habit.waits = HABIT_WAITS_AFTER_MISS;
         }
         comm->copying++; /* it must not be left meanwhile */
-        bool waited = cells_wait(comm, clock_ns() + ATTEND_NS, false);
+        bool waited = cells_wait(comm, NULL, clock_ns() + ATTEND_NS, false);
         comm->copying--;
         pthread_cond_broadcast(&client->changed);
         if (!waited) {

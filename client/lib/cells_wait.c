@@ -15,9 +15,10 @@
 #define YIELDS_SHARED_MAX 2u           /* in a row; then sleeping is better between nodes, */
 #define CROWDED_NS 10000000u           /* for so long */
 #define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
-#define SLEEP_BRIEF_NS 1000000u        /* the same while commd has other operations of this client */
-#define LOOKS_PER_COMMD 50u            /* looks of the feeder for each one at commd */
-#define IDLE_LOOKS_MAX 50u             /* of the feeder without a new operation: then it rests */
+/* The same while commd has other operations of this client, or the thread is not woken for the oldest one. */
+#define SLEEP_BRIEF_NS 1000000u
+#define LOOKS_PER_COMMD 50u /* looks of the feeder for each one at commd */
+#define IDLE_LOOKS_MAX 50u  /* of the feeder without a new operation: then it rests */
 
 struct watch {
     struct client_cells *cells;
@@ -145,7 +146,8 @@ static bool commd_has_any(const struct comm_client *client)
 /* Waits without the lock, as the thread that reads unless there is one. */
 static void await_news(struct comm_client *client, struct watch *watch, bool spins)
 {
-    uint64_t most_ns = commd_has_any(client) ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
+    bool is_brief = commd_has_any(client) || watch->wakes_seq != watch->seq;
+    uint64_t most_ns = is_brief ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
     watch->rings = client->reading ? NULL : client->rings;
     client->reading = client->reading || watch->rings != NULL;
     pthread_mutex_unlock(&client->lock);
@@ -173,20 +175,19 @@ static void await_news(struct comm_client *client, struct watch *watch, bool spi
 }
 
 /*
- * For which operation the rank is to be woken, if the oldest one ends well. If there is no room for the next
- * one: when half of those that may be open have ended. Otherwise rank and commd would take turns for each,
- * as they may share a processor. A rank that needs a root's data wants those.
+ * Between nodes: the operation whose end wakes the rank, if all goes well. If the awaited one has no room
+ * yet, it is when half of those that may be open have ended. Otherwise rank and commd would take turns for
+ * each of them, as they may share a processor.
  */
-static uint64_t wakes_at(struct comm_comm *comm, const struct cells_slot *reader)
+static uint64_t wakes_at(struct client_cells *cells, const struct client_op *awaited)
 {
-    struct client_cells *cells = comm->cells;
-    if (comm->held_count > 0) {
+    if (awaited != NULL && awaited->held != NULL) {
         return cells_slot_at(cells, cells->count / 2)->seq;
     }
-    return reader != NULL ? reader->seq : cells_slot_at(cells, 0)->seq;
+    return awaited != NULL && awaited->cell != NULL ? awaited->cell->seq : cells_slot_at(cells, 0)->seq;
 }
 
-bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
+bool cells_wait(struct comm_comm *comm, const struct client_op *awaited, uint64_t deadline_ns, bool spins)
 {
     struct comm_client *client = comm->client;
     struct client_cells *cells = comm->cells;
@@ -219,7 +220,7 @@ bool cells_wait(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
         watch.reads_seq = reader->seq;
         watch.reads = reader->call.terms;
     }
-    watch.wakes_seq = wakes_at(comm, reader);
+    watch.wakes_seq = wakes_at(cells, awaited);
     if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }

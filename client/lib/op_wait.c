@@ -92,12 +92,13 @@ static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
     return comm->ops != NULL && comm->ops->ticket <= ticket;
 }
 
-/* A thread of the program waits for the next end of an operation; releases the lock meanwhile. */
-static void await_end(struct comm_comm *comm, uint64_t deadline_ns)
+/* A thread of the program waits for the end of that operation, or the next end of any (null). Releases the
+ * lock meanwhile. */
+static void await_end(struct comm_comm *comm, const struct client_op *awaited, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
     comm->waiters++;
-    if (!cells_wait(comm, deadline_ns, true) && !held_await_cells(comm, deadline_ns)) {
+    if (!cells_wait(comm, awaited, deadline_ns, true) && !held_await_cells(comm, deadline_ns)) {
         client_progress(client, deadline_ns);
     }
     comm->waiters--;
@@ -112,7 +113,7 @@ void ops_await_user(struct comm_client *client, const struct client_memory *memo
     bool waited = false;
     if (comm != NULL && !comm->leaving) {
         comm->copying++; /* it must not be left meanwhile */
-        waited = cells_wait(comm, deadline_ns, true);
+        waited = cells_wait(comm, NULL, deadline_ns, true);
         comm->copying--;
         pthread_cond_broadcast(&client->changed);
     }
@@ -128,7 +129,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
     habit_awaited(comm); /* also if the library's thread has ended the operation already */
     while (is_pending(comm, ticket)) {
         uint64_t late_ns = frozen_ns(comm, comm->ops, &began_ns);
-        await_end(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
+        await_end(comm, NULL, deadline_ns < late_ns ? deadline_ns : late_ns);
         if (!is_pending(comm, ticket)) {
             break;
         }
@@ -179,7 +180,7 @@ void ops_progress(const struct comm_request *request, uint64_t *began_ns, uint64
         return;
     }
     uint64_t late_ns = frozen_ns(comm, oldest_of(comm, op), began_ns);
-    await_end(comm, deadline_ns < late_ns ? deadline_ns : late_ns);
+    await_end(comm, op, deadline_ns < late_ns ? deadline_ns : late_ns);
     if (request->op != op || op->ticket != ticket ||
         clock_ns() < frozen_ns(comm, oldest_of(comm, op), began_ns)) {
         return;

@@ -131,20 +131,9 @@ void exec_agreement_begin(struct exec_comm *comm, struct exec_op *op, uint64_t n
     (void)advance_all(comm, now_ns); /* messages are taken when the operation has begun */
 }
 
-struct exec_op *exec_agreement_op(const struct exec_comm *comm, uint64_t seq)
-{
-    for (struct exec_op *op = comm->closing; op != NULL; op = op->next) {
-        if (op->call.seq == seq) {
-            return op;
-        }
-    }
-    struct exec_op *first = comm->first_op;
-    return first != NULL && first->begun && first->call.seq == seq ? first : NULL;
-}
-
 void exec_agreement_received(struct exec_comm *comm, uint64_t seq, uint64_t now_ns)
 {
-    struct exec_op *op = exec_agreement_op(comm, seq);
+    struct exec_op *op = comm_find_op(comm, seq);
     if (op != NULL) {
         op->agreement.received = true;
         (void)advance_all(comm, now_ns);

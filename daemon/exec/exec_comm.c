@@ -198,6 +198,17 @@ bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq)
     return ranges_find(&comm->cancelled, seq, NULL);
 }
 
+struct exec_op *comm_find_op(const struct exec_comm *comm, uint64_t seq)
+{
+    for (struct exec_op *op = comm->closing; op != NULL; op = op->next) {
+        if (op->call.seq == seq) {
+            return op;
+        }
+    }
+    struct exec_op *first = comm->first_op;
+    return first != NULL && first->begun && first->call.seq == seq ? first : NULL;
+}
+
 /* Marks operations of the range in that list, which is in the order of numbers. */
 static bool cancel_in(struct exec_op *op, uint64_t seq, uint64_t count, const struct error *cause)
 {

@@ -361,6 +361,8 @@ enum status comm_new_part(struct exec *exec, struct comm_map *map, const struct 
 enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                           struct error *error) COMM_MUST_USE;
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
+/* The operation with that number, if it runs or is closing; otherwise null. */
+struct exec_op *comm_find_op(const struct exec_comm *comm, uint64_t seq);
 /* May free the communicator, if its operation was the last. Returns whether it can do more at once. */
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 void exec_comm_rest(struct exec_comm *comm);
@@ -500,8 +502,6 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
 void exec_agreement_begin(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
 /* Sends what could not be sent before, of the oldest operation first. */
 void exec_agreements_advance(struct exec_comm *comm, uint64_t now_ns);
-/* The operation with that number, if it runs or is closing; otherwise null. */
-struct exec_op *exec_agreement_op(const struct exec_comm *comm, uint64_t seq);
 /* The message of that operation's round has come. */
 void exec_agreement_received(struct exec_comm *comm, uint64_t seq, uint64_t now_ns);
 /* The operation ends, with or without its agreement. */

@@ -166,7 +166,7 @@ enum match data_match(struct data_reader *incoming, uint64_t now_ns, struct erro
         incoming->dropping = true;
         return MATCH_READY;
     }
-    struct exec_op *op = exec_agreement_op(comm, header->seq);
+    struct exec_op *op = comm_find_op(comm, header->seq);
     if (op == NULL && header->seq <= comm->last_seq) {
         if (comm->share_index > 0) {
             return MATCH_WAIT; /* an operation with more slices than ours: rail 0 finds the difference */

@@ -307,6 +307,7 @@ static struct quic_connection *quic_connection_new(struct quic_endpoint *endpoin
     connection->endpoint = endpoint;
     connection->remote = *remote;
     connection->created_ns = endpoint->now_ns;
+    connection->quick_acks = QUIC_QUICK_ACKS;
     connection->small_hold_ns = QUIC_BLACK_HOLE_HOLD_NS;
     connection->reference = (ngtcp2_crypto_conn_ref){.get_conn = quic_transport_of, .user_data = connection};
     ngtcp2_ccerr_default(&connection->close);
@@ -497,7 +498,9 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
         return failure;
     }
     connection->unflushed++;
-    if (connection->state != QUIC_STATE_UP || connection->unflushed >= QUIC_ACK_THRESHOLD) {
+    if (connection->state != QUIC_STATE_UP || connection->quick_acks > 0 ||
+        connection->unflushed >= QUIC_ACK_THRESHOLD) {
+        connection->quick_acks -= connection->quick_acks > 0 && connection->state == QUIC_STATE_UP ? 1 : 0;
         quic_work_flush(connection);
     } else {
         quic_connection_hold(connection);
@@ -510,8 +513,16 @@ void quic_connection_arm(struct quic_connection *connection)
     uint64_t due_ns = ngtcp2_conn_get_expiry2(connection->transport);
     due_ns = due_ns > connection->ahead_ns ? due_ns - connection->ahead_ns : 0;
     due_ns = time_min(due_ns, quic_watch_deadline_ns(connection));
+    if (connection->ready_data != NULL && quic_write_pauses(connection)) {
+        due_ns = time_min(due_ns, connection->paused_until_ns);
+    }
     connection->armed_ns = time_min(due_ns, quic_suspicion_deadline_ns(connection));
     loop_timer_set(connection->timer, connection->armed_ns);
+}
+
+uint64_t quic_round_trip_ns(const ngtcp2_conn_info *info)
+{
+    return time_min(info->smoothed_rtt, QUIC_ROUND_TRIP_MOST * info->latest_rtt);
 }
 
 void quic_connection_hold(struct quic_connection *connection)
@@ -524,7 +535,7 @@ void quic_connection_hold(struct quic_connection *connection)
     ngtcp2_conn_info info;
     ngtcp2_conn_get_conn_info2(connection->transport, &info);
     uint64_t least_ns = connection->came_alone ? QUIC_ACK_ALONE_NS : QUIC_ACK_HOLD_MIN_NS;
-    uint64_t hold_ns = time_min(info.smoothed_rtt / 8, QUIC_MAX_ACK_DELAY_NS);
+    uint64_t hold_ns = time_min(quic_round_trip_ns(&info) / 8, QUIC_MAX_ACK_DELAY_NS);
     hold_ns = hold_ns > least_ns ? hold_ns : least_ns;
     connection->holding = true;
     connection->holds_long = connection->came_alone;

@@ -45,7 +45,7 @@
  * - quic_connection.c: a connection's life: made, read, lost, closed, freed.
  * - quic_callbacks.c: the functions that ngtcp2 calls.
  * - quic_peer.c: which connection is a peer's: up, replaced, refused, down.
- * - quic_write.c: outgoing packets: streams in turn, batches, pacing, path MTU.
+ * - quic_write.c: outgoing packets: streams in turn, batches, pauses, path MTU.
  * - quic_session.c: what outlives a connection: it is lost, dialled again, and the streams go on.
  * - quic_watch.c: notices that a connection is lost.
  * - quic_home.c: brings a connection back from a spare address.
@@ -67,6 +67,9 @@
 #define QUIC_INITIAL_RTT_NS (20 * TIME_MS) /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
 #define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement is sent at once */
+/* So many are acknowledged at once when a connection is new. Its sender may have little under way until the
+ * first acknowledgements come, and each of them makes that more. */
+#define QUIC_QUICK_ACKS 64u
 /* The last packet of a message comes in a batch of its own, this much later. */
 #define QUIC_ACK_HOLD_MIN_NS (20 * TIME_US)
 /* A datagram that comes alone is mostly a part of a small operation. Its sender waits for our part, which
@@ -74,11 +77,11 @@
 #define QUIC_ACK_ALONE_BYTES 9000u
 #define QUIC_ACK_ALONE_NS (100 * TIME_US)
 #define QUIC_STREAMS_MAX NET_STREAMS_MAX /* open incoming streams of a connection */
-/* ngtcp2 lets a packet wait until those before it had their share of the congestion window's time. After
- * fewer bytes, setting a timer would cost more than the wait. */
+/* Data wait until those before them had their share of the congestion window's time. After fewer bytes,
+ * setting a timer would cost more than the wait. */
 #define QUIC_PACE_BYTES (16u << 10)
-/* The longest such wait. Paths on which it would be longer are not paced: they are no local network. */
-#define QUIC_PACE_PAUSE_MAX_NS (20 * TIME_MS)
+#define QUIC_PACE_PAUSE_MAX_NS (20 * TIME_MS) /* the longest such wait */
+#define QUIC_ROUND_TRIP_MOST 2u               /* latest round trips: see quic_round_trip_ns */
 /* A congestion window of bytes takes this part of a round trip (RFC 9002, 7.7). */
 #define QUIC_PACE_PART 0.8
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
@@ -233,15 +236,17 @@ struct quic_connection {
     ngtcp2_ccerr close; /* what is sent to the peer */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
-    uint64_t armed_ns;    /* what the timer is set to */
-    uint64_t ahead_ns;    /* how much ngtcp2's clock is ahead of ours: see quic_connection_hurry */
-    uint64_t hurried_ns;  /* when that was last considered */
-    unsigned unflushed;   /* datagrams read since packets were written */
-    uint64_t read_ns;     /* the event in which one was last read */
-    bool came_alone;      /* that one was small, and the first of its event */
-    size_t unpaced_bytes; /* sent since ngtcp2 was last told to pace */
-    size_t row_bytes;     /* sent since that was last considered */
-    bool holds_long;      /* what is held waits for QUIC_ACK_ALONE_NS */
+    uint64_t armed_ns;        /* what the timer is set to */
+    uint64_t ahead_ns;        /* how much ngtcp2's clock is ahead of ours: see quic_connection_hurry */
+    uint64_t hurried_ns;      /* when that was last considered */
+    unsigned unflushed;       /* datagrams read since packets were written */
+    unsigned quick_acks;      /* datagrams that are still acknowledged at once: see QUIC_QUICK_ACKS */
+    uint64_t read_ns;         /* the event in which one was last read */
+    bool came_alone;          /* that one was small, and the first of its event */
+    uint64_t paused_until_ns; /* data streams are: see pace */
+    size_t unpaced_bytes;     /* sent since the last pause */
+    size_t row_bytes;         /* sent since that was last considered */
+    bool holds_long;          /* what is held waits for QUIC_ACK_ALONE_NS */
     /* When the first packet that the peer must answer was sent since one was received; 0: none. */
     uint64_t unanswered_ns;
     uint64_t answered_ns; /* when the first packet of it came; 0: none has */
@@ -441,6 +446,13 @@ void quic_connection_arm(struct quic_connection *connection);
  * datagram that came alone, it may wait for QUIC_ACK_ALONE_NS.
  */
 void quic_connection_hold(struct quic_connection *connection);
+/*
+ * The smoothed round-trip time, or twice the latest one if that is less. A peer that computes (in the
+ * handshake), a process that stood still, or a path that was cut leaves measurements that are up to a
+ * thousand times too long. The smoothed time takes dozens of measurements to forget them (RFC 9002, 5.3), and
+ * a connection that carries little makes few in minutes.
+ */
+uint64_t quic_round_trip_ns(const ngtcp2_conn_info *info);
 
 void quic_connection_free(struct quic_connection *connection);
 /* Frees what belongs to ngtcp2 and TLS. */
@@ -496,6 +508,8 @@ void quic_peer_unreachable(void *context, const struct quic_address *remote, enu
 
 /* --- quic_write.c --- */
 
+/* Whether data streams make a pause now. */
+bool quic_write_pauses(const struct quic_connection *connection);
 /* Writes packets of the connections in the flush list, in turn, within a budget. */
 void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns);
 /* The socket is writable again. */

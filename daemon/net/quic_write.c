@@ -22,7 +22,8 @@ static struct quic_sender *quic_write_next(const struct quic_connection *connect
         *max_bytes = left;
         return connection->ready_control;
     }
-    if (connection->ready_data != NULL && left > QUIC_CONTROL_RESERVE_BYTES) {
+    if (connection->ready_data != NULL && left > QUIC_CONTROL_RESERVE_BYTES &&
+        !quic_write_pauses(connection)) {
         *max_bytes = left - QUIC_CONTROL_RESERVE_BYTES;
         return connection->ready_data;
     }
@@ -101,20 +102,34 @@ void quic_flush_blocked(struct quic_endpoint *endpoint)
 }
 
 /*
- * Spreads packets over the round-trip time: ngtcp2 makes a pause. Not while the nodes connect, as they wait
- * for each other. Later not if the pause would be long: then the round-trip time may be wrong. If the peer's
- * process stood still, or the path was cut, the first measurements contain what was left of that, often a
- * thousand round trips. It takes dozens of measurements to forget them, and a connection that carries little
- * makes few in minutes. A pause makes up for all bytes since the last one.
+ * Spreads packets over the round-trip time (RFC 9002, 7.7): data streams make a pause. Not while the nodes
+ * connect, as they wait for each other. A pause makes up for all bytes since the last one. If it begins late,
+ * as timers do, it is shorter. ngtcp2 can make such pauses, too, but computes them with the smoothed
+ * round-trip time, and lets control streams wait as well.
  */
 static void pace(struct quic_connection *connection, const ngtcp2_conn_info *info, uint64_t now_ns)
 {
     double round_trips = QUIC_PACE_PART * (double)connection->unpaced_bytes / (double)info->cwnd;
-    if (connection->state == QUIC_STATE_UP &&
-        round_trips * (double)info->smoothed_rtt <= (double)QUIC_PACE_PAUSE_MAX_NS) {
-        ngtcp2_conn_update_pkt_tx_time(connection->transport, quic_transport_ns(connection, now_ns));
-        connection->unpaced_bytes = 0;
+    double pause_ns = round_trips * (double)quic_round_trip_ns(info);
+    connection->unpaced_bytes = 0;
+    if (connection->state != QUIC_STATE_UP) {
+        return;
     }
+    uint64_t whole_ns = time_min((uint64_t)pause_ns, QUIC_PACE_PAUSE_MAX_NS);
+    uint64_t least_ns = now_ns + whole_ns / 2;
+    uint64_t paused_ns = connection->paused_until_ns + whole_ns;
+    connection->paused_until_ns = paused_ns > least_ns ? paused_ns : least_ns;
+}
+
+bool quic_write_pauses(const struct quic_connection *connection)
+{
+    return connection->endpoint->now_ns < connection->paused_until_ns;
+}
+
+static bool quic_write_more(const struct quic_connection *connection)
+{
+    return connection->ready_control != NULL ||
+           (connection->ready_data != NULL && !quic_write_pauses(connection));
 }
 
 /* Returns whether there may be more to write. */
@@ -153,11 +168,11 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
     connection->unpaced_bytes += (size_t)size;
     connection->row_bytes += (size_t)size;
     if (under_way.bytes_in_flight < QUIC_PACE_BYTES && connection->row_bytes < QUIC_PACE_BYTES) {
-        return connection->ready_control != NULL || connection->ready_data != NULL;
+        return quic_write_more(connection);
     }
     connection->row_bytes = 0;
     pace(connection, &under_way, now_ns);
-    return true;
+    return quic_write_more(connection);
 }
 
 void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns)

@@ -315,7 +315,7 @@ static void run_ending(uint64_t seed, enum ending ending)
         }
         net_stream_finish(streams[side][0]);
     }
-    pair_run(&pair, 2 * TIME_MS);
+    pair_run(&pair, TIME_MS);
     assert_true(pair.a->open_from[0] > 0 && pair.b->open_from[0] > 0);
     assert_int_equal(sendings[0][0][ENDING_SENDS - 1].done, 0);
     make_ending(&pair, ending);

@@ -47,6 +47,20 @@ static void handshakes_survive_a_third_lost(void **state)
     }
 }
 
+/* A busy machine answers the handshake late. Soon after that, the path is as fast as ever. */
+static void a_slow_handshake_slows_no_data(void **state)
+{
+    (void)state;
+    make_nodes(17, 0, 10 * TIME_S);
+    struct network_conditions slow = {.delay_ns = 10 * TIME_MS};
+    set_network(&slow);
+    connect_nodes();
+    quic_run_for(loop, 100);
+    set_network(&fine);
+    struct exchange exchange = begin_exchange(256u << 10);
+    end_exchange(&exchange, 15);
+}
+
 static void a_blackhole_of_two_seconds_ends_nothing(void **state)
 {
     (void)state;
@@ -326,6 +340,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(loss_and_damage_change_no_byte, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(reordering_and_duplicates_change_no_byte, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(handshakes_survive_a_third_lost, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_slow_handshake_slows_no_data, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(a_blackhole_of_two_seconds_ends_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(a_one_way_path_is_noticed_by_both, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(rebinding_fails_nothing, setup_loop, teardown),

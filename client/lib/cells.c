@@ -279,7 +279,8 @@ void cells_put(struct comm_comm *comm, struct client_op *op)
             cells_lend_begin(comm, &op->cell->call);
         }
         cells_put_whole(comm, op->cell->seq, op->ticket, &op->cell->call, needs);
-        if (op->request != NULL && needs == CELLS_NEEDS_NOBODY) {
+        bool ends_early = op->request != NULL && needs == CELLS_NEEDS_NOBODY;
+        if (ends_early && !cells_disturbs(comm, &op->cell->call)) {
             cells_let_go(comm, op->cell);
         }
     }

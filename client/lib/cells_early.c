@@ -48,6 +48,20 @@ static void take_early(const struct comm_comm *comm, uint64_t seq, const struct 
     }
 }
 
+bool cells_disturbs(const struct comm_comm *comm, const struct client_call *call)
+{
+    struct client_cells *cells = comm->cells;
+    size_t output_bytes = call_buffer_bytes(call, &call->output);
+    for (uint32_t i = 0; cells->kept_count > 0 && i < cells->count; i++) {
+        const struct cells_slot *slot = cells_slot_at(cells, i);
+        if (!slot->let_go && &slot->call != call &&
+            call_works_on(&slot->call, comm->size, call->output.at, output_bytes)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void cells_let_go(struct comm_comm *comm, struct cells_slot *slot)
 {
     take_early(comm, slot->seq, &slot->call);
@@ -194,8 +208,9 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     if (!is_of_plain_kind(comm, call)) {
         return false;
     }
-    if (needs == CELLS_NEEDS_NOBODY ||
-        (needs == CELLS_NEEDS_ROOT && cells_has_root(cells, cells->seq + 1, &call->terms))) {
+    bool has_all = needs == CELLS_NEEDS_NOBODY ||
+                   (needs == CELLS_NEEDS_ROOT && cells_has_root(cells, cells->seq + 1, &call->terms));
+    if (has_all && !cells_disturbs(comm, call)) {
         leave_behind(comm, call, needs);
         return true;
     }

@@ -196,6 +196,9 @@ void cells_put_whole(struct comm_comm *comm, uint64_t seq, uint64_t ticket, cons
 bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns);
 /* Whether the root's data are there, of an operation of these terms. Without the lock. */
 bool cells_has_root(const struct client_cells *cells, uint64_t seq, const struct op_terms *terms);
+/* Whether an open operation before this call still uses memory that the call's result would overwrite. Then
+ * the result is taken in order. */
+bool cells_disturbs(const struct comm_comm *comm, const struct client_call *call);
 /* The rank has what it needs: takes its result, and ends the handle. */
 void cells_let_go(struct comm_comm *comm, struct cells_slot *slot);
 /* The operation whose handle ends when the root's data are there, after all before it; null: none. */

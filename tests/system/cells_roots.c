@@ -301,6 +301,36 @@ static void run_amid_others(unsigned *number)
     meet();
 }
 
+/* Data of a root are there, but an open operation still uses the memory for them: results come in order. */
+static void run_over_open(unsigned *number)
+{
+    comm_request_t *requests[2] = {NULL};
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    for (unsigned i = 0; i < 3; i++) { /* the root's data go to the input, the output, and by a scatter */
+        int32_t in[3] = {1, 1, 1}, sum[3] = {0, 0, 0}, root[9] = {7, 7, 7, 7, 7, 7, 7, 7, 7};
+        int32_t *from_root = i == 0 ? in : sum;
+        bool is_sender = rank == 0 && i < 2;
+        ++*number;
+        if (rank != 0) {
+            await(rank == 1 ? "over" : "overwritten", *number);
+        }
+        options.request = &requests[0];
+        must(comm_all_reduce(comm, in, sum, 3, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
+        options.request = &requests[1];
+        must(i < 2 ? comm_broadcast(comm, is_sender ? root : from_root, 3, COMM_I32, 0, &options)
+                   : comm_scatter(comm, root, sum, 3, COMM_I32, 0, &options),
+             "a root's operation");
+        if (rank != 2) {
+            say(rank == 0 ? "over" : "overwritten", *number);
+        }
+        must(comm_wait_all(requests, 2, NULL), "comm_wait_all");
+        if (sum[0] != (is_sender || i == 0 ? 3 : 7) || (!is_sender && from_root[0] != 7)) {
+            fail("an earlier operation disturbed, or its result came later", i, *number);
+        }
+        meet();
+    }
+}
+
 /* Nobody waits for the root's operation, and a reader comes after its deadline. All are told the same. */
 static void run_expired(unsigned *number)
 {
@@ -345,6 +375,7 @@ int main(int argc, char **argv)
         }
     }
     run_amid_others(&number);
+    run_over_open(&number);
     run_expired(&number);
     run_slow(&number);
     leave();

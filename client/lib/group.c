@@ -438,7 +438,8 @@ static size_t joined_bytes(const struct client_entry *entry)
 /*
  * Finds the operations that run as one with the first one: those of the same communicator behind it, up to
  * one of another kind. Operations of other communicators may stand between them: ranks that share a process
- * with others must find the same ones as ranks that do not. Larger buckets gain nothing.
+ * with others must find the same ones as ranks that do not. So may messages, which only some ranks send or
+ * receive. Larger buckets gain nothing.
  */
 static size_t find_bucket(const struct client_entry *entries, size_t first, size_t count,
                           size_t out[OP_BUCKET_OPS_MAX])
@@ -450,7 +451,7 @@ static size_t find_bucket(const struct client_entry *entries, size_t first, size
     }
     size_bytes = joined_bytes(&entries[first]);
     for (size_t i = first + 1; i < count && found < OP_BUCKET_OPS_MAX; i++) {
-        if (entries[i].comm != entries[first].comm) {
+        if (entries[i].comm != entries[first].comm || op_kind_is_message(entries[i].call->terms.kind)) {
             continue;
         }
         size_t more = joined_bytes(&entries[i]);

@@ -32,6 +32,34 @@ static void send_then_receive(size_t count)
     checked++;
 }
 
+/* Sums before and after a message run as one also on the ranks that neither send nor receive it. */
+static void sums_around_a_message(size_t count)
+{
+    comm_request_t *requests[2] = {NULL};
+    fill(count);
+    poison(3 * count);
+    expect_ok(comm_group_begin(), "comm_group_begin");
+    for (unsigned i = 0; i < 2; i++) {
+        expect_ok(comm_all_reduce(comm, at(input), at(output + i * count), count, COMM_I64, COMM_SUM, NULL),
+                  "comm_all_reduce");
+        if (rank == 0 && i == 0) {
+            requests[0] = post(true, input, count, 0, 11);
+            requests[1] = post(false, output + 2 * count, count, 0, 11);
+        }
+    }
+    expect_ok(comm_group_end(), "comm_group_end of sums around a message");
+    expect_ok(comm_wait_all(requests, 2, NULL), "comm_wait_all of a message between sums");
+    expect_ok(comm_sync(comm, 0), "comm_sync of sums around a message");
+    get_output();
+    for (size_t i = 0; i < 2 * count; i++) {
+        check_at("sums around a message", i, sum_of(0, size, i % count));
+    }
+    for (size_t i = 2 * count; i < 3 * count && rank == 0; i++) {
+        check_at("a message between sums", i, value(0, i % count));
+    }
+    checked++;
+}
+
 /* If no message comes for a receive, the receive ends at its deadline, and nothing else ends with it. */
 static void receive_in_vain(void)
 {
@@ -102,6 +130,7 @@ void messages(size_t count)
     }
     checked += 2;
     send_then_receive(count);
+    sums_around_a_message(count);
     if (turn % 4 == 1) {
         receive_in_vain();
     }

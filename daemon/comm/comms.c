@@ -13,6 +13,7 @@
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/meeting_relay.h"
+#include "daemon/comm/silence.h"
 
 enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
 {
@@ -34,7 +35,7 @@ enum status comms_new(const struct comms_options *options, struct comms **out, s
     comms->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;
     random_seed(&comms->random, options->seed_secure);
     struct mesh_handler handler = {comms, comms_control_node_up, comms_control_node_down,
-                                   comms_control_received};
+                                   comms_control_received, comms_silence_suspect};
     mesh_set_handler(comms->mesh, MESH_ROOM_COMM, &handler);
     *out = comms;
     return STATUS_OK;

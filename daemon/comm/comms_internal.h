@@ -251,13 +251,14 @@ struct communicator {
     bool roster_completes;     /* and it has all ranks */
     bool roster_has_own;       /* this node's entry is right */
     bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
-    bool sparse;         /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
-    bool is_broken;      /* sparse: the promise cannot be kept */
-    uint64_t ask_ns;     /* when silence.c looks again */
-    uint64_t hinted_ns;  /* until then, silence.c believes what other nodes have hinted */
-    uint64_t link_ns;    /* when to look for missing connections again; TIME_NEVER: none is missing */
-    uint64_t doubt_ns;   /* when doubt.c looks again; TIME_NEVER: nothing is in doubt */
-    uint64_t refusal_ns; /* when waiting refusals take effect; TIME_NEVER without any */
+    bool sparse;          /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
+    bool is_broken;       /* sparse: the promise cannot be kept */
+    uint64_t ask_ns;      /* when silence.c looks again */
+    uint64_t ask_last_ns; /* when it last asked; 0: never */
+    uint64_t hinted_ns;   /* until then, silence.c believes what other nodes have hinted */
+    uint64_t link_ns;     /* when to look for missing connections again; TIME_NEVER: none is missing */
+    uint64_t doubt_ns;    /* when doubt.c looks again; TIME_NEVER: nothing is in doubt */
+    uint64_t refusal_ns;  /* when waiting refusals take effect; TIME_NEVER without any */
     char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks were dropped */
 
     /* Set by the promise. */

@@ -513,7 +513,10 @@ static void node_is_down(struct communicator *comm, uint32_t index, bool dead, u
 
 void comms_loss_unreached(struct communicator *comm, uint32_t index, uint64_t now_ns)
 {
-    node_is_down(comm, index, mesh_node_process_ended(comm->comms->mesh, comm->nodes[index].node), now_ns);
+    const struct mesh *mesh = comm->comms->mesh;
+    uint32_t node = comm->nodes[index].node;
+    node_is_down(comm, index, mesh_node_process_ended(mesh, node) || mesh_node_refuses(mesh, node, now_ns),
+                 now_ns);
 }
 
 void comms_loss_node_down(struct communicator *comm, uint32_t node, uint64_t now_ns)

@@ -1,5 +1,8 @@
 #include "daemon/comm/silence.h"
 
+#include <utlist.h>
+
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/loss.h"
 
 /* A fraction of the patience: a connection that is silent for longer is doubtful. */
@@ -12,24 +15,28 @@ static uint64_t doubt_ns(const struct communicator *comm)
     return mesh_patience_ns(comm->comms->mesh) / DOUBT_DIVISOR + 1;
 }
 
+/* Whether the connection to that node, of the mesh's index, is doubtful. */
+static bool is_doubtful(const struct communicator *comm, uint32_t node, uint64_t now_ns)
+{
+    const struct mesh *mesh = comm->comms->mesh;
+    return mesh_node_silent_ns(mesh, node, now_ns) >= doubt_ns(comm) || mesh_node_is_suspect(mesh, node);
+}
+
 /* Whether the node answers heartbeats. */
 static bool is_there(const struct communicator *comm, uint32_t index, uint64_t now_ns)
 {
-    const struct mesh *mesh = comm->comms->mesh;
     uint32_t node = comm->nodes[index].node;
-    return !comm->loss->nodes[index].down && mesh_node_is_up(mesh, node) &&
-           mesh_node_silent_ns(mesh, node, now_ns) < doubt_ns(comm);
+    return !comm->loss->nodes[index].down && mesh_node_is_up(comm->comms->mesh, node) &&
+           !is_doubtful(comm, node, now_ns);
 }
 
 static bool has_doubts(const struct communicator *comm, uint64_t now_ns)
 {
-    const struct mesh *mesh = comm->comms->mesh;
     if (now_ns < comm->hinted_ns) {
         return true;
     }
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        const struct communicator_node *node = &comm->nodes[i];
-        if (node->needed && mesh_node_silent_ns(mesh, node->node, now_ns) >= doubt_ns(comm)) {
+        if (comm->nodes[i].needed && is_doubtful(comm, comm->nodes[i].node, now_ns)) {
             return true;
         }
     }
@@ -84,7 +91,8 @@ static bool others_lead(struct communicator *comm, uint32_t *asked, uint64_t now
     for (uint32_t i = 0; i < comm->own_index && *asked < COMMS_SILENCE_NODES_MAX; i++) {
         if (ask(comm, i, now_ns)) {
             ++*asked;
-            others = others || comm->nodes[i].asks <= COMMS_SILENCE_LOWER_ASKS;
+            others = others || (comm->nodes[i].asks <= COMMS_SILENCE_LOWER_ASKS &&
+                                !mesh_node_refuses(comm->comms->mesh, comm->nodes[i].node, now_ns));
         }
     }
     return others;
@@ -103,6 +111,7 @@ uint64_t comms_silence_step(struct communicator *comm, uint64_t now_ns)
         comm->ask_ns = time_after(now_ns, doubt_ns(comm));
         return comm->ask_ns;
     }
+    comm->ask_last_ns = now_ns;
     comm->ask_ns = time_after(now_ns, COMMS_SILENCE_ASK_NS);
     if (!others_lead(comm, &asked, now_ns)) {
         for (uint32_t i = comm->own_index + 1; i < comm->node_count && asked < COMMS_SILENCE_NODES_MAX; i++) {
@@ -110,6 +119,31 @@ uint64_t comms_silence_step(struct communicator *comm, uint64_t now_ns)
         }
     }
     return comm->ask_ns;
+}
+
+/* There is a new doubt: asks at once, but not more often than usual. */
+static void ask_soon(struct communicator *comm, uint64_t now_ns)
+{
+    uint64_t usual_ns = comm->ask_last_ns != 0 ? time_after(comm->ask_last_ns, COMMS_SILENCE_ASK_NS) : 0;
+    uint64_t soon_ns = usual_ns > now_ns ? usual_ns : now_ns;
+    if (comm->ask_ns > soon_ns) {
+        comm->ask_ns = soon_ns;
+        comm->link_ns = time_min(comm->link_ns, soon_ns);
+        communicator_arm(comm);
+    }
+}
+
+void comms_silence_suspect(void *context, uint32_t node, uint64_t now_ns)
+{
+    struct comms *comms = context;
+    struct communicator *comm;
+    DL_FOREACH(comms->comms, comm)
+    {
+        if (comm->sparse && comm->loss != NULL && comm->state != COMMS_COMM_FAILED &&
+            comms_link_is_needed(comm, node)) {
+            ask_soon(comm, now_ns);
+        }
+    }
 }
 
 /* Whether a hint of that node counts. It may be the first of a row. */
@@ -134,11 +168,7 @@ bool comms_silence_hinted(struct communicator *comm, uint32_t index, uint64_t no
         return true;
     }
     comm->hinted_ns = time_after(now_ns, COMMS_SILENCE_HINT_NS);
-    if (comm->ask_ns > time_after(now_ns, COMMS_SILENCE_ASK_NS)) { /* it had no doubts */
-        comm->ask_ns = now_ns;
-        comm->link_ns = now_ns;
-        communicator_arm(comm);
-    }
+    ask_soon(comm, now_ns);
     return true;
 }
 
@@ -161,6 +191,9 @@ bool comms_silence_is_long(const struct communicator *comm, uint32_t index, uint
     }
     if (mesh_node_is_up(mesh, node->node)) {
         return mesh_node_silent_ns(mesh, node->node, now_ns) >= mesh_patience_ns(mesh);
+    }
+    if (mesh_node_refuses(mesh, node->node, now_ns)) {
+        return true;
     }
     uint32_t most = some_are_dead(comm) ? COMMS_SILENCE_ASKS_PROOF : COMMS_SILENCE_ASKS;
     return node->asks > most && !has_answered(comm, index, now_ns);

@@ -93,7 +93,7 @@ enum status gathers_new(const struct gathers_options *options, struct gathers **
     gathers->started_ns = options->now_ns;
     gathers->retry_ns = gathers->next_ns = TIME_NEVER;
     random_seed(&gathers->random, options->seed_secure);
-    struct mesh_handler handler = {gathers, on_node_up, on_node_down, on_message};
+    struct mesh_handler handler = {gathers, on_node_up, on_node_down, on_message, NULL};
     mesh_set_handler(gathers->mesh, MESH_ROOM_GATHER, &handler);
     *out = gathers;
     return STATUS_OK;

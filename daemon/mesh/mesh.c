@@ -86,6 +86,7 @@ static void peer_answers(void *context, uint32_t node, uint64_t now_ns)
 {
     struct mesh *mesh = context;
     mesh_peer_at(mesh, node)->answered_ns = now_ns;
+    mesh_peer_at(mesh, node)->refused_ns = 0;
     members_answered(mesh->members, node, now_ns);
 }
 
@@ -141,7 +142,8 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
         return status;
     }
     struct net_peer_handler peer_handler = {
-        mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed, mesh_peer_suspect, peer_answers};
+        mesh,         mesh_peer_up,     mesh_peer_down, mesh_peer_connect_failed, mesh_peer_suspect,
+        peer_answers, mesh_peer_refuses};
     struct net_stream_handler stream_handler = {mesh, mesh_stream_receive, mesh_stream_closed, NULL};
     net_set_peer_handler(net, &peer_handler);
     net_set_stream_handler(net, NET_STREAM_CONTROL, &stream_handler);

@@ -72,6 +72,8 @@ struct mesh_handler {
     /* Gets any message except Hello, heartbeats and echoes, which mesh answers itself. The message belongs to
      * mesh and is valid during the call. */
     void (*message)(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
+    /* The node, which is up, becomes suspect: mesh_node_is_suspect. May be null. */
+    void (*node_suspect)(void *context, uint32_t node, uint64_t now_ns);
 };
 
 /* Makes a mesh, which registers with net as peer handler and for NET_STREAM_CONTROL. net outlives the mesh;
@@ -157,6 +159,17 @@ uint64_t mesh_node_silent_ns(const struct mesh *mesh, uint32_t node, uint64_t no
  * be asked.
  */
 bool mesh_ask(const struct mesh *mesh, uint32_t node);
+/*
+ * Of a node that is up: whether its host says that no commd listens, and no heartbeat has been answered
+ * since. It is given up after suspect_timeout_ns.
+ */
+bool mesh_node_is_suspect(const struct mesh *mesh, uint32_t node);
+/*
+ * Of a node that is not up: whether its host has said so more than once, for suspect_timeout_ns and lately,
+ * as this node has dialled it or called mesh_ask. The node has answered nothing meanwhile. So its process has
+ * ended.
+ */
+bool mesh_node_refuses(const struct mesh *mesh, uint32_t node, uint64_t now_ns);
 uint64_t mesh_node_answered_ns(const struct mesh *mesh, uint32_t node);
 /*
  * Of a node that is not up: whether the process of its last connection is known to have ended. Its host says

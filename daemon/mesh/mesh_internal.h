@@ -28,7 +28,8 @@
 #define MESH_LATE_NS (10 * TIME_MS) /* a tick that is later than that counts as a stall */
 #define MESH_DIALS_MAX 2
 #define MESH_DIAL_TURN_NS (1 * TIME_S)
-#define MESH_GONE_DIALS 8 /* the longest wait is so many times as long */
+#define MESH_REFUSALS_NS (1 * TIME_S) /* refusals that are further apart say nothing of the time between */
+#define MESH_GONE_DIALS 8             /* the longest wait is so many times as long */
 
 #define MESH_VERSION_TEXT_MAX_BYTES 63
 #define MESH_DIFFERS_MAX_BYTES 256
@@ -164,17 +165,19 @@ struct mesh_peer {
     bool neighbour;                /* members_is_neighbour, after the last change of the configuration */
     bool peer_needs;               /* it needs the connection: LinkNeed */
     bool told_needed;              /* what it was told of us */
+    bool removed;                  /* MESH_NODE_REMOVED follows once the connection is over */
+    bool process_ended;            /* see mesh_node_process_ended */
+    bool unresolved;               /* it cannot be dialled */
     uint32_t needs;                /* mesh_need without mesh_unneed */
     uint32_t calls;                /* of these, those for which we dial whatever our name is */
     bool has_turn;                 /* it is being dialled, and counts */
     bool waits_to_dial;            /* in mesh->dial_queue */
+    uint32_t refused_ms;           /* from refused_ns until it last did */
     struct mesh_peer *prev, *next; /* there */
     uint64_t answered_ns;          /* when it last answered mesh_ask; 0: never */
+    uint64_t refused_ns;           /* since when its host refuses, without a connection; 0: it does not */
     uint64_t call_ns;              /* when we dial although our name is the higher one; 0: not decided yet */
     uint64_t let_go_ns;            /* when a connection that nobody needs ends; 0: not decided yet */
-    bool removed;                  /* MESH_NODE_REMOVED follows once the connection is over */
-    bool process_ended;            /* see mesh_node_process_ended */
-    bool unresolved;               /* it cannot be dialled */
     struct backoff dial;           /* failures since it was last up */
     struct coordinate coordinate;
     uint64_t coordinate_s;        /* as of which time; 0: not known */
@@ -238,6 +241,12 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns);
 void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
+void mesh_peer_refuses(void *context, uint32_t node, uint64_t now_ns);
+/* When the peer's host last refused, to a millisecond. */
+static inline uint64_t mesh_peer_refused_last_ns(const struct mesh_peer *peer)
+{
+    return peer->refused_ns + peer->refused_ms * TIME_MS;
+}
 void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
 /* What is known of the peer, to read; without a contact, nothing is. */
 const struct mesh_contact *mesh_peer_contact(const struct mesh_peer *peer);

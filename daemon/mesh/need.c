@@ -186,6 +186,20 @@ bool mesh_ask(const struct mesh *mesh, uint32_t node)
     return !mesh_peer_at(mesh, node)->removed && net_probe(mesh->net, node);
 }
 
+bool mesh_node_is_suspect(const struct mesh *mesh, uint32_t node)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return mesh_node_is_up(mesh, node) && peer->contact->heartbeat.suspect_ns != TIME_NEVER;
+}
+
+bool mesh_node_refuses(const struct mesh *mesh, uint32_t node, uint64_t now_ns)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return !mesh_node_is_up(mesh, node) && peer->refused_ns != 0 && peer->refused_ms != 0 &&
+           now_ns - mesh_peer_refused_last_ns(peer) <= MESH_REFUSALS_NS &&
+           now_ns - peer->refused_ns >= mesh->options.suspect_timeout_ns;
+}
+
 uint64_t mesh_node_answered_ns(const struct mesh *mesh, uint32_t node)
 {
     return mesh_peer_at(mesh, node)->answered_ns;

@@ -221,6 +221,7 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
     struct mesh_contact *contact = mesh_peer_contact_make(peer);
     peer->closing = false;
     peer->process_ended = false;
+    peer->refused_ns = 0;
     peer_set_state(peer, MESH_NODE_GREETING, now_ns);
     if (contact == NULL) {
         error_set(&cause, STATUS_NO_MEMORY, "no memory for the link to node %s", peer->name);
@@ -386,6 +387,9 @@ void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *
     struct net_peer_statistics statistics;
     net_peer_statistics(peer->mesh->net, node, &statistics);
     peer->process_ended = statistics.process_ended;
+    if (statistics.process_ended) {
+        mesh_peer_refuses(context, node, now_ns);
+    }
     peer_set_state(peer, MESH_NODE_DOWN, now_ns);
     mesh_peer_back_off(peer, &peer->dial, now_ns);
     mesh_peer_arm(peer);
@@ -506,10 +510,27 @@ void mesh_unresolved(struct mesh *mesh, uint32_t node, const struct error *why)
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns)
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
-    if (peer->state == MESH_NODE_UP && !peer->closing) {
-        mesh_heartbeat_suspect(peer, now_ns);
-        mesh_peer_arm(peer);
+    if (!mesh_node_is_up(context, node) || mesh_node_is_suspect(context, node)) {
+        return;
     }
+    mesh_heartbeat_suspect(peer, now_ns);
+    mesh_peer_arm(peer);
+    for (unsigned room = 0; room < MESH_ROOMS; room++) {
+        const struct mesh_handler *handler = &peer->mesh->handlers[room];
+        if (handler->node_suspect != NULL) {
+            handler->node_suspect(handler->context, node, now_ns);
+        }
+    }
+}
+
+void mesh_peer_refuses(void *context, uint32_t node, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    if (peer->refused_ns == 0 || now_ns - mesh_peer_refused_last_ns(peer) > MESH_REFUSALS_NS) {
+        peer->refused_ns = now_ns;
+    }
+    uint64_t refused_ms = (now_ns - peer->refused_ns) / TIME_MS;
+    peer->refused_ms = refused_ms < UINT32_MAX ? (uint32_t)refused_ms : UINT32_MAX;
 }
 
 static void peer_dial(struct mesh_peer *peer, uint64_t now_ns)

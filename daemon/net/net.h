@@ -75,6 +75,11 @@ struct net_peer_handler {
      * null.
      */
     void (*peer_answers)(void *context, uint32_t peer, uint64_t now_ns);
+    /*
+     * The peer was asked by net_probe, and its host reports that no process listens there. There is neither a
+     * connection nor an attempt. The error may be forged. May be null.
+     */
+    void (*peer_refuses)(void *context, uint32_t peer, uint64_t now_ns);
 };
 
 /* Handles incoming streams of one kind. */
@@ -295,8 +300,8 @@ void net_keep_alive(struct net *net, uint32_t peer, bool keep);
 
 /*
  * Asks whether a process listens at the peer's address: one datagram, a hundredth of the processor time of an
- * attempt to connect, and no state. peer_answers follows, not from within this call, or nothing. Returns
- * false if the peer cannot be asked: its name is not resolved, or this net has no probes.
+ * attempt to connect, and no state. peer_answers follows, or peer_refuses, or nothing, and not from within
+ * this call. Returns false if the peer cannot be asked: its name is not resolved, or this net has no probes.
  */
 bool net_probe(struct net *net, uint32_t peer);
 

@@ -381,9 +381,14 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
 void quic_peer_unreachable(void *context, const struct quic_address *remote, enum quic_unreachable kind)
 {
     struct quic_endpoint *endpoint = context;
+    const struct net_peer_handler *handler = &endpoint->base.peer_handler;
     struct quic_peer *peer = quic_peer_at(endpoint, remote);
     if (peer == NULL) {
         return;
+    }
+    if (peer->dial == NULL && peer->up == NULL && kind == QUIC_UNREACHABLE_PORT &&
+        handler->peer_refuses != NULL) {
+        handler->peer_refuses(handler->context, peer->index, endpoint->now_ns);
     }
     if (peer->dial != NULL && !peer->dial->failed) {
         char who[QUIC_CONNECTION_TEXT_MAX_BYTES];

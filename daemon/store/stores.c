@@ -30,7 +30,7 @@ enum status stores_new(const struct stores_options *options, struct stores **out
     stores->clock = options->clock;
     stores->run_ns = TIME_NEVER;
     stores->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
-    struct mesh_handler handler = {stores, control_node_up, control_node_down, stores_control_received};
+    struct mesh_handler handler = {stores, control_node_up, control_node_down, stores_control_received, NULL};
     mesh_set_handler(stores->mesh, MESH_ROOM_STORE, &handler);
     *out = stores;
     return STATUS_OK;

@@ -291,8 +291,8 @@ static void start(struct target *target)
     struct gathers_options gathers_options = {.mesh = target->mesh, .seed_secure = 1};
     require(gathers_new(&gathers_options, &target->gathers, NULL) == STATUS_OK);
     require(mesh_add_node(target->mesh, "b", "", &peer, NULL) == STATUS_OK);
-    net_set_peer_handler(target->liar,
-                         &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL, NULL});
+    net_set_peer_handler(
+        target->liar, &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL, NULL, NULL});
     net_set_stream_handler(target->liar, NET_STREAM_CONTROL,
                            &(struct net_stream_handler){target, liar_receive, liar_closed, NULL});
     require(net_add_peer(target->liar, "a", "", &peer, NULL) == STATUS_OK);

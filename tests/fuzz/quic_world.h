@@ -231,7 +231,8 @@ static void node_start(unsigned index)
     *node = (struct node){.consume_max = SIZE_MAX};
     fuzz_require(quic_address_resolve(address, AF_UNSPEC, &node->address, &error) == STATUS_OK);
     fuzz_require(net_quic_new(NULL, &options, &node->net, &error) == STATUS_OK);
-    net_set_peer_handler(node->net, &(struct net_peer_handler){node, on_up, on_down, on_failed, NULL, NULL});
+    net_set_peer_handler(node->net,
+                         &(struct net_peer_handler){node, on_up, on_down, on_failed, NULL, NULL, NULL});
     struct net_stream_handler handler = {node, on_bytes, on_closed, NULL};
     net_set_stream_handler(node->net, NET_STREAM_CONTROL, &handler);
     net_set_stream_handler(node->net, NET_STREAM_DATA, &handler);

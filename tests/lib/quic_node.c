@@ -202,6 +202,13 @@ static void peer_answers(void *context, uint32_t peer, uint64_t now_ns)
     node->answer_calls[peer]++;
 }
 
+static void peer_refuses(void *context, uint32_t peer, uint64_t now_ns)
+{
+    struct quic_node *node = context;
+    (void)now_ns;
+    node->refuse_calls[peer]++;
+}
+
 void quic_node_options(struct test_pki *pki, const char *name, struct quic_options *out)
 {
     char file[80];
@@ -238,7 +245,7 @@ struct quic_node *quic_node_new(struct loop *loop, struct test_pki *pki, const c
     node->random = node->port;
     snprintf(node->name, sizeof node->name, "%s", name);
     net_set_peer_handler(node->net, &(struct net_peer_handler){node, peer_up, peer_down, connect_failed,
-                                                               peer_suspect, peer_answers});
+                                                               peer_suspect, peer_answers, peer_refuses});
     net_set_stream_handler(node->net, NET_STREAM_DATA,
                            &(struct net_stream_handler){node, sink_receive, sink_closed, NULL});
     net_set_stream_handler(node->net, NET_STREAM_CONTROL,

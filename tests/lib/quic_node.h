@@ -43,6 +43,7 @@ struct quic_node {
     unsigned failed_calls[QUIC_NODE_PEERS_MAX];
     unsigned suspect_calls[QUIC_NODE_PEERS_MAX];
     unsigned answer_calls[QUIC_NODE_PEERS_MAX];
+    unsigned refuse_calls[QUIC_NODE_PEERS_MAX];
     bool up[QUIC_NODE_PEERS_MAX];
     struct error down_cause;
     struct error failed_cause;

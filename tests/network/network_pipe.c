@@ -151,6 +151,10 @@ static void pipe_packet_arrive(struct pipe_event *event, uint64_t now_ns)
         struct pipe_packet *answer = pipe_packet_new(host, packet->link->from, PIPE_NOBODY);
         answer->to = pipe_end_ref(packet->from);
         pipe_packet_send(answer);
+    } else if (!host->dead && packet->kind == PIPE_PROBE) {
+        struct pipe_packet *answer = pipe_packet_new(host, packet->link->from, PIPE_REFUSED);
+        answer->offset = packet->offset;
+        pipe_packet_send(answer);
     }
     pipe_packet_free(packet);
 }

@@ -467,8 +467,13 @@ static void pipe_probe_receive(struct pipe_net *net, const struct pipe_packet *p
         struct pipe_packet *answer = pipe_packet_new(net->host, packet->link->from, PIPE_PROBED);
         answer->offset = packet->offset;
         pipe_packet_send(answer);
-    } else if (packet->offset < net->peer_count && handler->peer_answers != NULL) {
+    } else if (packet->offset >= net->peer_count) {
+        return;
+    } else if (packet->kind == PIPE_PROBED && handler->peer_answers != NULL) {
         handler->peer_answers(handler->context, (uint32_t)packet->offset, now_ns);
+    } else if (packet->kind == PIPE_REFUSED && handler->peer_refuses != NULL &&
+               net->peers[packet->offset].end == NULL) {
+        handler->peer_refuses(handler->context, (uint32_t)packet->offset, now_ns);
     }
 }
 
@@ -479,7 +484,7 @@ void pipe_connection_receive(struct pipe_net *net, struct pipe_packet *packet, u
         pipe_answer(net, packet);
         return;
     }
-    if (packet->kind == PIPE_PROBE || packet->kind == PIPE_PROBED) {
+    if (packet->kind == PIPE_PROBE || packet->kind == PIPE_PROBED || packet->kind == PIPE_REFUSED) {
         pipe_probe_receive(net, packet, now_ns);
         return;
     }
@@ -497,6 +502,7 @@ void pipe_connection_receive(struct pipe_net *net, struct pipe_packet *packet, u
     case PIPE_DIAL:
     case PIPE_PROBE:
     case PIPE_PROBED:
+    case PIPE_REFUSED:
     case PIPE_KINDS:
         break;
     case PIPE_ANSWER:

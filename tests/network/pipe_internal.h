@@ -75,6 +75,7 @@ enum pipe_packet_kind {
     PIPE_NOBODY,  /* from a host without a net */
     PIPE_PROBE,   /* net_probe; from: no end */
     PIPE_PROBED,  /* its answer */
+    PIPE_REFUSED, /* instead, from a host without a net */
     PIPE_CLOSE,   /* the connection is over; carries status and text */
     PIPE_CONFIRM, /* the dialler has the answer. Packets of this kind and those below are acknowledged */
     PIPE_BYTES,   /* bytes of a stream */

@@ -18,6 +18,8 @@
 enum { NODES_MAX = 80, CASES = 2 };
 /* The project's bar for a silent host. */
 #define SILENT_BOUND_NS (4500 * TIME_MS)
+/* The same for a killed daemon. */
+#define KILLED_BOUND_NS (1 * TIME_S)
 
 /* `lost` nodes of the communicator, from `first` on, are lost: they fall silent, or are killed. */
 struct loss {
@@ -73,8 +75,8 @@ static void run_loss(uint32_t which, const struct loss *loss, uint64_t bound_ns)
 static void test_daemons_that_were_killed_do_not_count(void **state)
 {
     (void)state;
-    for (uint32_t which = 700; which < 705; which++) {
-        run_loss(which, &(struct loss){.nodes = 64, .lost = 48}, 5 * TIME_S);
+    for (uint32_t which = 700; which < 703; which++) {
+        run_loss(which, &(struct loss){.nodes = 64, .lost = 48}, KILLED_BOUND_NS);
     }
 }
 
@@ -105,8 +107,19 @@ static void test_the_leader_has_no_silent_connection(void **state)
     }
 }
 
+/* The host of a killed daemon refuses a node that has a connection to it. That node gives the first one a
+ * hint, which asks the host itself. */
+static void test_the_leader_has_no_connection_to_a_killed_daemon(void **state)
+{
+    static const struct loss losses[] = {{64, 20, 1, false, false}, {80, 75, 1, false, true}};
+    (void)state;
+    for (uint32_t i = 0; i < sizeof losses / sizeof losses[0]; i++) {
+        run_loss(730 + i, &losses[i], KILLED_BOUND_NS);
+    }
+}
+
 /* Drawn at random: COMMD_CASES says how many cases (2), COMMD_SEED where to begin. */
-static void test_any_nodes_fall_silent(void **state)
+static void test_any_nodes_are_lost(void **state)
 {
     uint64_t begin = cluster_seed(0), count = case_count(CASES);
     (void)state;
@@ -117,8 +130,9 @@ static void test_any_nodes_fall_silent(void **state)
         uint32_t first = (uint32_t)random_below(&chance, nodes), left = nodes - first;
         bool all = random_below(&chance, 2) == 0 && first > 0;
         uint32_t lost = all ? 1 + (uint32_t)random_below(&chance, left) : 1;
-        run_loss((uint32_t)(800 + i), &(struct loss){nodes, first, lost, true, random_below(&chance, 2) == 0},
-                 SILENT_BOUND_NS);
+        bool fresh = random_below(&chance, 2) == 0, silent = i % 2 == 0;
+        run_loss((uint32_t)(800 + i), &(struct loss){nodes, first, lost, silent, fresh},
+                 silent ? SILENT_BOUND_NS : KILLED_BOUND_NS);
     }
 }
 
@@ -195,7 +209,8 @@ int main(void)
         cmocka_unit_test(test_daemons_that_were_killed_do_not_count),
         cmocka_unit_test(test_silent_nodes_count),
         cmocka_unit_test(test_the_leader_has_no_silent_connection),
-        cmocka_unit_test(test_any_nodes_fall_silent),
+        cmocka_unit_test(test_the_leader_has_no_connection_to_a_killed_daemon),
+        cmocka_unit_test(test_any_nodes_are_lost),
         cmocka_unit_test(test_a_node_that_hints_all_the_time),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

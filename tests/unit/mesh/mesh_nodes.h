@@ -23,7 +23,7 @@ struct node {
     const char *name;
     struct net *net;
     struct mesh *mesh;
-    unsigned ups[NODES_MAX], downs[NODES_MAX], messages;
+    unsigned ups[NODES_MAX], downs[NODES_MAX], suspicions[NODES_MAX], messages;
     uint64_t changed_ns[NODES_MAX];
     struct error cause; /* of the last node_down */
     char text[64];      /* of the last message */
@@ -63,6 +63,15 @@ static inline void on_down(void *context, uint32_t peer, const struct error *cau
     node->cause = *cause;
 }
 
+static inline void on_suspect(void *context, uint32_t peer, uint64_t now_ns)
+{
+    struct node *node = context;
+    (void)now_ns;
+    assert_true(mesh_node_is_up(node->mesh, peer));
+    assert_true(mesh_node_is_suspect(node->mesh, peer));
+    node->suspicions[peer]++;
+}
+
 static inline void on_message(void *context, uint32_t peer, const Commd__Mesh__Message *message,
                               uint64_t now_ns)
 {
@@ -94,7 +103,8 @@ static inline void node_start(struct world *world, unsigned index, const char *n
     options.slice_bytes = settings_slice_bytes;
     options.algorithms = settings_algorithms;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
-    mesh_set_handler(node->mesh, MESH_ROOM_COMM, &(struct mesh_handler){node, on_up, on_down, on_message});
+    mesh_set_handler(node->mesh, MESH_ROOM_COMM,
+                     &(struct mesh_handler){node, on_up, on_down, on_message, on_suspect});
 }
 
 static inline void node_stop(struct node *node)

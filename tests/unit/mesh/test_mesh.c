@@ -263,16 +263,50 @@ static void test_suspicion_shortens_the_wait(void **state)
         network_cut(world.network, "b", "a", true); /* the farewell of node b is lost */
         network_cut(world.network, "b", "c", true);
         uint64_t gone_ns = world.now_ns;
+        assert_int_equal(world.nodes[0].suspicions[0], 0);
         node_stop(&world.nodes[1]);
         network_cut(world.network, "b", "a", false);
         network_cut(world.network, "b", "c", false);
         run(&world, 1300 * TIME_MS);
         assert_int_equal(world.nodes[0].downs[0], 1);
         assert_int_equal(world.nodes[2].downs[1], 1);
+        assert_int_equal(world.nodes[0].suspicions[0], 1);
+        assert_false(mesh_node_is_suspect(world.nodes[0].mesh, 0));
         assert_true(world.nodes[0].changed_ns[0] - gone_ns <= 1150 * TIME_MS);
         assert_int_equal(world.nodes[0].cause.status, STATUS_NODE_LOST);
         world_stop(&world);
     }
+}
+
+/* Node a does not dial node b, which is gone. It asks, and the host of b refuses. */
+static void test_a_host_refuses_when_asked(void **state)
+{
+    struct world world;
+    (void)state;
+    world_start(&world, 2, &calm, 1);
+    node_stop(&world.nodes[1]);
+    struct mesh *mesh = world.nodes[0].mesh;
+    mesh_peer_at(mesh, 0)->dial.next_ns = 100 * TIME_S;
+    mesh_peer_arm(mesh_peer_at(mesh, 0));
+    for (unsigned asks = 0; asks < 4; asks++) { /* one each 0.25 s; 0.45 s is the default */
+        assert_int_equal(mesh_node_refuses(mesh, 0, world.now_ns), asks >= 2);
+        assert_true(mesh_ask(mesh, 0));
+        run(&world, 1);
+        assert_false(asks < 2 && mesh_node_refuses(mesh, 0, world.now_ns));
+        run(&world, 250 * TIME_MS - 1);
+    }
+    run(&world, TIME_S); /* that was too long ago */
+    assert_false(mesh_node_refuses(mesh, 0, world.now_ns));
+    for (unsigned asks = 0; asks < 3; asks++) {
+        assert_true(mesh_ask(mesh, 0));
+        run(&world, 250 * TIME_MS);
+    }
+    assert_true(mesh_node_refuses(mesh, 0, world.now_ns));
+    node_start(&world, 1, "b", "test", 4711);
+    assert_true(mesh_ask(mesh, 0));
+    run(&world, TIME_MS);
+    assert_false(mesh_node_refuses(mesh, 0, world.now_ns)); /* the new process answers */
+    world_stop(&world);
 }
 
 /* --- Coming back --- */
@@ -410,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_a_daemon_that_stands_still_is_not_lost),
         cmocka_unit_test(test_blackhole_of_2_seconds_loses_nobody),
         cmocka_unit_test(test_suspicion_shortens_the_wait),
+        cmocka_unit_test(test_a_host_refuses_when_asked),
         cmocka_unit_test(test_restarted_node_is_another_instance),
         cmocka_unit_test(test_back_off_is_bounded),
         cmocka_unit_test(test_pings),

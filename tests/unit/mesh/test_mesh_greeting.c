@@ -158,7 +158,7 @@ static void liar_start(struct world *world, struct liar *liar)
     memset(liar, 0, sizeof *liar);
     liar->net = network_add(world->network, "liar");
     net_set_peer_handler(liar->net,
-                         &(struct net_peer_handler){liar, liar_up, liar_down, liar_failed, NULL, NULL});
+                         &(struct net_peer_handler){liar, liar_up, liar_down, liar_failed, NULL, NULL, NULL});
     net_set_stream_handler(liar->net, NET_STREAM_CONTROL,
                            &(struct net_stream_handler){liar, liar_receive, liar_closed, NULL});
     assert_int_equal(net_add_peer(liar->net, "a", NULL, &peer, &error), STATUS_OK);

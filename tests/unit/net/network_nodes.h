@@ -226,7 +226,7 @@ static inline void node_start(struct node *node, struct network *network, const 
     (void)snprintf(node->name, sizeof node->name, "%s", name);
     node->net = network_add(network, name);
     struct net_peer_handler peers = {
-        node, node_peer_up, node_peer_down, node_connect_failed, node_peer_suspect, NULL};
+        node, node_peer_up, node_peer_down, node_connect_failed, node_peer_suspect, NULL, NULL};
     struct net_stream_handler streams = {node, node_receive, node_closed, NULL};
     net_set_peer_handler(node->net, &peers);
     net_set_stream_handler(node->net, NET_STREAM_DATA, &streams);

@@ -34,14 +34,18 @@ static void test_nobody_answers(void **state)
     uint32_t gone = quic_node_add_peer(a, "b", 9), named;
     (void)state;
     assert_true(net_probe(a->net, gone));
+    assert_int_equal(a->refuse_calls[gone], 0); /* not from within the call */
     assert_int_equal(net_add_peer(a->net, "c", "no-such-host.invalid:4242", &named, &error), STATUS_OK);
     assert_false(net_probe(a->net, named)); /* it has no address */
+    assert_true(quic_run_until_count(loop, &a->refuse_calls[gone], 1, 5000));
     quic_run_for(loop, WAIT_MS);
     net_remove_peer(a->net, gone, &cause);
     assert_false(net_probe(a->net, gone));
     quic_run_for(loop, WAIT_MS);
     assert_int_equal(a->answer_calls[gone] + a->answer_calls[named], 0);
     assert_int_equal(a->failed_calls[gone] + a->suspect_calls[gone], 0);
+    assert_int_equal(a->refuse_calls[gone], 1);
+    assert_int_equal(a->refuse_calls[named], 0);
 }
 
 /* Version Negotiation packets from the peer's address that answer nothing of ours. */

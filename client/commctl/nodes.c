@@ -59,11 +59,11 @@ static json_t *rows_in_trouble(const json_t *rows)
     return bad;
 }
 
-/* How many nodes are in each state, as a new object; also {"settings_differ": N}. */
+/* How many nodes are in each state, as a new object; also {"settings_differ": N, "draining": N}. */
 static json_t *summary_of(const json_t *rows)
 {
     json_t *states = json_object();
-    json_int_t others = 0;
+    json_int_t others = 0, drain = 0;
     size_t index;
     json_t *row;
     json_array_foreach(rows, index, row)
@@ -72,9 +72,10 @@ static json_t *summary_of(const json_t *rows)
         json_int_t count = json_integer_value(json_object_get(states, state));
         json_object_set_new(states, state, json_integer(count + 1));
         others += is_other(row);
+        drain += json_is_true(json_object_get(row, "draining"));
     }
-    return json_pack("{sI,so,sI}", "nodes", (json_int_t)json_array_size(rows), "states", states,
-                     "settings_differ", others);
+    return json_pack("{sI,so,sI,sI}", "nodes", (json_int_t)json_array_size(rows), "states", states,
+                     "settings_differ", others, "draining", drain);
 }
 
 static void print_summary(const json_t *summary)
@@ -87,6 +88,10 @@ static void print_summary(const json_t *summary)
         printf("%-12s%lld\n", state, (long long)json_integer_value(count));
     }
     long long others = (long long)json_integer_value(json_object_get(summary, "settings_differ"));
+    long long drain = (long long)json_integer_value(json_object_get(summary, "draining"));
+    if (drain > 0) {
+        printf("%lld of them draining\n", drain);
+    }
     if (others > 0) {
         printf("%lld with other settings than this node\n", others);
     }
@@ -96,6 +101,12 @@ static void print_rows(const json_t *rows)
 {
     size_t index;
     json_t *row;
+    json_array_foreach(rows, index, row)
+    {
+        if (json_is_true(json_object_get(row, "draining"))) {
+            json_object_set_new(row, "state", json_sprintf("%s (draining)", text_of(row, "state")));
+        }
+    }
     table_print(rows, columns, sizeof columns / sizeof columns[0]);
     json_array_foreach(rows, index, row)
     {

@@ -201,6 +201,7 @@ static void fill_node(const struct api *api, uint32_t node, struct node_links *l
     row->rail_addresses = (char *)mesh_rail_addresses(api->mesh, node);
     row->rails_connected = info.net.up + traffic->connected;
     row->settings_differ = (char *)info.differs;
+    row->draining = info.draining;
     row->resolved_address = (char *)info.resolved_address;
     /* An error that is cured is an event: commctl events has it. */
     const char *last_error = info.state == MESH_NODE_UP ? "" : info.last_error;
@@ -240,6 +241,7 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
             row->rail_addresses = api->rail_addresses;
             row->state = (char *)"up";
             row->since_ms = (now_ns - api->started_ns) / TIME_MS;
+            row->draining = api->drain.draining;
             row->instance = mesh_own_instance(api->mesh);
             row->version_text = (char *)COMMD_VERSION_TEXT;
             row->certificate_ends_s = own_certificate_ends_s(api);

@@ -35,6 +35,7 @@ static void refusal_text(const struct comms *comms, const char *name, struct err
 void comms_drain(struct comms *comms, const char *why, uint64_t now_ns)
 {
     struct communicator *comm, *next;
+    mesh_set_draining(comms->mesh, true);
     if (comms->drain == NULL) {
         comms->drain = calloc(1, sizeof *comms->drain);
     }
@@ -59,6 +60,7 @@ void comms_undrain(struct comms *comms)
     }
     free(comms->drain);
     comms->drain = NULL;
+    mesh_set_draining(comms->mesh, false);
 }
 
 void comms_drain_node_up(const struct comms *comms, uint32_t node)

@@ -76,6 +76,7 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
 void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns)
 {
     uint64_t interval_ns = peer->mesh->options.heartbeat_interval_ns;
+    peer->contact->drains = false;
     peer->contact->heartbeat = (struct mesh_heartbeat){
         .next_ns = time_after(now_ns, random_below(&peer->mesh->random, interval_ns > 0 ? interval_ns : 1)),
         .unanswered_ns = TIME_NEVER,
@@ -137,6 +138,7 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
         return;
     }
     heartbeat->answered_ns = now_ns;
+    peer->contact->drains = answer->draining;
     if (answer->number == heartbeat->number) {
         heartbeat->round_trip_ns = now_ns - heartbeat->sent_ns;
         heartbeat->unanswered_ns = TIME_NEVER;

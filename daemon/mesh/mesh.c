@@ -426,9 +426,15 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
         .heartbeat_round_trip_ns = contact->heartbeat.round_trip_ns,
         .estimated_round_trip_ns = mesh_estimated_round_trip_ns(mesh, node),
         .differs = contact->texts.differs,
+        .draining = peer->state == MESH_NODE_UP && contact->drains,
         .last_error = contact->texts.last_error,
     };
     net_peer_statistics(mesh->net, node, &out->net);
+}
+
+void mesh_set_draining(struct mesh *mesh, bool draining)
+{
+    mesh->drains = draining;
 }
 
 const char *mesh_node_name(const struct mesh *mesh, uint32_t node)

@@ -185,6 +185,10 @@ bool mesh_node_process_ended(const struct mesh *mesh, uint32_t node);
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh);
 void mesh_tick(struct mesh *mesh, uint64_t now_ns);
 
+/* This node takes no new communicators, or does so again. All nodes with a connection to it know that after
+ * an interval of heartbeats. */
+void mesh_set_draining(struct mesh *mesh, bool draining);
+
 /* commd is shutting down: tells its neighbours, and so all nodes, that it leaves. Call it before net_free. */
 void mesh_leave(struct mesh *mesh, uint64_t now_ns);
 
@@ -277,6 +281,7 @@ struct mesh_node_info {
     uint64_t heartbeat_round_trip_ns; /* of the last answer; 0 when none */
     uint64_t estimated_round_trip_ns; /* as mesh_estimated_round_trip_ns */
     const char *differs;              /* which settings differ from ours, and how; "" if none does */
+    bool draining;                    /* it is up, and has said so lately; see mesh_set_draining */
     const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;
 };

@@ -150,6 +150,7 @@ struct mesh_contact {
     uint64_t instance;
     uint64_t incarnation; /* of the last Hello; 0 before */
     unsigned offers;      /* MESH_OFFERS_* */
+    bool drains;          /* as its last heartbeat answer said */
     struct mesh_texts texts;
 };
 
@@ -232,6 +233,7 @@ struct mesh {
     struct mesh_endpoint *endpoints; /* rail_count; the first is unused. Null: no further rails */
     struct mesh_rail_handler rail_handler;
     bool rails_ended;
+    bool drains;        /* mesh_set_draining */
     bool nodes_changed; /* the next tick finds out who the neighbours are */
 };
 

@@ -162,6 +162,7 @@ static void on_heartbeat(struct mesh_peer *peer, const Commd__Mesh__Message *mes
     Commd__Mesh__HeartbeatAnswer body = COMMD__MESH__HEARTBEAT_ANSWER__INIT;
     body.number = message->heartbeat->number;
     body.sent_ns = message->heartbeat->sent_ns;
+    body.draining = peer->mesh->drains;
     struct mesh_coordinates coordinates;
     mesh_estimate_fill(peer, &coordinates, now_ns);
     body.coordinates = coordinates.list;

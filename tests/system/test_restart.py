@@ -168,6 +168,9 @@ class Drain(unittest.TestCase):
     def last(self, process):
         return process.communicate(timeout=30)[0].splitlines()[-1]
 
+    def draining_nodes(self, node):
+        return [row["name"] for row in self.cluster.json(node, "nodes")["nodes"] if row["draining"]]
+
     def test_new_ones_are_refused_everywhere(self):
         self.drain("--reason", "new kernel")
         status = self.cluster.json("a", "status")
@@ -175,6 +178,10 @@ class Drain(unittest.TestCase):
         shown = self.cluster.commctl("a", "status")
         self.assertEqual(shown.returncode, 5)
         self.assertIn("draining      new kernel", shown.stdout)
+        self.cluster.wait(lambda: self.draining_nodes("b") == ["a"], "node b knows that node a drains")
+        self.assertEqual(self.draining_nodes("a"), ["a"])
+        self.assertIn("up (draining)", self.cluster.commctl("b", "nodes").stdout)
+        self.assertIn("1 of them draining", self.cluster.commctl("b", "nodes", "--summary").stdout)
         waiting = [self.cluster.rank(node, "late", rank, 3, "once") for rank, node in ((1, "b"), (2, "c"))]
         self.cluster.wait(lambda: all(self.cluster.json(node, "comms")["comms"] for node in "bc"), "ranks wait")
         began = time.monotonic()
@@ -186,6 +193,7 @@ class Drain(unittest.TestCase):
         fine = [self.cluster.rank(node, "fine", rank, 2, "once") for rank, node in enumerate("bc")]
         self.assertEqual([self.last(process).strip() for process in fine], ["OK", "OK"])
         self.assertEqual(self.cluster.commctl("a", "undrain").returncode, 0)
+        self.cluster.wait(lambda: not self.draining_nodes("b") and not self.draining_nodes("a"), "no node drains")
         again = [self.cluster.rank(node, "again", rank, 2, "once") for rank, node in enumerate("ab")]
         self.assertEqual([self.last(process).strip() for process in again], ["OK", "OK"])
         self.assertEqual(self.cluster.commctl("a", "status").returncode, 0)

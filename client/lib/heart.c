@@ -32,22 +32,15 @@ void heart_close(struct client_heart *heart)
     }
 }
 
-static uint32_t still_looks(const struct client_heart *heart)
-{
-    return heart->still_looks > HEART_STILL_LOOKS ? heart->still_looks : HEART_STILL_LOOKS;
-}
-
-/* One look more than the patience takes: a commd that goes on at its end has yet to beat. */
 void heart_set_patience(struct client_heart *heart, uint32_t patience_ms)
 {
-    uint32_t look_ms = HEART_LOOK_NS / 1000000u;
     uint32_t most_ms = patience_ms < HEART_PATIENCE_MAX_MS ? patience_ms : HEART_PATIENCE_MAX_MS;
-    heart->still_looks = (most_ms + look_ms - 1) / look_ms + 1;
+    heart->still_ms = most_ms + CLIENT_HEARTBEAT_MS;
 }
 
 uint32_t heart_still_ms(const struct client_heart *heart)
 {
-    return still_looks(heart) * (HEART_LOOK_NS / 1000000u);
+    return heart->still_ms > HEART_STILL_MS ? heart->still_ms : HEART_STILL_MS;
 }
 
 bool heart_stands_still(const struct client_heart *heart, struct heart_watch *watch, uint64_t now_ns)
@@ -58,13 +51,15 @@ bool heart_stands_still(const struct client_heart *heart, struct heart_watch *wa
     uint64_t beats = atomic_load_explicit(&heart->page->beats, memory_order_relaxed);
     if (beats != watch->beats || watch->looked_ns == 0) {
         *watch = (struct heart_watch){.beats = beats, .looked_ns = now_ns};
-    } else if (now_ns - watch->looked_ns >= HEART_LOOK_NS) {
+    } else {
+        uint64_t step_ns = now_ns - watch->looked_ns;
         watch->looked_ns = now_ns;
-        watch->still++;
+        watch->still_ns += step_ns < HEART_STEP_MAX_NS ? step_ns : HEART_STEP_MAX_NS;
     }
     bool in_long_call = atomic_load_explicit(&heart->page->long_calls, memory_order_relaxed) > 0;
-    uint32_t looks = still_looks(heart);
-    return watch->still >= (in_long_call && looks < HEART_LONG_LOOKS ? HEART_LONG_LOOKS : looks);
+    uint64_t most_ms = heart_still_ms(heart);
+    most_ms = in_long_call && most_ms < HEART_LONG_MS ? HEART_LONG_MS : most_ms;
+    return watch->still_ns >= most_ms * 1000000u;
 }
 
 static bool process_has_ended(int pidfd, int timeout_ms)

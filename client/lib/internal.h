@@ -207,15 +207,15 @@ struct client_request {
 /* commd's heartbeat; page is null if commd offers none. Does not change while the connection lasts. */
 struct client_heart {
     const struct client_heartbeat *page;
-    int daemon_fd;        /* a pidfd */
-    uint32_t still_looks; /* without a beat, after which commd counts as lost; 0: HEART_STILL_LOOKS */
+    int daemon_fd;     /* a pidfd */
+    uint32_t still_ms; /* without a beat, after which commd counts as lost; HEART_STILL_MS if that is more */
 };
 
 /* What one observer of the heartbeat has seen. */
 struct heart_watch {
     uint64_t beats;
     uint64_t looked_ns;
-    uint32_t still; /* successive looks, at least HEART_LOOK_NS apart, without a new beat */
+    uint64_t still_ns; /* of this process, without a new beat */
 };
 
 #define CLIENT_HELLO_FDS (CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS)
@@ -428,16 +428,17 @@ void client_tell_quietly(struct comm_client *client, Commd__Client__Request *req
 /* --- heart.c --- */
 
 /*
- * A waiting thread looks at commd's heartbeat every HEART_LOOK_NS. After enough successive looks without a
- * new beat, commd counts as lost. They take a little longer than the nodes' patience, which commd tells:
- * while the other nodes wait for a commd that stands still, its own clients do, too. Time in which this
- * process itself did not run counts as one look only. So stopping both processes and continuing both causes
- * no loss.
+ * A waiting thread looks at commd's heartbeat at least every HEART_LOOK_NS. After enough time without a new
+ * beat, commd counts as lost. That is the nodes' patience, which commd tells, and one beat: a commd that goes
+ * on at the end of the patience has yet to beat. So clients know it at most two looks later than that. Time
+ * in which this process itself did not run counts for HEART_STEP_MAX_NS only. So stopping both processes and
+ * continuing both causes no loss.
  */
-#define HEART_LOOK_NS 400000000u
-#define HEART_STILL_LOOKS 6u          /* at least; and of a commd that does not tell the patience */
+#define HEART_LOOK_NS 100000000u
+#define HEART_STEP_MAX_NS 400000000u
+#define HEART_STILL_MS 2400u          /* at least; and of a commd that does not tell the patience */
 #define HEART_PATIENCE_MAX_MS 600000u /* the configuration's largest */
-#define HEART_LONG_LOOKS 150u /* the same while commd announces a call that may take long: one minute */
+#define HEART_LONG_MS 60000u          /* the least while commd announces a call that may take long */
 
 /* Takes ownership of the descriptors. Returns false if they cannot be used. */
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS]);

@@ -14,8 +14,8 @@
  * stream.
  */
 
-#define BUSY_MS 20  /* between looks, with operations in flight */
-#define IDLE_MS 400 /* without: as often as the heartbeat is looked at */
+#define BUSY_MS 20                              /* between looks, with operations in flight */
+#define IDLE_MS (int)(HEART_LOOK_NS / 1000000u) /* without */
 
 /* Returns the time until the next look, in ms. Does not wait for the lock, because its holder may wait for a
  * stream. */

@@ -88,7 +88,7 @@ def pause_host(draw, shape):
 
 
 def middle_stop_daemon(draw, shape):
-    """The library notices it (2.4 s); the other nodes may not."""
+    """Clients of the daemon, and the other nodes, may give it up or not."""
     node, hold = draw.choice(shape.nodes), round(draw.uniform(2.6, 4.4), 2)
     return Fault("middle-stop-daemon", [(0, "stop_daemon", node), (hold, "continue_daemon", node)], nodes=[node], dead=[node])
 

@@ -517,7 +517,7 @@ class TheEnd(QueueCase):
         self.own.daemons["a"].send_signal(signal.SIGSTOP)
         poll = select.poll()
         poll.register(self.rank.calls.comm_queue_fd(self.rank.queue), select.POLLIN)
-        result, looks, deadline = "TIMED_OUT", 0, time.monotonic() + 8
+        result, looks, deadline = "TIMED_OUT", 0, time.monotonic() + 30
         while result == "TIMED_OUT" and time.monotonic() < deadline:
             completions, count = (Library.Completion * 8)(), ctypes.c_size_t()
             result = NAMES[self.rank.calls.comm_queue_next(self.rank.queue, completions, 8, ctypes.byref(count), 0)]
@@ -525,7 +525,7 @@ class TheEnd(QueueCase):
                 looks += 1
                 self.assertTrue(poll.poll(1000))
         self.assertEqual((result, count.value), ("OK", 2))
-        self.assertLess(looks, 40)  # it does not spin
+        self.assertLess(looks, 100)  # it does not spin: it takes 4.3 s, and each look may take 0.1 s
 
 
 class WithoutRings:

@@ -2,9 +2,11 @@
 """Holds the bars for losses and outages: makes each kind of fault a number of times on real daemons in network namespaces, and prints a table.
 
 usage: check_outages.py [--runs N] [--only 3,7-9] [--kinds daemon-killed,blackhole] [--seed N] [--nodes N] [--ranks N] [--slow N] [--build FOLDER]
-                        [--logs FOLDER]
+                        [--logs FOLDER] [--lock FILE]
 
 The runs of a seed are always the same. --only makes only these of them, so it repeats one that was wrong.
+
+With --lock, measurements of others may have turns: after a run that ends later than 10 s, the jobs end. The daemons idle until this program has the lock again.
 
 Every run has all jobs at work. `worst` is the longest time until a survivor was told, or by which an operation waited longer than the outage. `late`
 counts runs that missed the bar by more than the machine was late. `wrong` counts runs in which something that must hold did not.
@@ -12,6 +14,7 @@ counts runs that missed the bar by more than the machine was late. `wrong` count
 import argparse
 import collections
 import dataclasses
+import fcntl
 import itertools
 import os
 import pathlib
@@ -19,6 +22,7 @@ import random
 import signal
 import statistics
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
 
@@ -27,6 +31,7 @@ from check_chaos import numbers
 
 STALL_BAR_S = 1.0
 TEN_PERCENT = 10
+TURN_S = 10  # of a lock
 
 
 @dataclasses.dataclass
@@ -82,6 +87,7 @@ def arguments():
     parser.add_argument("--slow", type=float, default=1, help="how much slower the programs are, because of a sanitizer: bars are longer by that")
     parser.add_argument("--build", default=os.environ.get("COMMD_BUILD", "build/release"))
     parser.add_argument("--logs", help="where the logs go if something is wrong")
+    parser.add_argument("--lock", type=argparse.FileType("w"), help="hold an exclusive lock of this file (flock) while jobs run")
     options = parser.parse_args()
     unknown = [kind for kind in options.kinds if kind not in KINDS]
     if unknown:
@@ -95,6 +101,27 @@ def arguments():
 
 def fault(seed, kind, run, shape):
     return KINDS[kind](random.Random(f"{seed}/{kind}/{run}"), shape)
+
+
+class Turn:
+    """A file's lock, and since when it is held. Without a file, the turn never ends."""
+
+    def __init__(self, file):
+        self.file = file
+        self.began = None
+
+    def take(self):
+        if self.file and self.began is None:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            self.began = time.monotonic()
+
+    def is_over(self):
+        return self.began is not None and time.monotonic() >= self.began + TURN_S
+
+    def give(self):
+        if self.began is not None:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+            self.began = None
 
 
 class Outages:
@@ -119,6 +146,8 @@ class Outages:
         self.new = lambda relayed: Judged(options.seed, options.nodes, options.ranks, slow=options.slow, say=say, **(relays if relayed else {}))
         self.options, self.say = options, say
         self.chaos = None
+        self.turn = Turn(options.lock)
+        self.fine = True
         self.rows = {kind: Row(self.bar_s(kind), kind in LOSSES) for kind in options.kinds}
 
     def bar_s(self, kind):
@@ -131,16 +160,15 @@ class Outages:
     def run(self, kind, number):
         row = self.rows[kind]
         what = fault(self.options.seed, kind, number, self.shape)
+        self.turn.take()
         self.say(f"--- {kind}, run {number}")
         row.runs += 1
         try:
-            if self.chaos is None:
-                self.chaos = self.new(kind in REBINDINGS)
-                self.chaos.begin()
+            self.begin(kind)
             self.chaos.late_s = None
             before = self.seen(row.told)
             self.chaos.make(number, what)
-            self.judge(row, what, before)
+            self.judge(row, f"{kind}, run {number}", what, before)
             self.chaos.renew()
         except self.violations as found:
             if self.starved(found):
@@ -150,20 +178,42 @@ class Outages:
                 self.say(f"WRONG: {kind}, run {number}: {what}: {found}")
                 self.keep_logs(kind, number)
             self.close()
+        if self.turn.is_over():
+            self.rest()
+
+    def begin(self, kind):
+        if self.chaos is None:
+            self.chaos = self.new(kind in REBINDINGS)
+            self.chaos.begin()
+        else:
+            self.chaos.renew()
+
+    def rest(self):
+        """The jobs end, so that nothing but idle daemons runs while others have their turn. The next run starts the jobs again."""
+        try:
+            if self.chaos is not None:
+                self.chaos.end(self.chaos.jobs)
+        except self.violations as found:
+            self.say(f"WRONG: while the jobs end: {found}")
+            self.fine = False
+            self.close()
+        self.turn.give()
 
     def starved(self, found):
         """Whether the machine was so late that operations may have missed their deadlines. That excuses no contradiction."""
         lateness = getattr(self.chaos, "lateness", None)
         return lateness is not None and lateness.worst > self.starved_s and not isinstance(found, self.contradiction)
 
-    def judge(self, row, what, before):
+    def judge(self, row, name, what, before):
         table = self.chaos.told if row.told else self.chaos.stalls
         times = table[what.kind][before[what.kind]:]
         if self.chaos.late_s is None or not times:
             return
         row.judged += 1
         row.times.append(max(times))
-        row.late += max(times) > (row.bar_s + self.chaos.late_s) * self.options.slow
+        if max(times) > (row.bar_s + self.chaos.late_s) * self.options.slow:
+            row.late += 1
+            self.say(f"LATE: {name}: {max(times):.3f} s, and the machine was {self.chaos.late_s:.3f} s late")
 
     def keep_logs(self, kind, number):
         if self.chaos is not None and hasattr(self.chaos, "world"):
@@ -173,6 +223,7 @@ class Outages:
 
     def finish(self):
         """Ends everything in order. Returns whether nothing was wrong, then or before."""
+        self.turn.take()
         try:
             if self.chaos is not None:
                 self.chaos.end_all()
@@ -181,7 +232,8 @@ class Outages:
             return False
         finally:
             self.close()
-        return not any(row.wrong for row in self.rows.values())
+            self.turn.give()
+        return self.fine and not any(row.wrong for row in self.rows.values())
 
     def close(self):
         if self.chaos is not None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Bulk links between real daemons: TLS over TCP beside QUIC. They are used, refused, cut, fed garbage and slowed down; every element is checked."""
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -141,11 +142,17 @@ class BulkLinks(FailureCase):
     def test_a_slow_link_is_given_up(self):
         with Cluster("ab", 'bulk_links = "tls";') as cluster:
             ranks = self.at_work(cluster, "work")
-            for name in "ab":
-                for each in self.sockets(cluster, name):
-                    each.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 20000)
-            cluster.wait(lambda: node_row(cluster, "a", "b")["bulk_lost_count"] > 0, "the slow link is given up", timeout_s=30)
-            self.assertRegex(cluster.log("a") + cluster.log("b"), "it carries too little|TCP: Connection timed out")
+
+            def is_given_up():
+                # On a busy machine, the link may be lost for another reason. Then the next one is slowed down, too.
+                for name in "ab":
+                    for each in sockets(cluster.daemons[name].pid, ("tcp",), ESTABLISHED):
+                        each.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 20000)
+                return re.search("it carries too little|TCP: Connection timed out", cluster.log("a") + cluster.log("b"))
+
+            self.sockets(cluster, "a")  # skips the test without root
+            cluster.wait(is_given_up, "the slow link is given up", timeout_s=60)
+            cluster.wait(lambda: node_row(cluster, "a", "b")["bulk_lost_count"] > 0, "node a counts it")
             before = node_row(cluster, "a", "b")["bulk_quic_bytes"]
             cluster.wait(lambda: node_row(cluster, "a", "b")["bulk_quic_bytes"] > before, "QUIC carries the slices")
             self.check_and_end(ranks)

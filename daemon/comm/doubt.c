@@ -64,6 +64,13 @@ static void ask(struct communicator *comm, uint32_t node, const struct comms_dou
     communicator_arm(comm);
 }
 
+/* Each node with ranks would connect to the named one. Returns how many these are at most. */
+static uint32_t nodes_most(const struct communicator *comm)
+{
+    uint32_t nodes = mesh_configured_count(comm->comms->mesh) + 1;
+    return comm->terms.size < nodes ? comm->terms.size : nodes;
+}
+
 void comms_doubt_begin(struct communicator *comm, uint32_t teller, const Commd__Mesh__Roster *said,
                        uint64_t now_ns)
 {
@@ -79,7 +86,7 @@ void comms_doubt_begin(struct communicator *comm, uint32_t teller, const Commd__
     doubt.until_ns = time_after(now_ns, says_lost ? COMMS_DOUBT_LOST_NS : COMMS_DOUBT_NS);
     uint32_t node;
     bool is_own = strcmp(said->ended_by, mesh_node_name(comms->mesh, teller)) == 0;
-    if (is_own || comm->terms.size > COMMS_DOUBT_RANKS_MAX) {
+    if (is_own || nodes_most(comm) > COMMS_DOUBT_NODES_MAX) {
         believe(comm, &doubt, now_ns);
     } else if (mesh_find_node(comms->mesh, said->ended_by, &node) &&
                mesh_user_may(comms->mesh, comm->terms.owner_uid, node)) {

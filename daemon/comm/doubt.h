@@ -14,8 +14,9 @@
  * - It does not answer, and is lost, or its time is over: the place is believed.
  *
  * If the place has ended its own part, it is believed at once. So a node can end the formation of others only
- * in its own name, or in that of a node that cannot be reached. In very large communicators, places are
- * always believed: all nodes at once would connect to the named one. Private to daemon/comm. One thread.
+ * in its own name, or in that of a node that cannot be reached. If very many nodes may
+ * take part, places are always believed: all nodes at once would connect to the named one. Private to
+ * daemon/comm. One thread.
  */
 
 /* When the place is believed although the named node has not answered. */
@@ -26,9 +27,9 @@
 #define COMMS_DOUBT_LOOK_NS (50 * TIME_MS)
 /* So many named nodes one communicator asks at the same time; what is said of others is ignored. */
 #define COMMS_DOUBTS_MAX 16u
-/* Communicators of more ranks believe their places. Each connection costs the named node a millisecond or
- * more, and up to 128 KiB. */
-#define COMMS_DOUBT_RANKS_MAX 256u
+/* Communicators that may have ranks on more nodes believe their places. Each connection costs the named node
+ * a millisecond or more, and up to 128 KiB. */
+#define COMMS_DOUBT_NODES_MAX 256u
 /* Of a node's own parts: how many ends it keeps, how many of one user if they are many, for how long. */
 #define COMMS_ENDS_MAX 64u
 #define COMMS_ENDS_USER_MAX 16u

@@ -172,6 +172,7 @@ static void test_places_that_lie(void **state)
 
 #define TREE_NODES 64u
 #define TREE_SIZE 40u
+#define MANY_RANKS (COMMS_DOUBT_NODES_MAX + 1)
 #define TREE_UID 1000u
 
 /* The place of a name that all nodes choose, while they see the same cluster. */
@@ -183,7 +184,7 @@ static uint32_t place_of(const struct cluster *cluster, const char *name)
     (void)owned_name_make(&key, TREE_UID, name);
     assert_true(meeting_choose(&(struct meeting_chooser){.comms = at->comms, .key = &key}, &node));
     const char *chosen = node == MESH_NODE_OWN ? at->name : mesh_node_name(at->mesh, node);
-    for (uint32_t i = 0; i < TREE_NODES; i++) {
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
         if (strcmp(cluster->nodes[i].name, chosen) == 0) {
             return i;
         }
@@ -196,8 +197,8 @@ static uint32_t place_of(const struct cluster *cluster, const char *name)
 static struct sim_comm *waiting_comm_of(struct cluster *cluster, uint32_t size, uint32_t *place)
 {
     char name[16];
-    uint32_t node_of_rank[COMMS_DOUBT_RANKS_MAX + 1];
-    assert_true(size <= COMMS_DOUBT_RANKS_MAX + 1);
+    uint32_t node_of_rank[MANY_RANKS];
+    assert_true(size <= MANY_RANKS);
     for (uint32_t i = 0; i < size; i++) {
         node_of_rank[i] = i % TREE_SIZE;
     }
@@ -221,9 +222,9 @@ static struct sim_comm *waiting_comm(struct cluster *cluster, uint32_t *place)
 
 static void last_comes(struct sim_comm *comm, uint64_t span_ns)
 {
-    sim_comm_join(comm, TREE_SIZE - 1, 0, NULL);
+    sim_comm_join(comm, comm->size - 1, 0, NULL);
     assert_true(cluster_run_until(comm->cluster, sim_comm_formed, comm, span_ns));
-    for (uint32_t rank = 0; rank < TREE_SIZE; rank++) {
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
         assert_int_equal(comm->ranks[rank].formed_result.status, STATUS_OK);
     }
     sim_comm_run(comm, &sum);
@@ -258,11 +259,11 @@ static void say_that_it_ended(const struct sim_comm *comm, uint32_t liar, const 
 
 /* A place says that the communicator has ended because of a node that takes part, or of one without ranks, or
  * of the receiver, or of nobody. All of them deny it, so the communicator forms. */
-static void run_false_end(uint32_t which, const char *ended_by, enum status status)
+static void run_false_end(uint32_t which, uint32_t size, const char *ended_by, enum status status)
 {
     struct cluster *cluster = large_cluster(which, TREE_NODES);
     uint32_t place;
-    struct sim_comm *comm = waiting_comm(cluster, &place);
+    struct sim_comm *comm = waiting_comm_of(cluster, size, &place);
     for (unsigned turn = 0; turn < 3; turn++) {
         say_that_it_ended(comm, place, ended_by, status);
         cluster_run(cluster, 500 * TIME_MS);
@@ -275,26 +276,30 @@ static void run_false_end(uint32_t which, const char *ended_by, enum status stat
 static void test_a_place_ends_formations_of_others(void **state)
 {
     (void)state;
-    run_false_end(340, "n007", STATUS_RANK_LOST);
-    run_false_end(341, "n007", STATUS_NODE_LOST);
-    run_false_end(342, "n063", STATUS_RANK_LOST);
-    run_false_end(343, "nobody", STATUS_NODE_LOST);
+    run_false_end(340, TREE_SIZE, "n007", STATUS_RANK_LOST);
+    run_false_end(341, TREE_SIZE, "n007", STATUS_NODE_LOST);
+    run_false_end(342, TREE_SIZE, "n063", STATUS_RANK_LOST);
+    run_false_end(343, MANY_RANKS, "nobody", STATUS_NODE_LOST);
+    run_false_end(344, MANY_RANKS, "n007", STATUS_RANK_LOST);
 }
 
-/* All nodes of a very large communicator at once would ask the node that is named. So they believe the place.
+/* All nodes of a very large communicator at once would ask the node that is named. So they believe their
+ * places and relays, which have no ranks here.
  */
 static void test_very_large_communicators_believe_places(void **state)
 {
     (void)state;
-    struct cluster *cluster = large_cluster(345, TREE_NODES);
+    struct cluster *cluster = large_cluster(345, MANY_RANKS);
     uint32_t place, ended = 0;
-    struct sim_comm *comm = waiting_comm_of(cluster, COMMS_DOUBT_RANKS_MAX + 1, &place);
-    say_that_it_ended(comm, place, "n007", STATUS_RANK_LOST);
+    struct sim_comm *comm = waiting_comm_of(cluster, MANY_RANKS, &place);
+    for (uint32_t liar = TREE_SIZE; liar < MANY_RANKS; liar++) {
+        say_that_it_ended(comm, liar, "n007", STATUS_RANK_LOST);
+    }
     cluster_run(cluster, 100 * TIME_MS);
-    for (uint32_t rank = 0; rank < COMMS_DOUBT_RANKS_MAX; rank++) {
+    for (uint32_t rank = 0; rank < MANY_RANKS - 1; rank++) {
         ended += comm->ranks[rank].formed_result.status == STATUS_RANK_LOST;
     }
-    assert_true(ended > 0); /* those of the place's guests, which tell the others */
+    assert_true(ended > 0);
     sim_comm_free(comm);
     cluster_free(cluster);
 }

@@ -242,6 +242,40 @@ static size_t finish_any(comm_request_t *const *handles, size_t count)
     return index;
 }
 
+/*
+ * The client of the handles that are started; *out becomes null if there is none. Each look at a handle is
+ * with its client's lock: another thread may end the operation meanwhile, and the handle would then look as
+ * if it was not started.
+ */
+static comm_result_t client_of_started(comm_request_t *const *handles, size_t count, struct comm_client **out)
+{
+    struct comm_client *entered = NULL;
+    comm_result_t result = COMM_OK;
+    *out = NULL;
+    for (size_t i = 0; i < count && result == COMM_OK; i++) {
+        struct comm_client *client = handles[i] != NULL ? handles[i]->comm->client : NULL;
+        if (client != NULL && client != entered) {
+            if (entered != NULL) {
+                client_leave(entered);
+            }
+            result = client_enter(client);
+            entered = result == COMM_OK ? client : NULL;
+        }
+        if (client == NULL || result != COMM_OK || !is_started(handles[i])) {
+            continue;
+        }
+        if (*out != NULL && *out != client) {
+            result =
+                error_report(COMM_INVALID_ARGUMENT, "comm_wait_any: the handles belong to several clients");
+        }
+        *out = client;
+    }
+    if (entered != NULL) {
+        client_leave(entered);
+    }
+    return result;
+}
+
 comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *index, comm_received_t *received)
 {
     comm_result_t result = count > 0 ? check_waiting("comm_wait_any", handles) : COMM_OK;
@@ -254,18 +288,9 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
     }
     *index = count;
     struct comm_client *client = NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (handles[i] == NULL || !is_started(handles[i])) {
-            continue;
-        }
-        if (client != NULL && handles[i]->comm->client != client) {
-            return error_report(COMM_INVALID_ARGUMENT,
-                                "comm_wait_any: the handles belong to several clients");
-        }
-        client = handles[i]->comm->client;
-    }
-    if (client == NULL) {
-        return COMM_OK;
+    result = client_of_started(handles, count, &client);
+    if (result != COMM_OK || client == NULL) {
+        return result;
     }
     result = client_enter(client);
     if (result != COMM_OK) {

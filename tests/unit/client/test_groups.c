@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
@@ -252,6 +254,48 @@ static void test_a_collected_handle_is_not_waited_for(void **state)
     pair_stop(&pair);
 }
 
+struct other_thread {
+    comm_t *comm;
+    unsigned char bytes[BYTES];
+    _Atomic bool has_waited;
+};
+
+static void *end_all_operations(void *context)
+{
+    struct other_thread *other = context;
+    comm_result_t result =
+        comm_all_reduce(other->comm, other->bytes, other->bytes, BYTES, COMM_U8, COMM_SUM, NULL);
+    result = result == COMM_OK ? comm_sync(other->comm, 0) : result;
+    atomic_store_explicit(&other->has_waited, result == COMM_OK, memory_order_relaxed);
+    return NULL;
+}
+
+/* A thread that waits on one communicator also ends the operations of others. Nothing orders this thread's
+ * call after that, so ThreadSanitizer sees if it looks at the handle without the client's lock. */
+static void test_another_thread_ends_the_operation(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "own", 0, 1);
+    struct other_thread other = {.comm = pair_comm(&pair, "other", 0, 1)};
+    void *memory = alloc_parts(&pair, 2);
+    comm_request_t *request = reduce(comm, memory, 0, 1, true, false);
+    pthread_t thread;
+    size_t index = 1;
+    assert_int_equal(pthread_create(&thread, NULL, end_all_operations, &other), 0);
+    while (!atomic_load_explicit(&other.has_waited, memory_order_relaxed)) {
+        sched_yield();
+    }
+    assert_int_equal(comm_wait_any(&request, 1, &index, NULL), COMM_OK);
+    assert_int_equal(index, 0);
+    assert_null(request);
+    assert_parts(memory, 1);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    comm_destroy(other.comm);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
 static void test_what_waits_is_refused(void **state)
 {
     (void)state;
@@ -315,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_a_thread_that_ends_in_a_group),
         cmocka_unit_test(test_a_client_closed_in_a_group),
         cmocka_unit_test(test_a_handle_freed_in_a_group),
+        cmocka_unit_test(test_another_thread_ends_the_operation),
         cmocka_unit_test(test_a_collected_handle_is_not_waited_for),
         cmocka_unit_test(test_what_waits_is_refused),
         cmocka_unit_test(test_a_start_that_fails),

@@ -343,10 +343,10 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
  * A failure of an operation is returned by comm_wait on its handle. Without a handle, the next comm_sync or
  * comm_barrier returns it. A failure that ends the communicator is also returned by every later call on it.
  *
- * As in MPI, a handle may end before all ranks have taken part. In a small operation of one node it ends once
- * this rank's part is done: that of a root that sends, or of a rank that only sends to the root, or of a rank
- * that has the root's data. If the operation fails later, the next comm_sync or comm_barrier says so.
- * comm_sync waits until all ranks have taken part; comm_destroy does so for at most one second.
+ * As in MPI, a handle may end before all ranks have taken part. In a small operation it ends once this rank's
+ * part is done: that of a root that sends, or of a rank that only sends to the root, or of a rank that has
+ * the root's data. If the operation fails later, the next comm_sync or comm_barrier says so. comm_sync waits
+ * until all ranks have taken part; comm_destroy does so for at most one second.
  *
  * What each failure ends:
  *

@@ -121,6 +121,10 @@ bool held_return(struct comm_comm *comm, const struct client_call *call, struct 
     held->op = op;
     held->returned = true;
     op->held = held;
+    /* Memory that commd has mapped is used in place, as by the operations behind it: a result that is copied
+     * out later would overwrite theirs. It fails for memory of GPUs alone, which is not in cells. */
+    comm_result_t found = buffers_find(comm, held->call, op, &held->staged_bytes);
+    (void)found;
     while (later != NULL && later->op != NULL && later->op->ticket < op->ticket) {
         later = later->next;
     }

@@ -18,6 +18,7 @@
 #define COUNT 300u /* more than lie in a header, for blocks of 3 ranks */
 #define EARLY 12u  /* operations of few bytes that a root is ahead: fewer than the window */
 #define SIZES 2u
+#define LONG_COUNT 16384u /* goes in slices, within one node */
 #define RANKS 3u
 #define POISON 0xA5
 #define TIMEOUT_MS 20000u
@@ -331,6 +332,46 @@ static void run_over_open(unsigned *number)
     }
 }
 
+/* Readers have begun a long operation in slices, and the root hands it to commd. What follows reads its
+ * result in memory that commd has mapped. */
+static void run_returned(unsigned *number)
+{
+    comm_request_t *requests[2] = {NULL};
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    comm_queue_t *queue = NULL;
+    comm_completion_t completion;
+    size_t taken = 0;
+    int32_t *shared, sums[2] = {0};
+    void *memory;
+    must(comm_mem_alloc(client, LONG_COUNT * sizeof *shared, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
+    must(comm_queue_create(client, &queue), "comm_queue_create");
+    shared = memory;
+    ++*number;
+    for (size_t i = 0; i < LONG_COUNT; i++) {
+        shared[i] = rank == 0 ? 7 : POISON;
+    }
+    for (uint32_t reader = 1; rank == 0 && reader < size; reader++) {
+        await("returned", *number * RANKS + reader);
+    }
+    options.queue = rank == 0 ? queue : NULL;
+    options.request = rank == 0 ? NULL : &requests[0];
+    must(comm_broadcast(comm, shared, LONG_COUNT, COMM_I32, 0, &options), "a long broadcast");
+    options.queue = NULL;
+    options.request = &requests[1];
+    must(comm_all_reduce(comm, shared, sums, 2, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
+    if (rank != 0) {
+        say("returned", *number * RANKS + rank);
+    }
+    must(comm_wait_all(requests, 2, NULL), "comm_wait_all");
+    must(rank == 0 ? comm_queue_next(queue, &completion, 1, &taken, TIMEOUT_MS) : COMM_OK, "comm_queue_next");
+    if (sums[0] != (int32_t)(7 * size) || sums[1] != sums[0] || shared[LONG_COUNT - 1] != 7) {
+        fail("wrong sum of a long broadcast's result", 0, *number);
+    }
+    comm_queue_destroy(queue);
+    must(comm_mem_free(client, memory), "comm_mem_free");
+    meet();
+}
+
 /* Nobody waits for the root's operation, and a reader comes after its deadline. All are told the same. */
 static void run_expired(unsigned *number)
 {
@@ -376,6 +417,7 @@ int main(int argc, char **argv)
     }
     run_amid_others(&number);
     run_over_open(&number);
+    run_returned(&number);
     run_expired(&number);
     run_slow(&number);
     leave();

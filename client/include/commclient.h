@@ -573,8 +573,7 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
  * different communicators may run at once, also in one stream: then none may write what another one uses. The
  * same holds for successive all_reduces of one communicator, dtype and op: they run as one, with one round of
  * messages. So do successive all_gathers of one dtype, and successive reduce_scatters, but not their _v and
- * _list forms. Messages may stand between them. All ranks must group these alike (agreed). Other collectives
- * stay operations of their own.
+ * _list forms. Messages may stand between them. All ranks must group these alike (agreed). Others run alone.
  *
  * Calls that wait are refused in a group. No thread can wait for a collected handle before the group ends.
  */

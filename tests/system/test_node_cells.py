@@ -23,12 +23,10 @@ class NodeCells(unittest.TestCase):
         return ranks
 
     def finish(self, ranks, within_s=120):
-        lines = []
-        for process in ranks:
-            output, errors = process.communicate(timeout=within_s)
-            self.assertEqual(process.returncode, 0, f"pid {process.pid}: {errors}")
-            lines.append(output.splitlines()[-1])
-        return lines
+        ends = [(process, *process.communicate(timeout=within_s)) for process in ranks]
+        failed = [f"pid {process.pid}: {process.returncode}: {errors}" for process, _, errors in ends if process.returncode != 0]
+        self.assertEqual(failed, [])
+        return [output.splitlines()[-1] for _, output, _ in ends]
 
     def await_ready(self, ranks):
         for process in ranks:

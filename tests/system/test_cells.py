@@ -80,6 +80,13 @@ class Cells(unittest.TestCase):
             ranks = [cluster.client("a", BUILD / f"tests/system/{program}", program, rank, size, folder) for rank in range(size)]
             self.assertEqual(self.finish(ranks), ["checked"] * size)
 
+    def test_chains(self):
+        """Operations that share buffers run in the order of the calls, whatever is waited for."""
+        with Cluster("a") as cluster:
+            for size in (2, 3, 4):
+                ranks = [cluster.client("a", BUILD / "tests/system/cells_chains", f"chains{size}", rank, size, 30 + size, 30) for rank in range(size)]
+                self.assertEqual(self.finish(ranks), ["checked"] * size)
+
     def test_handles_that_end_early(self):
         """Roots that send, those that send to a root, and readers of a root's data wait for nobody else. What they sent stays what it was."""
         self.check_with_folder("cells_roots", 3)

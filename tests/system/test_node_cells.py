@@ -66,6 +66,13 @@ class NodeCells(unittest.TestCase):
             self.assertEqual(self.finish(self.start(cluster, "late", "aab", "late", 4)), ["checked"] * 3)
             self.assertGreater(self.in_cells(cluster, "a"), 4 * 150)
 
+    def test_chains(self):
+        """Operations that share buffers run in the order of the calls, whatever is waited for."""
+        for seed, layout in enumerate(("ab", "aab", "abcc")):
+            with Cluster(sorted(set(layout))) as cluster:
+                ranks = [cluster.client(node, BUILD / "tests/system/cells_chains", "chains", rank, len(layout), seed, 30) for rank, node in enumerate(layout)]
+                self.assertEqual(self.finish(ranks), ["checked"] * len(layout))
+
     def test_handles_that_end_early(self):
         """Roots that send, those that send to a root, and readers of a root's data wait for nobody else, wherever they are."""
         for layout in ("abc", "aab", "abb"):

@@ -436,9 +436,10 @@ void client_tell_quietly(struct comm_client *client, Commd__Client__Request *req
  */
 #define HEART_LOOK_NS 100000000u
 #define HEART_STEP_MAX_NS 400000000u
-#define HEART_STILL_MS 2400u          /* at least; and of a commd that does not tell the patience */
+/* The least of that time. It is the time for a commd that does not tell the patience. */
+#define HEART_STILL_MS 2400u
 #define HEART_PATIENCE_MAX_MS 600000u /* the configuration's largest */
-#define HEART_LONG_MS 60000u          /* the least while commd announces a call that may take long */
+#define HEART_LONG_MS 60000u          /* the least while a call of commd may take long */
 
 /* Takes ownership of the descriptors. Returns false if they cannot be used. */
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS]);

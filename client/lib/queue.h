@@ -29,7 +29,6 @@ struct comm_comm;
 #define QUEUE_COPY_NOW_MAX_BYTES                                                                             \
     ((size_t)16 << 10)                 /* more is copied by the thread that takes the completion */
 #define QUEUE_LOOK_LATE_NS 1000000000u /* between looks for operations that commd does not end */
-#define QUEUE_LOOK_HEART_NS 100000000u /* how often the descriptor shows that the heartbeat is due */
 
 /* The place of an operation that is to end, or has ended, into a queue. */
 struct queue_place {

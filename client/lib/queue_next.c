@@ -71,9 +71,9 @@ static void set_timer(struct comm_queue *queue)
         queue->timer_ends_ns = 0;
     }
     if (queue->pending > 0) {
-        struct itimerspec in = {.it_value = {.tv_nsec = (long)QUEUE_LOOK_HEART_NS}};
+        struct itimerspec in = {.it_value = {.tv_nsec = (long)HEART_LOOK_NS}};
         (void)timerfd_settime(queue->timer_fd, 0, &in, NULL);
-        queue->timer_ends_ns = now_ns + QUEUE_LOOK_HEART_NS;
+        queue->timer_ends_ns = now_ns + HEART_LOOK_NS;
     }
 }
 

@@ -14,9 +14,8 @@
  * - It does not answer, and is lost, or its time is over: the place is believed.
  *
  * If the place has ended its own part, it is believed at once. So a node can end the formation of others only
- * in its own name, or in that of a node that cannot be reached. If very many nodes may
- * take part, places are always believed: all nodes at once would connect to the named one. Private to
- * daemon/comm. One thread.
+ * in its own name, or in that of a node that cannot be reached. If very many nodes may take part, places are
+ * always believed: all nodes at once would connect to the named one. Private to daemon/comm. One thread.
  */
 
 /* When the place is believed although the named node has not answered. */

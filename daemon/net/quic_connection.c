@@ -470,6 +470,16 @@ static void quic_closed_read(struct quic_connection *connection, const struct qu
     }
 }
 
+/* Whether the datagram that was just read is acknowledged without waiting for data to send. */
+static bool acknowledges_at_once(struct quic_connection *connection)
+{
+    if (connection->state == QUIC_STATE_UP && connection->quick_acks > 0) {
+        connection->quick_acks--;
+        return true;
+    }
+    return connection->state != QUIC_STATE_UP || connection->unflushed >= QUIC_ACK_THRESHOLD;
+}
+
 int quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram)
 {
     if (connection->transport == NULL) {
@@ -498,9 +508,7 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
         return failure;
     }
     connection->unflushed++;
-    if (connection->state != QUIC_STATE_UP || connection->quick_acks > 0 ||
-        connection->unflushed >= QUIC_ACK_THRESHOLD) {
-        connection->quick_acks -= connection->quick_acks > 0 && connection->state == QUIC_STATE_UP ? 1 : 0;
+    if (acknowledges_at_once(connection)) {
         quic_work_flush(connection);
     } else {
         quic_connection_hold(connection);

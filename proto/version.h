@@ -44,6 +44,7 @@
 #define MESH_FEATURE_RELAYS "meeting_relays"       /* Meet.relay, MeetMany, MetMany */
 /* A node whose part has ended sends Withdraw again to nodes that announce their ranks to it. */
 #define MESH_FEATURE_ENDS "meeting_ends"
+#define MESH_FEATURE_WITNESS "meeting_witness" /* EndAsk */
 /* all_gathers and reduce_scatters may be in buckets, too. */
 #define CLIENT_FEATURE_BUCKETS_OF_BLOCKS "buckets_of_blocks"
 /* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */

@@ -14,6 +14,7 @@
 #include "daemon/comm/meeting.h"
 #include "daemon/comm/meeting_relay.h"
 #include "daemon/comm/silence.h"
+#include "daemon/comm/witness.h"
 
 enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
 {
@@ -65,6 +66,7 @@ void comms_free(struct comms *comms)
     comms_meeting_free(comms);
     comms_relays_free(comms);
     comms_ends_free(comms);
+    comms_witness_free(comms);
     comms_farewells_tick(comms, TIME_NEVER);
     comms_posts_free(comms);
     comms_names_free(comms);
@@ -101,6 +103,7 @@ uint64_t comms_next_deadline_ns(const struct comms *comms)
     const struct timer_node *first = timer_heap_first(&comms->timers);
     uint64_t meeting_ns = time_min(comms_meeting_deadline_ns(comms), comms_farewells_deadline_ns(comms));
     meeting_ns = time_min(meeting_ns, comms_relays_deadline_ns(comms));
+    meeting_ns = time_min(meeting_ns, comms_witness_deadline_ns(comms));
     return time_min(first != NULL ? first->deadline_ns : TIME_NEVER,
                     time_min(meeting_ns, comms_posts_deadline_ns(comms)));
 }
@@ -162,6 +165,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
     comms->now_ns = now_ns;
     comms_meeting_tick(comms, now_ns);
     comms_relays_tick(comms, now_ns);
+    comms_witness_tick(comms, now_ns);
     comms_farewells_tick(comms, now_ns);
     comms_posts_tick(comms, now_ns);
     /* A communicator that expires gets queued, or a deadline later than now. The bound is only a guard:

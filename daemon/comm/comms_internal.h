@@ -352,6 +352,7 @@ struct comms {
     struct comms_meetings *meetings;  /* of which this node is the place; null before the first */
     struct comms_relays *relays;      /* of which this node is a relay; null before the first */
     struct comms_ends *ends;          /* doubt.h; null before the first */
+    struct comms_witness *witness;    /* witness.h; null before the first question */
     struct comms_farewell *farewells; /* of guests of this node: meeting.h */
     uint32_t farewell_count;
     struct comms_post *posts; /* messages that wait for connections: comms_tree.h */

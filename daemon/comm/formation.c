@@ -479,12 +479,11 @@ static void refuse_others(struct communicator *comm)
 {
     struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
+        comms_doubt_free(comm, claim);
         if (communicator_node_index(comm, claim->node) < comm->node_count) {
             continue;
         }
-        if (claim->rank_count > 0) {
-            comms_refuse_late_ranks(comm, claim);
-        }
+        comms_refuse_late_ranks(comm, claim);
         claim_unneed(comm, claim);
     }
 }

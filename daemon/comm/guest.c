@@ -193,7 +193,7 @@ struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name
 
 void comms_guest_turn(struct comms_guest *guest, uint64_t now_ns)
 {
-    if (guest != NULL && !guest->rests && guest->groups == 0) {
+    if (guest != NULL && !guest->rests && (guest->groups == 0 || wants_relay(guest))) {
         guest->next_ns = guest->turn_ns = now_ns;
         arm(guest);
     }

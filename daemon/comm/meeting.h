@@ -89,7 +89,8 @@ struct comms_guest *comms_guest_new(struct comms *comms, const struct owned_name
 void comms_guest_free(struct comms_guest *guest);
 /* Call it when the deadline has passed. */
 void comms_guest_step(struct comms_guest *guest, uint64_t now_ns);
-/* A place has said what is not true: turns to a further one soon. Relays do that themselves. */
+/* A place, or a relay, has said what is not true: turns to a further one soon. A guest that has turned to
+ * MEETING_RELAYS_MAX relays does not: they turn to further places themselves. */
 void comms_guest_turn(struct comms_guest *guest, uint64_t now_ns);
 uint64_t comms_guest_deadline_ns(const struct comms_guest *guest);
 /* The connections to places are not needed any more. */

@@ -9,6 +9,7 @@
 #define PLACE_SEED 0x706c61636573u
 #define RELAY_SEED 0x72656c617973u
 #define GROUP_SEED 0x67726f757073u
+#define WITNESS_SEED 0x7769746e657373u
 
 uint32_t meeting_groups(uint32_t size, uint32_t node_count)
 {
@@ -30,6 +31,9 @@ uint32_t meeting_group_of(const char *node, uint32_t groups)
 
 static uint64_t seed_of(const struct meeting_chooser *chooser)
 {
+    if (chooser->about != NULL) {
+        return hash_bytes(WITNESS_SEED + chooser->group, chooser->about, strlen(chooser->about));
+    }
     return chooser->relay ? RELAY_SEED + chooser->group : PLACE_SEED;
 }
 
@@ -60,17 +64,33 @@ bool meeting_choose(const struct meeting_chooser *chooser, uint32_t *out)
     return near.node_name != NULL || far.node_name != NULL;
 }
 
+/* Whether the node is one of the first `most`, reachable or not. Only `relay` and `group` of the chooser
+ * matter beside comms and key. */
+static bool is_among_first(const struct meeting_chooser *chooser, uint32_t node, uint32_t most)
+{
+    const struct comms *comms = chooser->comms;
+    const struct owned_name *key = chooser->key;
+    uint64_t seed = seed_of(chooser);
+    uint32_t node_count = mesh_node_count(comms->mesh), before = 0;
+    uint64_t weight = weight_of_node(seed, mesh_node_name(comms->mesh, node), key->owner_uid, key->name);
+    for (uint32_t i = 0; i <= node_count && before < most; i++) {
+        uint32_t other = i == node_count ? MESH_NODE_OWN : i;
+        before +=
+            other != node && may_serve(comms, key->owner_uid, other) &&
+            weight_of_node(seed, mesh_node_name(comms->mesh, other), key->owner_uid, key->name) > weight;
+    }
+    return before < most && may_serve(comms, key->owner_uid, node);
+}
+
 bool meeting_trusts_relay(const struct comms *comms, const struct owned_name *key, uint32_t group,
                           uint32_t relay)
 {
-    const struct meeting_chooser chooser = {.relay = true, .group = group};
-    uint64_t seed = seed_of(&chooser);
-    uint32_t node_count = mesh_node_count(comms->mesh), before = 0;
-    uint64_t weight = weight_of_node(seed, mesh_node_name(comms->mesh, relay), key->owner_uid, key->name);
-    for (uint32_t i = 0; i <= node_count && before < MEETING_RELAYS_TRUSTED; i++) {
-        uint32_t node = i == node_count ? MESH_NODE_OWN : i;
-        before += node != relay && may_serve(comms, key->owner_uid, node) &&
-                  weight_of_node(seed, mesh_node_name(comms->mesh, node), key->owner_uid, key->name) > weight;
-    }
-    return before < MEETING_RELAYS_TRUSTED && may_serve(comms, key->owner_uid, relay);
+    const struct meeting_chooser chooser = {.comms = comms, .key = key, .relay = true, .group = group};
+    return is_among_first(&chooser, relay, MEETING_RELAYS_TRUSTED);
+}
+
+bool meeting_may_be_place(const struct comms *comms, const struct owned_name *key, uint32_t node)
+{
+    const struct meeting_chooser chooser = {.comms = comms, .key = key};
+    return is_among_first(&chooser, node, MEETING_PLACES_DOUBTED);
 }

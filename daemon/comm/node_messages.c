@@ -13,6 +13,7 @@
 #include "daemon/comm/meeting_relay.h"
 #include "daemon/comm/roster.h"
 #include "daemon/comm/silence.h"
+#include "daemon/comm/witness.h"
 
 void comms_violation(struct comms *comms, uint32_t node, const char *what, uint64_t now_ns)
 {
@@ -305,6 +306,10 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         comms_meeting_received_many(comms, node, message->meet_many, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MET_MANY) {
         comms_relay_received(comms, node, message->met_many);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_END_ASK) {
+        comms_witness_asked(comms, node, message->end_ask, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_END_ANSWER) {
+        comms_witness_answered(comms, node, message->end_answer, now_ns);
     }
 }
 
@@ -322,13 +327,15 @@ void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
     comms_posts_node_up(comms, node);
     comms_farewells_node_up(comms, node);
     comms_relays_node_up(comms, node);
+    comms_witness_node_up(comms, node);
     comms_drain_node_up(comms, node);
     DL_FOREACH(comms->comms, comm)
     {
         comms_guest_node_up(comm->guest, node);
+        comms_doubt_node_up(comm, node, now_ns);
         const struct comms_claim *claim = comm->by_tree ? comms_formation_claim(comm, node) : NULL;
         if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
-            (!comm->by_tree || (claim != NULL && (claim->needed || claim->doubt != NULL))) &&
+            (!comm->by_tree || (claim != NULL && (claim->needed || comms_doubt_announces(claim)))) &&
             mesh_user_may(comms->mesh, comm->terms.owner_uid, node)) {
             comms_formation_announce_to(comm, node);
         }

@@ -59,7 +59,7 @@ struct mesh_options {
     /* Returns whether a user may be on a node of that name. Null, the default: every user may, everywhere. */
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
-    bool hides_relays; /* as an older commd, it does not offer MESH_OFFERS_RELAYS and _ENDS. For tests */
+    bool hides_relays; /* as an older commd, it does not offer _RELAYS, _ENDS and _WITNESS. For tests */
 };
 void mesh_options_default(struct mesh_options *options);
 
@@ -303,6 +303,7 @@ bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
 #define MESH_OFFERS_BULK 4u
 #define MESH_OFFERS_RELAYS 8u
 #define MESH_OFFERS_ENDS 16u
+#define MESH_OFFERS_WITNESS 32u
 /* Whether the node offered this feature when it last said Hello. */
 bool mesh_node_offers(const struct mesh *mesh, uint32_t node, unsigned feature);
 /* Whether a node of that name is known and not removed; *node gets its index. */

@@ -21,11 +21,11 @@ static void text_copy(const char *from, char *out, size_t size)
 static const struct {
     const char *name;
     unsigned bit;
-} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE},
-                {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER},
-                {MESH_FEATURE_BULK, MESH_OFFERS_BULK},
-                {MESH_FEATURE_RELAYS, MESH_OFFERS_RELAYS},
-                {MESH_FEATURE_ENDS, MESH_OFFERS_ENDS}};
+} features[] = {{MESH_FEATURE_STORE, MESH_OFFERS_STORE}, {MESH_FEATURE_GATHER, MESH_OFFERS_GATHER},
+                {MESH_FEATURE_BULK, MESH_OFFERS_BULK},   {MESH_FEATURE_RELAYS, MESH_OFFERS_RELAYS},
+                {MESH_FEATURE_ENDS, MESH_OFFERS_ENDS},   {MESH_FEATURE_WITNESS, MESH_OFFERS_WITNESS}};
+/* Those that an older commd does not offer: mesh_options.hides_relays. */
+#define NEWER_FEATURES (MESH_OFFERS_RELAYS | MESH_OFFERS_ENDS | MESH_OFFERS_WITNESS)
 #define FEATURE_COUNT (sizeof features / sizeof features[0])
 
 static unsigned features_from_wire(const Commd__Mesh__Hello *hello)
@@ -52,9 +52,8 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.incarnation = members_own_incarnation(peer->mesh->members);
     hello.version_text = (char *)options->version_text;
     for (size_t i = 0; i < FEATURE_COUNT; i++) {
-        bool hidden =
-            (features[i].bit == MESH_OFFERS_BULK && !options->takes_bulk) ||
-            ((features[i].bit & (MESH_OFFERS_RELAYS | MESH_OFFERS_ENDS)) != 0 && options->hides_relays);
+        bool hidden = (features[i].bit == MESH_OFFERS_BULK && !options->takes_bulk) ||
+                      ((features[i].bit & NEWER_FEATURES) != 0 && options->hides_relays);
         if (!hidden) {
             names[hello.n_features++] = (char *)features[i].name;
         }
@@ -261,6 +260,8 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_MET] = on_other,
     [COMMD__MESH__MESSAGE__BODY_MEET_MANY] = on_other,
     [COMMD__MESH__MESSAGE__BODY_MET_MANY] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_END_ASK] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_END_ANSWER] = on_other,
     [COMMD__MESH__MESSAGE__BODY_ROSTER] = on_other,
     [COMMD__MESH__MESSAGE__BODY_RELAY] = on_other,
     [COMMD__MESH__MESSAGE__BODY_STORE_ASK] = on_store,

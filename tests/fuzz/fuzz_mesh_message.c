@@ -491,6 +491,10 @@ static void say_replaced(struct target *target, const uint8_t *packed, size_t si
         replace(target, &message->reach->comm_id);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_SILENCE) {
         replace(target, &message->silence->comm_id);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_END_ASK) {
+        replace_uid(&message->end_ask->owner_uid);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_END_ANSWER) {
+        replace_uid(&message->end_answer->owner_uid);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_STORE_ASK) {
         replace_uid(&message->store_ask->owner_uid);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_GATHER) {

@@ -92,6 +92,12 @@ static void turn_elsewhere(struct comms_guest *guest, uint64_t now_ns)
     arm(guest);
 }
 
+/* How many relays it has turned to before that one. */
+static uint32_t turn_of(const struct comms_guest *guest, const struct comms_place *place)
+{
+    return (uint32_t)(place - guest->places);
+}
+
 /* Says Meet to a place, which may be this node, with what this node's communicator has to report. */
 static void say(struct comms_guest *guest, const struct comms_place *place, uint64_t now_ns)
 {
@@ -118,7 +124,7 @@ static void say(struct comms_guest *guest, const struct comms_place *place, uint
         body.report = &announcement.body;
     }
     if (place->node == MESH_NODE_OWN && place->is_relay && body.report != NULL) {
-        comms_relay_join(comms, MESH_NODE_OWN, key, body.report, now_ns);
+        comms_relay_join(comms, MESH_NODE_OWN, key, body.report, turn_of(guest, place), now_ns);
         return;
     }
     if (place->node == MESH_NODE_OWN) {
@@ -128,6 +134,7 @@ static void say(struct comms_guest *guest, const struct comms_place *place, uint
     body.name = (char *)(uintptr_t)key->name;
     body.owner_uid = key->owner_uid;
     body.relay = place->is_relay;
+    body.turn = place->is_relay ? turn_of(guest, place) : 0;
     Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
     mesh_tell(comms->mesh, place->node, &message);
 }
@@ -196,6 +203,12 @@ void comms_guest_turn(struct comms_guest *guest, uint64_t now_ns)
     if (guest != NULL && !guest->rests && (guest->groups == 0 || wants_relay(guest))) {
         guest->next_ns = guest->turn_ns = now_ns;
         arm(guest);
+    }
+}
+
+void comms_guest_turn_to(struct comms_guest *guest, uint32_t count, uint64_t now_ns)
+{
+    while (guest->place_count < count && turn_to_next(guest, now_ns)) {
     }
 }
 

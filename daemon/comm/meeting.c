@@ -305,7 +305,7 @@ void comms_meeting_received(struct comms *comms, uint32_t node, const Commd__Mes
         comms_meeting_leave(comms, node, node, &key);
         comms_relay_leave(comms, node, &key, meet->end);
     } else if (meet->relay && meet->report != NULL) {
-        comms_relay_join(comms, node, &key, meet->report, now_ns);
+        comms_relay_join(comms, node, &key, meet->report, meet->turn, now_ns);
     } else {
         comms_meeting_join(comms, node, &key, meet->report, now_ns);
     }

@@ -47,9 +47,10 @@
  * guest reports to its relay, and the relay hands all reports of its group on to a place (meeting_relay.h).
  * What the place says to guests takes the same way back. A relay whose place is lost turns to the next one,
  * as a guest would. A guest whose relay is lost turns to the next one at once, after MEETING_RELAYS_MAX of
- * them to places. It also turns to them if a relay, or the relay's place, does not know relays, or has too
- * much to keep. A place takes the reports of a group only from the first of its relays, so a node that lies
- * can harm only formations for which it was chosen.
+ * them to places. If a relay brings about nothing, the place behind it may be at fault: the second relay
+ * turns to two places at once, the third one to three. A guest also turns to them if a relay, or the relay's
+ * place, does not know relays, or has too much to keep. A place takes the reports of a group only from the
+ * first of its relays, so a node that lies can harm only formations for which it was chosen.
  */
 #define MEETING_RELAYS_MAX 3 /* to which a guest turns */
 
@@ -92,6 +93,8 @@ void comms_guest_step(struct comms_guest *guest, uint64_t now_ns);
 /* A place, or a relay, has said what is not true: turns to a further one soon. A guest that has turned to
  * MEETING_RELAYS_MAX relays does not: they turn to further places themselves. */
 void comms_guest_turn(struct comms_guest *guest, uint64_t now_ns);
+/* Turns to further places at once, until it has turned to that many. */
+void comms_guest_turn_to(struct comms_guest *guest, uint32_t count, uint64_t now_ns);
 uint64_t comms_guest_deadline_ns(const struct comms_guest *guest);
 /* The connections to places are not needed any more. */
 void comms_guest_rest(struct comms_guest *guest);

@@ -106,6 +106,7 @@ static struct comms_relay *relay_make(struct comms *comms, const struct owned_na
     if (relay != NULL) {
         relay->comms = comms;
         relay->key = *key;
+        relay->done_ns = TIME_NEVER;
         HASH_ADD(hh, comms->relays->by_key, key, offsetof(struct owned_name, name) + strlen(key->name),
                  relay);
         if (!table_has(relay, hh)) {
@@ -200,6 +201,9 @@ static bool turn_to_places(struct comms_relay *relay, uint64_t now_ns)
         relay->guest =
             comms_guest_new(relay->comms, &relay->key, &(struct comms_guest_kind){.relay = relay}, now_ns);
     }
+    if (relay->guest != NULL) {
+        comms_guest_turn_to(relay->guest, relay->turn + 1, now_ns);
+    }
     return relay->guest != NULL;
 }
 
@@ -214,12 +218,15 @@ static bool report_is_sound(const Commd__Mesh__Announce *report)
 }
 
 void comms_relay_join(struct comms *comms, uint32_t node, const struct owned_name *key,
-                      const Commd__Mesh__Announce *report, uint64_t now_ns)
+                      const Commd__Mesh__Announce *report, uint32_t turn, uint64_t now_ns)
 {
     struct comms_relay *relay = report_is_sound(report) && make_relays(comms) ? relay_make(comms, key) : NULL;
     const struct communicator *comm = communicator_find(comms, key->owner_uid, key->name);
     bool kept = relay != NULL && keep(relay, node, report);
     if (kept) {
+        relay->turn = turn > relay->turn ? turn : relay->turn;
+        relay->turn = relay->turn < MEETING_RELAYS_MAX ? relay->turn : MEETING_RELAYS_MAX - 1;
+        relay->done_ns = TIME_NEVER;
         relay->is_new = true;
         kept = turn_to_places(relay, now_ns);
         tell_soon(comms->relays, now_ns);
@@ -338,16 +345,28 @@ void comms_relay_own_report(struct communicator *comm)
 }
 
 /* The place has told the node of rank 0. */
-static void complete(struct comms_relay *relay)
+static void believe_done(struct comms_relay *relay)
 {
     struct relayed *guest, *next;
     bool all_done = true;
+    relay->done_ns = TIME_NEVER;
     HASH_ITER (hh, relay->guests, guest, next) {
         guest->is_done = guest->is_done || !guest->is_new;
         all_done = all_done && guest->is_done;
     }
     if (all_done) {
         comms_guest_rest(relay->guest);
+    }
+}
+
+/* A place says that every rank is there. If guests have turned to other relays before, it may lie: further
+ * places are told, too. */
+static void complete(struct comms_relay *relay, uint64_t now_ns)
+{
+    if (relay->turn == 0) {
+        believe_done(relay);
+    } else if (relay->done_ns == TIME_NEVER) {
+        relay->done_ns = time_after(now_ns, MEETING_NEXT_REPORTS_NS);
     }
 }
 
@@ -366,7 +385,7 @@ void comms_relay_received(struct comms *comms, uint32_t place, const Commd__Mesh
         return; /* it is over already */
     }
     if (met->complete) {
-        complete(relay);
+        complete(relay, comms->now_ns);
         return;
     }
     relay_hand_on(relay, place, met);
@@ -397,6 +416,9 @@ void comms_relays_tick(struct comms *comms, uint64_t now_ns)
     }
     HASH_ITER (hh, first_of(comms), relay, next) {
         comms_guest_step(relay->guest, now_ns);
+        if (now_ns >= relay->done_ns) {
+            believe_done(relay);
+        }
         if (tells && relay->is_elsewhere) {
             forget(relay, true);
         } else if (tells && relay->is_new) {
@@ -411,6 +433,7 @@ uint64_t comms_relays_deadline_ns(const struct comms *comms)
     uint64_t deadline_ns = comms->relays != NULL ? comms->relays->tell_ns : TIME_NEVER;
     HASH_ITER (hh, first_of(comms), relay, next) {
         deadline_ns = time_min(deadline_ns, comms_guest_deadline_ns(relay->guest));
+        deadline_ns = time_min(deadline_ns, relay->done_ns);
     }
     return deadline_ns;
 }

@@ -11,14 +11,17 @@
  * communicator any more, the places are told.
  *
  * Once a place says that every rank is there, the relay needs the place no more. A later report begins that
- * again. If this node has ranks of the communicator itself, its guests are told at once, so that they know
- * that they need this node. They are told, too, if a place with ranks is lost.
+ * again. If guests have turned to other relays before, the place may lie: the relay turns to as many further
+ * places at once, and believes none for MEETING_NEXT_REPORTS_NS. If this node has ranks of the communicator
+ * itself, its guests are told at once, so that they know that they need this node. They are told, too, if a
+ * place with ranks is lost.
  *
  * Private to daemon/comm.
  */
 
 /* What a relay keeps, with its guests' reports: in all, and for one node. A guest that does not fit is told
- * to turn to places itself. So one node cannot make a relay dial more than about a hundred places. */
+ * to turn to places itself. So one node cannot make a relay serve more than about a hundred names,
+ * each of which has up to MEETING_RELAYS_MAX places at once. */
 #define MEETING_RELAY_MAX_BYTES ((size_t)64 << 20)
 #define MEETING_RELAY_NODE_MAX_BYTES ((size_t)128 << 10)
 /* How long a relay waits before it hands on a first report, and at least between further ones. */
@@ -28,9 +31,10 @@
 
 struct comms_relay;
 
-/* A guest says Meet. node: the mesh's index, or MESH_NODE_OWN. */
+/* A guest says Meet. node: the mesh's index, or MESH_NODE_OWN. turn: how many relays it has turned to before.
+ */
 void comms_relay_join(struct comms *comms, uint32_t node, const struct owned_name *key,
-                      const Commd__Mesh__Announce *report, uint64_t now_ns);
+                      const Commd__Mesh__Announce *report, uint32_t turn, uint64_t now_ns);
 /* Its part is over. end: why; null: nothing is to be told. */
 void comms_relay_leave(struct comms *comms, uint32_t node, const struct owned_name *key,
                        const Commd__Mesh__Withdraw *end);

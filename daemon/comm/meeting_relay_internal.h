@@ -22,6 +22,8 @@ struct comms_relay {
     struct owned_name key;
     struct relayed *guests; /* by node */
     struct comms_guest *guest;
+    uint32_t turn;     /* it has turned to so many further places: see comms_relay_join */
+    uint64_t done_ns;  /* then it believes a place that every rank is there; TIME_NEVER: none has said so */
     bool is_new;       /* some guest is */
     bool is_elsewhere; /* a place knows no relays: the guests are to turn to places */
     /* A place that has ranks itself; null: none has said so. */

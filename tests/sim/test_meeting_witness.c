@@ -277,6 +277,48 @@ static void test_a_liar_is_silent(void **state)
     run_lie_and_silence(733, true, FEW_NODES, FEW, TIME_S);
 }
 
+static void say_complete(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    (void)now_ns;
+    if (message->body_case == COMMD__MESH__MESSAGE__BODY_MEET_MANY) {
+        Commd__Mesh__MetMany body = COMMD__MESH__MET_MANY__INIT;
+        body.name = message->meet_many->name;
+        body.owner_uid = message->meet_many->owner_uid;
+        body.complete = true;
+        Commd__Mesh__Message answer = MESH_MESSAGE(MET_MANY, met_many, &body);
+        assert_int_equal(mesh_send(context, node, &answer), STATUS_OK);
+    }
+}
+
+/* A place says to all relays at once that every rank is there, and does nothing. The next relays of all
+ * groups turn to another place, too. */
+static void test_a_place_is_done_too_early(void **state)
+{
+    (void)state;
+    struct world world = world_of(735, FEW_NODES, FEW, 0);
+    struct mesh *mesh = mesh_of(&world, world.place);
+    mesh_set_handler(mesh, MESH_ROOM_COMM, &(struct mesh_handler){.context = mesh, .message = say_complete});
+    sim_comm_free(world.comm);
+    cluster_run(world.cluster, 12 * TIME_S);
+    uint32_t node_of_rank[FEW];
+    char name[16];
+    for (unsigned turn = 0;; turn++) {
+        (void)snprintf(name, sizeof name, "job%u", turn);
+        if (choose(world.cluster, name, NULL) == world.place) {
+            break;
+        }
+    }
+    for (uint32_t i = 0; i < FEW; i++) {
+        node_of_rank[i] = i;
+    }
+    world.comm = sim_comm_new(world.cluster, name, FEW, node_of_rank);
+    for (uint32_t rank = 0; rank < FEW - 1; rank++) {
+        sim_comm_join(world.comm, rank, 0, NULL);
+    }
+    last_comes(&world, 4 * TIME_S);
+    world_free(&world);
+}
+
 /* --- What is true --- */
 
 static uint32_t waiting_of(const struct world *world)
@@ -513,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_a_relay_lies),
         cmocka_unit_test(test_a_relay_lies_to_the_place),
         cmocka_unit_test(test_a_liar_is_silent),
+        cmocka_unit_test(test_a_place_is_done_too_early),
         cmocka_unit_test(test_a_true_end),
         cmocka_unit_test(test_a_dead_node),
         cmocka_unit_test(test_answers_that_nobody_asked_for),

@@ -61,13 +61,14 @@ static uint32_t doubts_of(const struct communicator *comm)
 static struct comms_claim *keep(struct communicator *comm, uint32_t node, const struct comms_doubt *doubt,
                                 uint64_t now_ns)
 {
-    struct comms_claim *claim;
+    struct comms_claim *claim = comms_formation_claim(comm, node);
     struct error error;
-    if (comms_formation_claim_make(comm, node, &claim, &error) != STATUS_OK) {
-        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+    if ((claim != NULL && claim->doubt != NULL) || doubts_of(comm) >= COMMS_DOUBTS_MAX ||
+        (claim == NULL && HASH_COUNT(comm->claims) >= comm->terms.size + COMMS_DOUBTED_MAX)) {
         return NULL;
     }
-    if (claim->doubt != NULL || doubts_of(comm) >= COMMS_DOUBTS_MAX) {
+    if (comms_formation_claim_make(comm, node, &claim, &error) != STATUS_OK) {
+        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         return NULL;
     }
     claim->doubt = malloc(sizeof *claim->doubt);

@@ -32,6 +32,9 @@
 #define COMMS_DOUBT_LOOK_NS (50 * TIME_MS)
 /* So many named nodes one communicator asks at the same time; what is said of others is ignored. */
 #define COMMS_DOUBTS_MAX 16u
+/* So many nodes, of those that have said nothing themselves, may be named one after the other; what is said
+ * of further ones is ignored. The user pays for each. */
+#define COMMS_DOUBTED_MAX 256u
 /* Communicators that may have ranks on more nodes ask witnesses. Each connection costs the named node a
  * millisecond or more, and up to 128 KiB. */
 #define COMMS_DOUBT_NODES_MAX 256u

@@ -501,7 +501,7 @@ static void test_many_questions(void **state)
 {
     (void)state;
     struct world world = world_of(790, NODES, SIZE, 0);
-    uint32_t witness, liar = SIZE, peer;
+    uint32_t witness, liar = SIZE, peer = 0;
     (void)rank_with_witness(&world, &witness);
     while (liar == witness || liar == world.place || liar == world.relay) {
         liar++;

@@ -24,7 +24,7 @@
 
 /* In all; then the oldest one that nobody waits for is forgotten, or a further one gets no room. */
 #define COMMS_QUESTIONS_MAX 256u
-#define COMMS_QUESTIONS_NODE_MAX 16u /* begun by one node, or asked by it and not answered; then likewise */
+#define COMMS_QUESTIONS_NODE_MAX 16u /* begun by one node, or asked by it and not answered; then no room */
 #define COMMS_ASKERS_MAX 1024u       /* of one question; then further ones get no room */
 /* How long a question counts after its last answer: as long as its connection may stay. */
 #define COMMS_QUESTION_COUNTS_NS MESH_IDLE_NS

@@ -7,8 +7,19 @@ void spin_init(struct spin *spin, uint64_t wake_ns)
     *spin = (struct spin){.longest_ns = longest_ns > SPIN_LONGEST_MIN_NS ? longest_ns : SPIN_LONGEST_MIN_NS};
 }
 
+static void adapt(struct spin *spin)
+{
+    bool pays = spin->waited_ns < SPIN_PAYS * spin->longest_ns;
+    uint64_t next_ns = pays ? 2 * spin->length_ns : spin->length_ns / 2;
+    spin->length_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, spin->longest_ns);
+    spin->waited_ns = 0;
+}
+
 void spin_found(struct spin *spin, uint64_t now_ns)
 {
+    if (spin->waited_ns > 0) {
+        adapt(spin);
+    }
     if (now_ns >= spin->rest_until_ns) {
         spin->until_ns = time_after(now_ns, spin->length_ns);
     }
@@ -16,9 +27,7 @@ void spin_found(struct spin *spin, uint64_t now_ns)
 
 void spin_waited(struct spin *spin, uint64_t waited_ns)
 {
-    bool pays = waited_ns < SPIN_PAYS * spin->longest_ns;
-    uint64_t next_ns = pays ? 2 * spin->length_ns : spin->length_ns / 2;
-    spin->length_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, spin->longest_ns);
+    spin->waited_ns += waited_ns;
 }
 
 void spin_yielded(struct spin *spin, uint64_t before_ns, uint64_t now_ns)

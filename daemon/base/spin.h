@@ -31,6 +31,7 @@
 struct spin {
     uint64_t longest_ns;
     uint64_t length_ns;
+    uint64_t waited_ns; /* since there was work last */
     uint64_t until_ns;
     uint64_t rest_ns, rest_until_ns;
 };
@@ -38,10 +39,13 @@ struct spin {
 /* wake_ns: how long it takes to be woken on this machine (thread_measure_wake_ns). It differs by a factor of
  * ten: a processor of a virtual machine that has nothing to do may leave it to the host. */
 void spin_init(struct spin *spin, uint64_t wake_ns);
-/* There was work: the spin begins anew. */
+/*
+ * There was work: the spin begins anew. If the thread has waited for the work, and a spin would have seen it,
+ * the next spins are longer; otherwise they are shorter.
+ */
 void spin_found(struct spin *spin, uint64_t now_ns);
-/* A wait is over, after so long. If a spin would have seen its end, the next spins are longer; otherwise they
- * are shorter. */
+/* The thread has slept for so long. It may have been woken for no work: by a timer, or by an acknowledgement.
+ * Then the wait goes on. */
 void spin_waited(struct spin *spin, uint64_t waited_ns);
 /* The thread has yielded its processor from before_ns to now_ns. */
 void spin_yielded(struct spin *spin, uint64_t before_ns, uint64_t now_ns);

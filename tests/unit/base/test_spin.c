@@ -18,16 +18,35 @@ static void test_short_waits_make_long_spins(void **state)
     spin_init(&spin, longest_ns / SPIN_WAKES);
     uint64_t now_ns = 1;
     for (int i = 0; i < 8; i++) {
-        spin_found(&spin, now_ns);
         spin_waited(&spin, SPIN_PAYS * longest_ns - 1);
+        spin_found(&spin, now_ns);
     }
     assert_int_equal(spin.length_ns, longest_ns);
     spin_found(&spin, now_ns);
     assert_true(spin_goes_on(&spin, now_ns + longest_ns - 1));
     assert_false(spin_goes_on(&spin, now_ns + longest_ns));
     for (int i = 0; i < 8; i++) {
-        spin_found(&spin, now_ns);
         spin_waited(&spin, SPIN_PAYS * longest_ns);
+        spin_found(&spin, now_ns);
+    }
+    assert_int_equal(spin.length_ns, SPIN_MIN_NS);
+}
+
+/* A program computes between its operations. Timers and acknowledgements end commd's sleeps early: with
+ * longer spins, commd would take the processor from the program. */
+static void test_sleeps_that_end_without_work_are_one_wait(void **state)
+{
+    (void)state;
+    const uint64_t longest_ns = 100 * TIME_US, now_ns = 1;
+    struct spin spin;
+    spin_init(&spin, longest_ns / SPIN_WAKES);
+    spin.length_ns = longest_ns;
+    for (int i = 0; i < 8; i++) {
+        for (int sleep = 0; sleep < 5; sleep++) {
+            spin_waited(&spin, longest_ns / 2);
+        }
+        spin_found(&spin, now_ns);
+        spin_found(&spin, now_ns); /* nothing was waited for */
     }
     assert_int_equal(spin.length_ns, SPIN_MIN_NS);
 }
@@ -74,6 +93,7 @@ static void test_nobody_spins_on_a_crowded_processor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_short_waits_make_long_spins),
+                                       cmocka_unit_test(test_sleeps_that_end_without_work_are_one_wait),
                                        cmocka_unit_test(test_slow_wakes_make_longer_spins),
                                        cmocka_unit_test(test_nobody_spins_on_a_crowded_processor)};
     return cmocka_run_group_tests(tests, NULL, NULL);

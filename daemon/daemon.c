@@ -93,16 +93,15 @@ static bool daemon_run_exec(struct daemon *daemon, uint64_t now_ns)
     return any;
 }
 
-/*
- * Does the work that needs no check of descriptors and timers: operations within one node, from the requests
- * of its ranks to their answers. Returns whether there was any.
- */
+/* Does the work that needs no check of descriptors and timers: operations within one node, from the requests
+ * of its ranks to their answers. Returns whether there was any. */
 static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
 {
     bool any = workers_run(daemon->workers, now_ns);
     any |= api_poll(daemon->api, now_ns);
     any |= comms_cells_poll(daemon->comms, now_ns);
     any |= daemon_run_exec(daemon, now_ns);
+    (void)net_quic_poll(daemon->net, false, now_ns); /* first: a rank that wakes may take this processor */
     comms_cells_ring(daemon->comms);
     if (p2p_has_work(daemon->p2p)) {
         (void)p2p_run(daemon->p2p, now_ns);

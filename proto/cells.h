@@ -125,6 +125,9 @@ struct cells_note {
     uint8_t lent;    /* in all slices: 1 + the index of the offer in which the data are; 0: they are copied */
     uint8_t offered; /* 1 + the index of the offer that the others should map; 0: none */
     uint8_t keeps;   /* 1: nobody writes to the rank's input before all ranks have read it */
+    /* What the rank's work for such operations takes, in ns for each KiB: if data are copied to places, and
+     * if they are read from processes. 0: not known. See client/lib/cells_trial.h. */
+    uint16_t place_time, process_time;
     uint64_t offset_bytes; /* lent: of the rank's whole input, in the file; in the process: its address */
 };
 

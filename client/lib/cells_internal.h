@@ -1,6 +1,7 @@
 #ifndef CLIENT_LIB_CELLS_INTERNAL_H
 #define CLIENT_LIB_CELLS_INTERNAL_H
 
+#include "client/lib/cells_trial.h"
 #include "client/lib/internal.h"
 
 /* Shared by cells.c, which publishes and takes results, and cells_wait.c, which waits for them. */
@@ -50,6 +51,7 @@ struct cells_lending {
     bool by_process;                  /* any rank of the operation lends in this way */
     bool by_all;                      /* no rank copies its data to a place, so slices may be longer */
     struct cells_remote remote;
+    struct cells_trials trials;
     struct cells_loan loans[CELLS_RANKS_MAX][CELLS_OFFERS];
 };
 

@@ -165,18 +165,24 @@ static bool offer_process(struct client_cells *cells)
     return true;
 }
 
+/* Of all ranks' data; with a count for each rank, of this rank's. */
+static uint64_t size_of(const struct client_cells *cells, const struct client_call *call)
+{
+    return call->terms.has_layouts != 0 ? call_buffer_bytes(call, &call->input)
+                                        : cells_size_bytes(cells, &call->terms);
+}
+
 /*
- * Whether reading from the process pays. The kernel copies half as fast as memcpy, and it counts references
- * of each page. So it does not pay if all ranks read the same data, or one rank reads all of them: copies to
- * a place are shared work, and the slices overlap. The limits are measured, on one machine with two
- * processors.
+ * Whether reading from the process may pay. The kernel counts references of each page. So it does not pay if
+ * all ranks read the same data, or one rank reads all of them: copies to a place are shared work, and the
+ * slices overlap. The limits are measured, on one machine with two processors. Within them, the ranks try
+ * both ways (cells_trial.h).
  */
-static bool pays_by_process(const struct client_cells *cells, const struct client_call *call)
+static bool may_pay_by_process(const struct client_cells *cells, const struct client_call *call)
 {
     const struct op_terms *terms = &call->terms;
     bool has_parts = op_kind_has_input_blocks(terms->kind) || terms->kind == OP_KIND_ALL_GATHER;
-    uint64_t size_bytes =
-        terms->has_layouts != 0 ? call_buffer_bytes(call, &call->input) : cells_size_bytes(cells, terms);
+    uint64_t size_bytes = size_of(cells, call);
     uint64_t most = !has_parts                     ? BY_PROCESS_WHOLE_MAX_BYTES
                     : op_kind_reduces(terms->kind) ? BY_PROCESS_REDUCED_MAX_BYTES
                                                    : BY_PROCESS_MAX_BYTES;
@@ -199,18 +205,18 @@ static bool is_resident(const void *at, size_t size_bytes)
     return known && i == count;
 }
 
-/* The input has no file. */
-static void begin_by_process(struct comm_comm *comm, const struct client_call *call)
+/* The input has no file. pays: or the way is on trial. */
+static void begin_by_process(struct comm_comm *comm, const struct client_call *call, bool pays)
 {
     struct cells_lending *lending = &comm->cells->lending;
     if (lending->refused >= IN_VAIN_MAX || !has_data(comm->cells, call) || lending->note.keeps == 0 ||
-        !pays_by_process(comm->cells, call) || !offer_process(comm->cells)) {
+        !may_pay_by_process(comm->cells, call) || !offer_process(comm->cells)) {
         return;
     }
     if (!have_all_mapped(comm->cells, CELLS_OFFER_SELF)) {
         lending->refused++;
         lending->note.offered = CELLS_OFFER_SELF + 1u;
-    } else if (is_resident(call->input.at, call_buffer_bytes(call, &call->input))) {
+    } else if (pays && is_resident(call->input.at, call_buffer_bytes(call, &call->input))) {
         lending->note.lent = CELLS_OFFER_SELF + 1u;
         lending->note.offset_bytes = (uint64_t)(uintptr_t)call->input.at;
     }
@@ -223,9 +229,10 @@ void cells_lend_begin(struct comm_comm *comm, const struct client_call *call)
     memset(note, 0, sizeof *note);
     lending->by_all = false;
     note->keeps = keeps_its_input(comm->cells, call) ? 1 : 0;
+    bool pays = cells_trial_begin(&lending->trials, &call->terms, size_of(comm->cells, call), note);
     struct client_memory *memory = find_lendable(comm, call);
     if (memory == NULL) {
-        begin_by_process(comm, call);
+        begin_by_process(comm, call, pays);
         return;
     }
     uint32_t offer = offer_of(comm->cells, memory);
@@ -442,6 +449,7 @@ static void begin_look(struct cells_lending *lending)
 {
     lending->by_process = lending->remote.any = lending->remote.failed = false;
     lending->by_all = true;
+    cells_trial_listen(&lending->trials);
 }
 
 bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, bool *mixes)
@@ -455,6 +463,7 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, 
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
         bool is_own = rank == cells->rank;
         struct cells_note note = is_own ? lending->note : cells_note_of(cells->shared, rank, slot->seq);
+        cells_trial_hear(&lending->trials, &note);
         any = any || note.lent != 0;
         lending->by_process = lending->by_process || note.lent == CELLS_OFFER_SELF + 1u;
         all_keep = all_keep && note.keeps == 1;
@@ -463,6 +472,7 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, 
         note.lent = is_own ? 0 : note.lent;
         find_data(cells, rank, &note, size_bytes);
     }
+    cells_trial_count(&lending->trials);
     *mixes = lending->by_process && !all_keep;
     return any;
 }
@@ -476,6 +486,7 @@ bool cells_lend_look_at_tables(struct client_cells *cells, const struct cells_sl
         bool is_own = rank == cells->rank;
         struct cells_note note = is_own ? lending->note : cells_note_of(cells->shared, rank, slot->seq);
         bool lends = note.lent == CELLS_OFFER_SELF + 1u;
+        cells_trial_hear(&lending->trials, &note);
         lending->by_process = lending->by_process || lends;
         all_keep = all_keep && note.keeps == 1;
         lending->by_all =
@@ -510,6 +521,9 @@ void cells_lend_ended_well(struct client_cells *cells)
 {
     struct cells_lending *lending = &cells->lending;
     lending->refused = lending->note.lent == CELLS_OFFER_SELF + 1u ? 0 : lending->refused;
+    if (lending->by_process || !lending->by_all) {
+        cells_trial_end(&lending->trials, lending->by_process ? CELLS_BY_PROCESS : CELLS_BY_PLACE);
+    }
 }
 
 void cells_lend_returned(struct client_cells *cells)

@@ -176,7 +176,9 @@ void cells_write_first(struct comm_comm *comm, const struct client_call *call)
     cells->writing = true;
     comm->copying++;
     client_leave(comm->client);
+    uint64_t started_ns = cells_trial_start(&cells->lending.trials);
     write_slice(cells, cells->seq + 1, call, 0);
+    cells_trial_stop(&cells->lending.trials, started_ns);
     pthread_mutex_lock(&comm->client->lock);
     comm->copying--;
     cells->writing = false;
@@ -222,13 +224,15 @@ enum cells_way cells_take_slice(struct comm_comm *comm, struct cells_slot *slot)
     comm->copying++;
     client_leave(comm->client);
     if (!refuses) {
+        uint64_t started_ns = cells_trial_start(&cells->lending.trials);
         read_this(cells, slot);
+        if (more) {
+            write_next(cells, slot);
+        }
+        cells_trial_stop(&cells->lending.trials, started_ns);
     }
     if (may_lend) {
         cells_lend_map(comm, slot->seq);
-    }
-    if (more && !refuses) {
-        write_next(cells, slot);
     }
     bool holds = !more || (!refuses && cells_lend_holds(cells));
     pthread_mutex_lock(&comm->client->lock);
@@ -265,6 +269,7 @@ enum cells_way cells_begin_slices(struct comm_comm *comm, struct cells_slot *slo
     if (slices == 0) {
         return CELLS_DIRECT;
     }
+    cells_trial_count(&cells->lending.trials);
     cells_lend_map(comm, slot->seq);
     if (mixes) {
         cells_lend_returned(cells);

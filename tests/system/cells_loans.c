@@ -1,6 +1,6 @@
 /*
  * One rank of a check of slices that are lent (proto/cells.h). It runs all-gathers until one fails, and
- * prints how many ended well, and the failure.
+ * prints how many ended well after the warm-ups, and the failure.
  *
  *   cells_loans NAME RANK SIZE STEP SIGNAL file|process
  *
@@ -19,6 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/lib/cells_trial.h"
 #include "proto/cells.h"
 #include "tests/system/cells_rank.h"
 
@@ -27,6 +28,8 @@
 /* The same, and more than all places behind those of the last rank. */
 #define COUNT_OF_LIES 1000000u
 #define WARM_UPS 50u
+/* Of these, the last ones lend processes, and so does the operation that fails: all are a trial of that. */
+#define WARM_UPS_BY_PROCESS (CELLS_TRIAL_OPERATIONS - 1)
 #define LARGE_WARM_UPS 3u /* the last of them, if the operation that fails is larger */
 #define TIMEOUT_MS 1500u
 
@@ -134,7 +137,7 @@ int main(int argc, char **argv)
     void *memory;
     enum step step = (enum step)atoi(argv[4]);
     uint32_t most = step == STEP_LIES ? COUNT_OF_LIES : COUNT;
-    uint32_t ended = 0;
+    uint32_t warm_ups = strcmp(argv[6], "process") == 0 ? WARM_UPS_BY_PROCESS : WARM_UPS, ended = 0;
     comm_result_t result = COMM_OK;
     join(argv, TIMEOUT_MS);
     if (strcmp(argv[6], "file") == 0) {
@@ -146,12 +149,12 @@ int main(int argc, char **argv)
     input = memory;
     output = malloc(size * most * sizeof *output);
     while (output != NULL && result == COMM_OK) {
-        count = ended < WARM_UPS - LARGE_WARM_UPS ? COUNT : most;
+        count = ended + LARGE_WARM_UPS < warm_ups ? COUNT : most;
         memset(output, 0xa5, size * count * sizeof *output);
         for (uint32_t i = 0; i < count; i++) {
             input[i] = number_of(rank, ended, i);
         }
-        if (rank == (step == STEP_LIES ? size - 1 : 0) && ended == WARM_UPS) {
+        if (rank == (step == STEP_LIES ? size - 1 : 0) && ended == warm_ups) {
             go_to_step(step, atoi(argv[5]));
         }
         result = comm_all_gather(comm, input, output, count, COMM_U32, NULL);
@@ -163,7 +166,7 @@ int main(int argc, char **argv)
     if (step == STEP_LIES && output != NULL) {
         check_nothing_was_read();
     }
-    printf("%u %s %s\n", ended, comm_result_text(result), comm_last_error());
+    printf("%d %s %s\n", (int)ended - (int)warm_ups, comm_result_text(result), comm_last_error());
     leave();
     return 0;
 }

@@ -44,6 +44,13 @@ unsigned tls_choice_way(struct tls_choice *choice, uint64_t now_ns)
     return way;
 }
 
+/* Both ways were measured equally often, and more measurements would hardly change the choice. */
+static bool is_clear(const struct tls_choice *choice)
+{
+    double better = ratio(choice);
+    return choice->trials % 2 == 0 && (better >= TLS_CLEAR || 1 / better >= TLS_CLEAR);
+}
+
 static void end_round(struct tls_choice *choice, uint64_t now_ns)
 {
     double better = ratio(choice);
@@ -71,7 +78,9 @@ static void note(struct tls_choice *choice, unsigned way, uint64_t now_ns)
     at->best_rate = at->rate > at->best_rate ? at->rate : at->best_rate;
     at->best_cost_ns =
         at->best_cost_ns == 0 || at->cost_ns < at->best_cost_ns ? at->cost_ns : at->best_cost_ns;
-    if (++choice->trials == TLS_TRIALS) {
+    choice->trials++;
+    if (choice->trials == TLS_TRIALS || is_clear(choice)) {
+        choice->trials = TLS_TRIALS;
         end_round(choice, now_ns);
     }
 }

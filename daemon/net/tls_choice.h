@@ -8,9 +8,9 @@
 
 /*
  * Chooses between two ways for bulk data to one peer, by rates that were measured on the data themselves. Way
- * 0 is the net's connection, way 1 the bulk link. In a round, each way is measured several times, in turn;
- * then the better one is used. The next round comes after some time, which grows while the choice stays the
- * same. Pure; times are arguments.
+ * 0 is the net's connection, way 1 the bulk link. In a round, each way is measured several times, in turn, or
+ * until one is clearly better. Then the better one is used. The next round comes after some time, which grows
+ * while the choice stays the same. Pure; times are arguments.
  *
  * Other work on the machine only makes a way look worse. So the best measurement of a round counts.
  *
@@ -26,6 +26,7 @@
 #define TLS_AGAIN_MIN_NS (2 * TIME_S)
 #define TLS_AGAIN_MAX_NS (60 * TIME_S)
 #define TLS_BETTER 1.08 /* how much better the other way must be to be taken */
+#define TLS_CLEAR 1.4   /* a way that is so much better is chosen before all measurements were made */
 
 struct tls_way {
     uint64_t rate;                    /* of the last measurement, bytes a second; 0: not measured */

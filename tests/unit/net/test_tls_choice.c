@@ -55,6 +55,22 @@ static void the_cheaper_way_wins_on_few_processors(void **state)
     assert_int_equal(chosen(&world), 0);
 }
 
+static void a_clear_choice_is_made_early(void **state)
+{
+    (void)state;
+    const uint64_t each_bytes = TLS_SKIPPED_BYTES + TLS_TRIAL_BYTES;
+    struct world world = world_of(2, 1000, 1000, 600000, 300000);
+    send(&world, 2 * each_bytes);
+    assert_true(world.choice.is_made);
+    assert_int_equal(world.choice.present, 1);
+    world = world_of(2, 1000, 1000, 600000, 500000);
+    send(&world, (TLS_TRIALS - 1) * each_bytes);
+    assert_false(world.choice.is_made);
+    send(&world, each_bytes);
+    assert_true(world.choice.is_made);
+    assert_int_equal(world.choice.present, 1);
+}
+
 static void the_faster_way_wins_on_many(void **state)
 {
     (void)state;
@@ -139,6 +155,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cheaper_way_wins_on_few_processors),
+        cmocka_unit_test(a_clear_choice_is_made_early),
         cmocka_unit_test(the_faster_way_wins_on_many),
         cmocka_unit_test(equal_rates_leave_the_cost),
         cmocka_unit_test(a_slow_way_is_never_better),

@@ -271,7 +271,7 @@ enum status net_tls_attach(struct net *net, struct loop *loop, const struct tls_
     endpoint->processors = options->processors;
     endpoint->node_name = net_quic_node_name(net);
     endpoint->listener = -1;
-    endpoint->tick_ns = endpoint->redial_ns = TIME_NEVER;
+    endpoint->tick_ns = endpoint->redial_ns = endpoint->receipts_ns = TIME_NEVER;
     endpoint->refusal_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
     endpoint->loss_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
     random_seed(&endpoint->random, hash_bytes(0, endpoint->node_name, strlen(endpoint->node_name)));

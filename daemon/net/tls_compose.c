@@ -65,6 +65,7 @@ size_t tls_compose_control(struct tls_peer *peer, uint8_t *out, size_t room)
         peer->way_due = false;
         used = put(out, used, &frame);
     }
+    peer->unreceipted_bytes = 0;
     while (peer->due != NULL && room - used >= 3 * (size_t)TLS_FRAME_HEADER_BYTES) {
         used += compose_due(peer->due, out + used);
     }

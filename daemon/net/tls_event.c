@@ -44,7 +44,26 @@ void tls_work_flush(struct tls_peer *peer)
     }
 }
 
+void tls_work_receipt(struct tls_peer *peer)
+{
+    struct tls_endpoint *endpoint = peer->endpoint;
+    if (peer->unreceipted_bytes >= TLS_RECEIPT_BYTES || peer->connection == NULL) {
+        tls_work_flush(peer);
+    } else if (peer->is_up && work_list_add(&endpoint->receipts, &peer->receipt, peer)) {
+        endpoint->receipts_ns = time_min(endpoint->receipts_ns, time_after(endpoint->now_ns, TLS_RECEIPT_NS));
+    }
+}
+
 /* --- Doing the work --- */
+
+static void send_receipts(struct tls_endpoint *endpoint)
+{
+    struct tls_peer *peer;
+    endpoint->receipts_ns = TIME_NEVER;
+    for (uint32_t all = UINT32_MAX; (peer = work_list_take(&endpoint->receipts, &all)) != NULL;) {
+        tls_work_flush(peer);
+    }
+}
 
 /* Those that have more come again after others had their turn. */
 static void tls_flush(struct tls_endpoint *endpoint)
@@ -175,6 +194,9 @@ bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns)
         any = read_lively(endpoint);
         endpoint->in_event = false;
     }
+    if (now_ns >= endpoint->receipts_ns) {
+        send_receipts(endpoint);
+    }
     if (endpoint->wake_set || any || has_work(endpoint)) {
         if (endpoint->wake_set) {
             endpoint->wake_set = false;
@@ -252,6 +274,9 @@ void tls_ticked(void *context, uint64_t now_ns)
             tls_dial(peer, now_ns);
         }
     }
+    if (now_ns >= endpoint->receipts_ns) {
+        send_receipts(endpoint);
+    }
     endpoint->in_event = false;
     tls_settle(endpoint, now_ns);
 }
@@ -260,7 +285,7 @@ void tls_ticked(void *context, uint64_t now_ns)
 void tls_arm(struct tls_endpoint *endpoint)
 {
     uint64_t look_ns = endpoint->watched > 0 ? time_after(endpoint->now_ns, TLS_SLOW_LOOK_NS) : TIME_NEVER;
-    uint64_t tick_ns = time_min(look_ns, endpoint->redial_ns);
+    uint64_t tick_ns = time_min(time_min(look_ns, endpoint->redial_ns), endpoint->receipts_ns);
     if (tick_ns < endpoint->tick_ns || tick_ns == TIME_NEVER) {
         endpoint->tick_ns = tick_ns;
         loop_timer_set(endpoint->tick, tick_ns);

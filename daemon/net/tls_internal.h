@@ -48,6 +48,8 @@
 #define TLS_RECORD_BYTES 16384u            /* the most plain text that a record has (RFC 8446, 5.1) */
 #define TLS_TUNNEL_CHUNK_BYTES (64u << 10) /* of a message on the tunnel */
 #define TLS_TUNNEL_AHEAD_BYTES (1u << 20)  /* on the tunnel and not acknowledged */
+#define TLS_RECEIPT_NS (60 * TIME_US)      /* receipts wait so long for data that go the same way, */
+#define TLS_RECEIPT_BYTES (128u << 10)     /* unless they are for so many bytes */
 #define TLS_HANDSHAKE_NS (5 * TIME_S)
 #define TLS_HANDSHAKES_MAX 64u           /* incoming connections that are not authenticated yet */
 #define TLS_LIVELY_NS (1 * TIME_MS)      /* a connection that carries nothing for so long is not polled */
@@ -189,8 +191,10 @@ struct tls_peer {
     bool is_up;
     bool failed; /* the net's connection will end: nothing more is taken */
     bool allowed;
-    bool leads;             /* our name sorts first: we dial */
-    struct work_item flush; /* in the endpoint's flushes */
+    bool leads;               /* our name sorts first: we dial */
+    struct work_item flush;   /* in the endpoint's flushes */
+    struct work_item receipt; /* in the endpoint's receipts */
+    size_t unreceipted_bytes; /* received since receipts were sent last */
 
     struct tls_session session;
     uint64_t epoch;                    /* 0: no session */
@@ -252,10 +256,12 @@ struct tls_endpoint {
     struct stream_done done;
     uint32_t watched; /* connections with a deadline, and peers with bytes under way */
     struct work_list sender_work, receiver_work, connection_work, flushes;
-    struct work_list lively; /* connections that net_bulk_poll reads */
-    uint64_t tick_ns;        /* what the timer is set to */
-    uint64_t redial_ns;      /* when some node may be dialled again */
-    uint8_t *read_buffer;    /* TLS_RECORD_BYTES */
+    struct work_list receipts; /* peers that are owed nothing but receipts */
+    uint64_t receipts_ns;      /* when these leave; TIME_NEVER: there are none */
+    struct work_list lively;   /* connections that net_bulk_poll reads */
+    uint64_t tick_ns;          /* what the timer is set to */
+    uint64_t redial_ns;        /* when some node may be dialled again */
+    uint8_t *read_buffer;      /* TLS_RECORD_BYTES */
     uint64_t now_ns;
     struct log_limit refusal_limit, loss_limit;
 };
@@ -281,6 +287,8 @@ void tls_work_sender(struct tls_sender *sender);
 void tls_work_receiver(struct tls_receiver *receiver);
 void tls_work_connection(struct tls_connection *connection);
 void tls_work_flush(struct tls_peer *peer);
+/* The peer is owed a receipt. It leaves with the next data, or soon. */
+void tls_work_receipt(struct tls_peer *peer);
 /* Sets the timer of deadlines. */
 void tls_arm(struct tls_endpoint *endpoint);
 

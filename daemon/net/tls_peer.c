@@ -285,6 +285,7 @@ void tls_peer_down(struct tls_peer *peer, const struct error *cause, bool quiet,
         peer->attempt = NULL;
     }
     work_list_remove(&peer->endpoint->flushes, &peer->flush);
+    work_list_remove(&peer->endpoint->receipts, &peer->receipt);
     tls_tunnel_close(peer);
     tls_reader_clear(&peer->tunnel_reader);
     quic_numbers_clear(&peer->session.seen);

@@ -13,7 +13,11 @@ void tls_receiver_due(struct tls_receiver *receiver)
         receiver->is_due = true;
         DL_APPEND2(receiver->peer->due, receiver, due_prev, due_next);
     }
-    tls_work_flush(receiver->peer);
+    if (receiver->owes_credit || receiver->owes_stop) {
+        tls_work_flush(receiver->peer);
+    } else {
+        tls_work_receipt(receiver->peer);
+    }
 }
 
 void tls_receiver_not_due(struct tls_receiver *receiver)
@@ -138,6 +142,7 @@ const char *tls_receiver_bytes(struct tls_peer *peer, const struct tls_frame *fr
         return "bytes of a stream from the wrong place";
     }
     receiver->owes_receipt = true;
+    peer->unreceipted_bytes += size;
     tls_receiver_due(receiver);
     if (receiver->intake.stopped || receiver->intake.reset) {
         receiver->intake.consumed_end += size;

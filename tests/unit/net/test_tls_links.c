@@ -340,12 +340,69 @@ static void a_revoked_certificate_ends_the_link(void **state)
     assert_false(net_bulk_choose(a->net, 0, loop_now_ns()));
 }
 
+static void poll_often(uint64_t now_ns)
+{
+    for (int i = 0; i < 1000; i++) {
+        (void)net_bulk_poll(a->net, true, now_ns);
+        (void)net_bulk_poll(b->net, true, now_ns);
+    }
+}
+
+static void count_sent(void *context, enum status result, uint64_t now_ns)
+{
+    (void)now_ns;
+    assert_int_equal(result, STATUS_OK);
+    *(unsigned *)context += 1;
+}
+
+static void send_counted(struct net_stream *stream, size_t size, unsigned *count)
+{
+    static const uint8_t zeros[TLS_RECEIPT_BYTES];
+    assert_int_equal(net_stream_send(stream, NULL, 0, zeros, size, count_sent, count), STATUS_OK);
+}
+
+static void a_receipt_waits_for_data_that_go_the_same_way(void **state)
+{
+    enum { SIZE = 1000 };
+    (void)state;
+    struct error error;
+    struct net_stream *streams[2];
+    unsigned sent[2] = {0, 0};
+    uint64_t now_ns = loop_now_ns();
+    for (int i = 0; i < 2; i++) { /* the first data bring credit, which leaves at once */
+        struct net *net = i == 0 ? a->net : b->net;
+        assert_int_equal(net_stream_open_bulk(net, 0, NET_STREAM_DATA, 0, NULL, &streams[i], &error),
+                         STATUS_OK);
+        send_counted(streams[i], SIZE, &sent[i]);
+    }
+    poll_often(now_ns);
+    now_ns = time_after(now_ns, TLS_RECEIPT_NS);
+    poll_often(now_ns);
+    uint64_t said_bytes = peer_of(b)->sent_bytes, heard_bytes = peer_of(b)->received_bytes;
+    sent[0] = sent[1] = 0;
+    send_counted(streams[0], SIZE, &sent[0]);
+    poll_often(now_ns);
+    assert_true(peer_of(b)->received_bytes >= heard_bytes + SIZE);
+    assert_int_equal(peer_of(b)->sent_bytes, said_bytes);
+    send_counted(streams[1], SIZE, &sent[1]); /* the data of b carry the receipt */
+    poll_often(now_ns);
+    assert_int_equal(sent[0], 1);
+    poll_often(time_after(now_ns, TLS_RECEIPT_NS - 1));
+    assert_int_equal(sent[1], 0);
+    now_ns = time_after(now_ns, TLS_RECEIPT_NS);
+    poll_often(now_ns); /* nothing goes the other way */
+    assert_int_equal(sent[1], 1);
+    send_counted(streams[0], TLS_RECEIPT_BYTES, &sent[0]); /* so many bytes get a receipt at once */
+    poll_often(now_ns);
+    assert_true(peer_of(a)->receipted_bytes >= TLS_RECEIPT_BYTES);
+}
+
 /* No turn of the loop: both nodes do nothing but poll. */
 static void data_move_by_polls_alone(void **state)
 {
     enum { SIZE = 200000 }; /* less than fills a socket */
     (void)state;
-    uint64_t now_ns = loop_now_ns(); /* of all polls: for the link, the test's process never pauses */
+    uint64_t now_ns = loop_now_ns(); /* of the polls: for the link, the test's process never pauses */
     struct quic_source *list[] = {quic_source_new(a, 0, 1, SIZE, SIZE / 2 + 1, true),
                                   quic_source_new(b, 0, 2, SIZE, SIZE / 2 + 1, true)};
     struct sources sources = {list, 2};
@@ -353,8 +410,9 @@ static void data_move_by_polls_alone(void **state)
     while (!sources_done(&sources) && loop_now_ns() < until_ns) {
         (void)net_bulk_poll(a->net, true, now_ns);
         (void)net_bulk_poll(b->net, true, now_ns);
+        now_ns += TIME_US;
     }
-    uint64_t later_ns = time_after(loop_now_ns(), TLS_LIVELY_NS + 1);
+    uint64_t later_ns = time_after(now_ns, TLS_LIVELY_NS + 1);
     assert_false(net_bulk_poll(a->net, true, later_ns));
     assert_int_equal(tls_of(a)->lively.count, 0); /* it is read by the loop again */
     assert_true(sources_done(&sources));
@@ -415,6 +473,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(either_node_may_ask, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(tcp_may_overtake_the_first_greeting, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(keys_are_updated, setup_linked, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_receipt_waits_for_data_that_go_the_same_way, setup_linked,
+                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(data_move_by_polls_alone, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(small_data_use_the_link_if_datagrams_are_small, setup_linked,
                                         teardown_nodes),

@@ -77,7 +77,7 @@ struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
 
 bool cells_are_short(const struct op_terms *terms, uint32_t rank_count)
 {
-    return terms->has_layouts == 0 && cells_most_published_bytes(terms, rank_count) <= CELLS_SHORT_MAX_BYTES;
+    return terms->has_layouts == 0 && cells_most_published_bytes(terms, rank_count) <= CELLS_MIDDLE_MAX_BYTES;
 }
 
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)

@@ -43,8 +43,8 @@
 #define CELLS_DEPTH 32u     /* cells of a rank */
 #define CELLS_WINDOW 16u    /* operations that a rank has published and that have not ended for it */
 /*
- * The same if one of them, or the next one, has data that do not lie in headers. When a rank publishes
- * operation s, such an operation s - LONG_DEPTH has ended for all: no rank publishes s - LONG_WINDOW before.
+ * The same if one of them, or the next one, has long data. When a rank publishes operation s, such an
+ * operation s - LONG_DEPTH has ended for all: no rank publishes s - LONG_WINDOW before.
  */
 #define CELLS_LONG_WINDOW 4u
 #define CELLS_LONG_DEPTH 8u /* places of a rank for such data: fewer, so that they stay in the caches */
@@ -55,7 +55,8 @@
  * for 24 KiB, and as long for 16 KiB.
  */
 #define CELLS_SUMMED_MAX_BYTES 16384u
-#define CELLS_SHORT_MAX_BYTES 80u /* data that lie in the header */
+#define CELLS_SHORT_MAX_BYTES 80u    /* data that lie in the header */
+#define CELLS_MIDDLE_MAX_BYTES 2048u /* data with a place for each cell; longer ones are long */
 /*
  * Longer data are published slice by slice, so that they stay in the processors' caches. Each slice takes a
  * number, like an operation of its own. A rank publishes a slice when the one before it has ended for it, and
@@ -185,10 +186,12 @@ static inline size_t cells_short_bytes(uint32_t rank_count)
     return cells_control_bytes(rank_count) + (size_t)rank_count * CELLS_LONG_DEPTH * CELLS_DATA_MAX_BYTES;
 }
 
-/* The whole segment for 2 to CELLS_RANKS_MAX ranks. Most of it takes no memory before it is used. */
+/* The whole segment for 2 to CELLS_RANKS_MAX ranks: behind the places for slices, those for middle data. Most
+ * of it takes no memory before it is used. */
 static inline size_t cells_bytes(uint32_t rank_count)
 {
-    return cells_short_bytes(rank_count) + (size_t)rank_count * CELLS_PLACES * CELLS_SLICE_MAX_BYTES;
+    return cells_short_bytes(rank_count) + (size_t)rank_count * CELLS_PLACES * CELLS_SLICE_MAX_BYTES +
+           (size_t)rank_count * CELLS_DEPTH * CELLS_MIDDLE_MAX_BYTES;
 }
 
 static inline struct cell_header *cells_header(struct cells_shared *shared, uint32_t rank, uint64_t seq)
@@ -210,6 +213,10 @@ static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t ra
 {
     if (size_bytes <= CELLS_SHORT_MAX_BYTES) {
         return cells_header(shared, rank, seq)->data;
+    }
+    if (size_bytes <= CELLS_MIDDLE_MAX_BYTES) {
+        return cells_place(shared, rank_count, rank_count, 0) +
+               ((size_t)rank * CELLS_DEPTH + seq % CELLS_DEPTH) * CELLS_MIDDLE_MAX_BYTES;
     }
     return (unsigned char *)shared + cells_control_bytes(rank_count) +
            ((size_t)rank * CELLS_LONG_DEPTH + seq % CELLS_LONG_DEPTH) * CELLS_DATA_MAX_BYTES;
@@ -285,7 +292,7 @@ static inline struct cells_note cells_note_of(struct cells_shared *shared, uint3
 
 /* The most that any rank publishes; without a count for each rank. */
 uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count);
-/* Whether its data lie in headers; for all ranks alike. */
+/* Whether its data are not long: each cell has a place for them. For all ranks alike. */
 bool cells_are_short(const struct op_terms *terms, uint32_t rank_count);
 /* The data that a rank publishes for it; without a count for each rank. */
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank);

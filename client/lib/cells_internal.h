@@ -14,7 +14,7 @@ struct cells_slot {
     uint64_t step;        /* that is published now */
     uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
     bool attended;        /* the library's thread goes on with the slices at once */
-    bool is_long;         /* its data do not lie in headers */
+    bool is_long;         /* its data are long: see proto/cells.h */
     bool let_go;          /* its handle has ended; its buffers belong to the caller again */
     bool left_behind;     /* let go within its call; its op is made if it is needed: see cells_early.c */
     bool ends_apart;      /* its last step is the number that it takes because a rank lends */

@@ -346,7 +346,7 @@ static void test_who_wakes_a_sleeper(void **state)
 
 /* --- Threads --- */
 
-enum { THREADS = 3, ROUNDS = 20000, LONG_BYTES = 1000 };
+enum { THREADS = 3, ROUNDS = 20000, LONG_BYTES = 5000 };
 
 struct job {
     struct cells_shared *shared;
@@ -361,7 +361,8 @@ struct job {
 static size_t size_of(uint64_t seq)
 {
     bool may_be_long = seq / (2 * CELLS_WINDOW) % 2 == 0;
-    return may_be_long && seq % 3 == 0 ? LONG_BYTES : 1 + seq % CELLS_SHORT_MAX_BYTES;
+    size_t most = seq % 2 == 0 ? CELLS_SHORT_MAX_BYTES : CELLS_MIDDLE_MAX_BYTES;
+    return may_be_long && seq % 3 == 0 ? LONG_BYTES : 1 + seq * 53 % most;
 }
 
 static unsigned char byte_of(uint32_t rank, uint64_t seq, size_t place)
@@ -436,7 +437,7 @@ static uint64_t window_at(const struct job *job, uint64_t ended, uint64_t seq)
 {
     uint64_t most = CELLS_WINDOW;
     for (uint64_t open = ended + 1; open <= seq; open++) {
-        most = size_of(open) > CELLS_SHORT_MAX_BYTES ? CELLS_LONG_WINDOW : most;
+        most = size_of(open) > CELLS_MIDDLE_MAX_BYTES ? CELLS_LONG_WINDOW : most;
     }
     return 1 + (seq * 31 + job->seed) % most;
 }

@@ -71,9 +71,10 @@ struct comms_claim {
     uint64_t latency_ns, bytes_per_s; /* estimate for its links */
     uint32_t rails;
     bool says_reach, agrees, tree;
-    bool needed;    /* mesh_need was called for the connection */
-    bool by_roster; /* the node has not announced its ranks itself */
-    bool in_roster; /* of the last roster */
+    bool needed;      /* mesh_need was called for the connection */
+    bool by_roster;   /* the node has not announced its ranks itself */
+    bool in_roster;   /* of the last roster */
+    uint32_t rosters; /* COMMS_ROSTERS_OF_STRANGER_MAX */
     /* The last of our revisions that it knew when it sent its messages. */
     uint64_t acknowledged_revision;
     struct comms_doubt *doubt; /* doubt.h; null: nothing is said of the node */
@@ -246,11 +247,10 @@ struct communicator {
     uint64_t last_promised_id; /* 0 before; in comms->by_promise, unless memory was short */
     uint64_t announce_ns;      /* when to retry, if other nodes have too much to read; or TIME_NEVER */
     bool by_tree;              /* it may form by a tree, and reports to places: roster.h */
-    bool roster_begun;         /* a roster of several parts is coming, from this node: */
+    bool roster_begun;         /* a roster without all ranks is coming in parts, from this node: */
     uint32_t roster_from;      /* the mesh's index, or MESH_NODE_OWN */
-    bool roster_completes;     /* and it has all ranks */
-    bool roster_has_own;       /* this node's entry is right */
     bool roster_is_whole;      /* all ranks are known, and every node gets the same list */
+    struct comms_roster_draft *roster_drafts; /* roster_draft.h */
     bool sparse;          /* its nodes form a tree, and connect to others only when needed: comms_tree.h */
     bool is_broken;       /* sparse: the promise cannot be kept */
     uint64_t ask_ns;      /* when silence.c looks again */

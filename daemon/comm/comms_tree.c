@@ -149,7 +149,7 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns)
 
 /* --- The tree --- */
 
-static uint32_t parent_of(uint32_t index)
+uint32_t comms_tree_parent(uint32_t index)
 {
     return (index - 1) / COMMS_TREE_WIDTH;
 }
@@ -167,26 +167,26 @@ static uint32_t children_end(const struct communicator *comm)
 
 static bool is_neighbour(const struct communicator *comm, uint32_t index)
 {
-    return (comm->own_index > 0 && index == parent_of(comm->own_index)) ||
-           (index > 0 && parent_of(index) == comm->own_index);
+    return (comm->own_index > 0 && index == comms_tree_parent(comm->own_index)) ||
+           (index > 0 && comms_tree_parent(index) == comm->own_index);
 }
 
 /* The neighbour on the way to that node. A parent's index is below its children's. */
 static uint32_t next_hop(uint32_t own, uint32_t to)
 {
-    for (uint32_t at = to; at > own; at = parent_of(at)) {
-        if (parent_of(at) == own) {
+    for (uint32_t at = to; at > own; at = comms_tree_parent(at)) {
+        if (comms_tree_parent(at) == own) {
             return at;
         }
     }
-    return parent_of(own);
+    return comms_tree_parent(own);
 }
 
 void comms_tree_begin(struct communicator *comm, uint64_t now_ns)
 {
     comm->link_ns = time_min(comm->link_ns, time_after(now_ns, COMMS_LINKS_LOOK_NS));
     if (comm->own_index > 0) {
-        comms_link_need(comm, parent_of(comm->own_index), MESH_NEED_CALL, now_ns);
+        comms_link_need(comm, comms_tree_parent(comm->own_index), MESH_NEED_CALL, now_ns);
     }
     for (uint32_t i = first_child(comm->own_index); i < children_end(comm); i++) {
         comms_link_need(comm, i, MESH_NEED_CALL, now_ns);
@@ -202,8 +202,8 @@ static void pass(struct communicator *comm, uint32_t neighbour, const Commd__Mes
 /* Passes it on to all neighbours but one; node_count: to all. */
 static void pass_to_others(struct communicator *comm, uint32_t but, const Commd__Mesh__Message *message)
 {
-    if (comm->own_index > 0 && parent_of(comm->own_index) != but) {
-        pass(comm, parent_of(comm->own_index), message);
+    if (comm->own_index > 0 && comms_tree_parent(comm->own_index) != but) {
+        pass(comm, comms_tree_parent(comm->own_index), message);
     }
     for (uint32_t i = first_child(comm->own_index); i < children_end(comm); i++) {
         if (i != but) {
@@ -338,10 +338,10 @@ bool comms_tree_is_ready(struct communicator *comm)
     if (!nodes[comm->own_index].ready) {
         nodes[comm->own_index].ready = true;
         if (!is_root) {
-            say_ready(comm, parent_of(comm->own_index));
+            say_ready(comm, comms_tree_parent(comm->own_index));
         }
     }
-    if (!is_root && !nodes[parent_of(comm->own_index)].ready) {
+    if (!is_root && !nodes[comms_tree_parent(comm->own_index)].ready) {
         return false;
     }
     for (uint32_t i = first_child(comm->own_index); i < children_end(comm); i++) {

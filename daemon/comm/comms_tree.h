@@ -42,6 +42,8 @@ void comms_links_step(struct communicator *comm, uint64_t now_ns);
 
 /* --- The tree --- */
 
+/* The parent of a node that is not the root. */
+uint32_t comms_tree_parent(uint32_t index);
 /* The promise is made, or it is a next generation: connects to parent and children. */
 void comms_tree_begin(struct communicator *comm, uint64_t now_ns);
 /* Whether such messages travel along the tree. */

@@ -12,6 +12,7 @@
 #include "daemon/comm/formation.h"
 #include "daemon/comm/loss.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/roster_draft.h"
 
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
 {
@@ -180,6 +181,7 @@ void communicator_free(struct communicator *comm)
         exec_comm_free(comm->exec);
     }
     comms_formation_free(comm);
+    comms_roster_drafts_free(comm);
     comms_cells_free(comm);
     free(comm->detail);
     fair_remove(&comms->queue, &comm->turn); /* what was freed above may have queued it */
@@ -206,6 +208,7 @@ void communicator_set_state(struct communicator *comm, enum communicator_state s
     comm->comms->totals.communicators[comm->state]--;
     comm->comms->totals.communicators[state]++;
     comm->state = state;
+    comms_roster_drafts_free(comm); /* it is not forming any more */
     comm->since_ns = now_ns;
 }
 

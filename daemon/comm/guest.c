@@ -228,6 +228,38 @@ static bool is_with_place(const struct comms_guest *guest)
     return false;
 }
 
+/* The last turn to that node: it may be a relay, and then a place. Null: it has turned to it never. */
+static struct comms_place *place_of(struct comms_guest *guest, uint32_t node)
+{
+    struct comms_place *place = NULL;
+    for (uint32_t i = 0; guest != NULL && i < guest->place_count; i++) {
+        place = guest->places[i].node == node ? &guest->places[i] : place;
+    }
+    return place;
+}
+
+bool comms_guest_has_later_roster(const struct comms_guest *guest, uint32_t node)
+{
+    bool has = false;
+    for (uint32_t i = 0; i < guest->place_count; i++) {
+        const struct comms_place *place = &guest->places[i];
+        has = place->node != node && (has || (place->rosters > 0 && is_connected(guest, place)));
+    }
+    return has;
+}
+
+bool comms_guest_takes_roster(struct comms_guest *guest, uint32_t node)
+{
+    struct comms_place *place = place_of(guest, node);
+    uint32_t places = place != NULL && place->is_relay ? MEETING_PLACES_MAX : 1;
+    if (place == NULL || comms_guest_has_later_roster(guest, node) ||
+        place->rosters >= places * COMMS_ROSTERS_OF_PLACE_MAX) {
+        return false;
+    }
+    place->rosters++;
+    return true;
+}
+
 void comms_guest_step(struct comms_guest *guest, uint64_t now_ns)
 {
     if (guest == NULL || now_ns < guest->next_ns) {

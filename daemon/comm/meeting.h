@@ -61,7 +61,8 @@ struct comms_relay;
 struct comms_place {
     uint32_t node; /* the mesh's index, or MESH_NODE_OWN */
     bool is_relay;
-    bool needed; /* the guest needs the connection */
+    bool needed;      /* the guest needs the connection */
+    uint32_t rosters; /* complete ones that counted */
 };
 
 /* This node, as a guest with one name. */
@@ -115,6 +116,11 @@ void comms_guest_withdraw(const struct communicator *comm, const Commd__Mesh__Wi
 void comms_guest_describe(const struct comms_guest *guest, struct comms_text *text);
 /* Whether it has turned to that node. A null guest has turned to none. */
 bool comms_guest_knows(const struct comms_guest *guest, uint32_t node);
+/* A place or relay has sent a complete roster. Returns whether it counts: so many do, and none once a later
+ * place has sent one, as long as that is connected. Counts it. */
+bool comms_guest_takes_roster(struct comms_guest *guest, uint32_t node);
+/* Whether a complete roster of a later place has counted, and that place is connected. */
+bool comms_guest_has_later_roster(const struct comms_guest *guest, uint32_t node);
 /* Call it when the communicator's ranks were announced. Makes it a guest, unless the cluster is complete. */
 void comms_guest_announce(struct communicator *comm, uint64_t now_ns);
 /* That node has ranks of the communicator, or may have: announces ours to it. */

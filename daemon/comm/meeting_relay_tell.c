@@ -198,6 +198,14 @@ static bool is_of(const struct comms_relay *relay, const char *name, uint32_t ow
     return owner_uid == relay->key.owner_uid && strcmp(name, relay->key.name) == 0;
 }
 
+/* Whether a place's complete roster is handed on. The guests see this relay alone, so it chooses among its
+ * places as a guest does. */
+static bool counts(const struct comms_relay *relay, uint32_t place, const Commd__Mesh__Roster *roster)
+{
+    return roster->first ? comms_guest_takes_roster(relay->guest, place)
+                         : !comms_guest_has_later_roster(relay->guest, place);
+}
+
 /* Hands a message on to the guests that it is for. */
 static void hand_on(struct comms_relay *relay, uint32_t place, const Commd__Mesh__MetMany *met,
                     Commd__Mesh__Message *inner)
@@ -208,6 +216,9 @@ static void hand_on(struct comms_relay *relay, uint32_t place, const Commd__Mesh
     if (roster != NULL && roster->adds && roster->n_entries == 1 && roster->entries[0]->report != NULL &&
         strcmp(roster->entries[0]->node, mesh_node_name(comms->mesh, place)) == 0) {
         place_has_ranks(relay, place, roster->entries[0]->report);
+    }
+    if (roster != NULL && roster->complete && !counts(relay, place, roster)) {
+        return;
     }
     for (size_t i = 0; i < met->n_nodes; i++) {
         uint32_t node = MESH_NODE_OWN;

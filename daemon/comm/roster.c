@@ -9,6 +9,7 @@
 #include "daemon/comm/comms_tree.h"
 #include "daemon/comm/doubt.h"
 #include "daemon/comm/meeting.h"
+#include "daemon/comm/roster_draft.h"
 
 /* --- Writing --- */
 
@@ -154,14 +155,6 @@ static bool ranks_are_sound(const Commd__Mesh__Announce *report, uint32_t size)
     return report->n_ranks >= 1 && report->n_ranks <= COMMS_LOCAL_RANKS_MAX && report->nonce != 0;
 }
 
-/* This node's own entry. If its part has changed meanwhile, the place will hear of that, and the roster is
- * void. */
-static void take_own(struct communicator *comm, const Commd__Mesh__Announce *report)
-{
-    comm->roster_has_own =
-        comm->announced && report->nonce == comm->nonce && report->revision == comm->revision;
-}
-
 static void take_entry(struct communicator *comm, const Commd__Mesh__RosterEntry *entry, uint64_t now_ns)
 {
     struct comms *comms = comm->comms;
@@ -169,7 +162,6 @@ static void take_entry(struct communicator *comm, const Commd__Mesh__RosterEntry
     struct error error;
     uint32_t node;
     if (strcmp(entry->node, communicator_own_name(comm)) == 0) {
-        take_own(comm, entry->report);
         return;
     }
     if (!mesh_find_node(comms->mesh, entry->node, &node) ||
@@ -207,12 +199,9 @@ static void drop_others(struct communicator *comm)
     }
 }
 
-static void begin(struct communicator *comm, uint32_t node)
+static void begin(struct communicator *comm)
 {
     struct comms_claim *claim, *next;
-    comm->roster_from = node;
-    comm->roster_begun = true;
-    comm->roster_has_own = false;
     comm->roster_is_whole = false;
     comms_promise_void(comm); /* it belonged to an earlier roster */
     HASH_ITER (hh, comm->claims, claim, next) {
@@ -231,14 +220,133 @@ static bool is_sound(const struct communicator *comm, const Commd__Mesh__Roster 
     return true;
 }
 
-/* Whether a complete roster has come, or is coming. What a place tells meanwhile without all ranks is older.
- */
-static bool has_newer(const struct communicator *comm)
+/* --- Complete ones --- */
+
+/* The nodes of a roster are ordered by their lowest ranks, as promise.c orders them. */
+static uint32_t index_in(const Commd__Mesh__Roster *roster, const Commd__Mesh__RosterEntry *entry)
 {
-    uint32_t from = comm->roster_from;
-    bool comes = comm->roster_begun && comm->roster_completes &&
-                 (from == MESH_NODE_OWN || mesh_node_is_up(comm->comms->mesh, from));
-    return comm->comm_id != 0 || comm->roster_is_whole || comes;
+    uint32_t index = 0;
+    for (size_t i = 0; i < roster->n_entries; i++) {
+        index += roster->entries[i]->report->ranks[0] < entry->report->ranks[0];
+    }
+    return index;
+}
+
+static const Commd__Mesh__RosterEntry *entry_of(const Commd__Mesh__Roster *roster, const char *node)
+{
+    for (size_t i = 0; i < roster->n_entries; i++) {
+        if (strcmp(roster->entries[i]->node, node) == 0) {
+            return roster->entries[i];
+        }
+    }
+    return NULL;
+}
+
+/* Whether this node is told of every rank. A rank may be there twice: is_complete() of formation.c. */
+static bool has_all_ranks(const struct communicator *comm, const Commd__Mesh__Roster *roster, uint64_t now_ns)
+{
+    uint64_t ranks = 0;
+    uint32_t node;
+    for (size_t i = 0; i < roster->n_entries; i++) {
+        const char *name = roster->entries[i]->node;
+        if (strcmp(name, communicator_own_name(comm)) != 0 &&
+            (!mesh_find_node(comm->comms->mesh, name, &node) ||
+             !comms_user_may_say(comm->comms, comm->terms.owner_uid, node, comm->name, now_ns))) {
+            return false;
+        }
+        ranks += roster->entries[i]->report->n_ranks;
+    }
+    return ranks == comm->terms.size;
+}
+
+/* This node has told the sender its nonce itself, and the sender has no ranks, as far as it says. */
+static bool is_stranger(const struct comms_claim *claim)
+{
+    return claim != NULL && claim->needed && (claim->rank_count == 0 || claim->by_roster);
+}
+
+/*
+ * Whether a roster comes from a node that may send it: to the node of rank 0 from a place or relay; to others
+ * from the parent, as the roster orders the nodes. It must have this node's nonce, which only places, relays
+ * and nodes of a true roster know. If this node's part has changed meanwhile, the roster is older.
+ */
+static bool is_expected(struct communicator *comm, uint32_t node, const Commd__Mesh__Roster *roster)
+{
+    const Commd__Mesh__RosterEntry *own = entry_of(roster, communicator_own_name(comm));
+    const Commd__Mesh__RosterEntry *sender = entry_of(roster, communicator_node_name(comm, node));
+    if (own == NULL || !comm->announced || own->report->nonce != comm->nonce ||
+        own->report->revision != comm->revision) {
+        return false;
+    }
+    if (own->report->ranks[0] == 0) {
+        return comms_guest_takes_roster(comm->guest, node);
+    }
+    struct comms_claim *claim = comms_formation_claim(comm, node);
+    return sender != NULL && index_in(roster, sender) == comms_tree_parent(index_in(roster, own)) &&
+           (!is_stranger(claim) || claim->rosters++ < COMMS_ROSTERS_OF_STRANGER_MAX);
+}
+
+/* A false roster leaves everything as it was. So does one with a rank that this node cannot know, if there is
+ * another one already. */
+static void take_complete(struct communicator *comm, uint32_t node, const Commd__Mesh__Roster *roster,
+                          uint64_t now_ns)
+{
+    if (!is_expected(comm, node, roster) || (comm->roster_is_whole && !has_all_ranks(comm, roster, now_ns))) {
+        return;
+    }
+    comm->roster_begun = false;
+    begin(comm);
+    take_entries(comm, roster, now_ns);
+    if (comm->state == COMMS_COMM_FORMING) {
+        drop_others(comm);
+        comm->roster_is_whole = true;
+        communicator_queue(comm);
+    }
+}
+
+static void complete_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Roster *part,
+                              uint64_t now_ns)
+{
+    if (part->first && part->last) {
+        take_complete(comm, node, part, now_ns);
+        return;
+    }
+    Commd__Mesh__Roster *roster = comms_roster_draft_add(comm, node, part);
+    if (roster != NULL) {
+        if (is_sound(comm, roster)) {
+            take_complete(comm, node, roster, now_ns);
+        }
+        commd__mesh__roster__free_unpacked(roster, NULL);
+    }
+}
+
+/* --- Without all ranks --- */
+
+/* What a place tells meanwhile is older than a complete roster. */
+static void partial_received(struct communicator *comm, uint32_t place, const Commd__Mesh__Roster *roster,
+                             uint64_t now_ns)
+{
+    if (comm->comm_id != 0 || comm->roster_is_whole) {
+        return;
+    }
+    if (roster->adds) {
+        take_entries(comm, roster, now_ns);
+        return;
+    }
+    if (roster->first) {
+        begin(comm);
+        comm->roster_begun = true;
+        comm->roster_from = place;
+    }
+    if (!comm->roster_begun || comm->roster_from != place) {
+        return;
+    }
+    take_entries(comm, roster, now_ns);
+    if (roster->last && comm->state == COMMS_COMM_FORMING) {
+        comm->roster_begun = false;
+        drop_others(comm);
+        communicator_queue(comm);
+    }
 }
 
 void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh__Roster *roster,
@@ -255,32 +363,13 @@ void comms_roster_received(struct comms *comms, uint32_t node, const Commd__Mesh
         }
         return;
     }
-    /* One that comes down the tree is complete. The sender is a node of it; others have no reason to send. */
-    if (!is_sound(comm, roster) || (!is_place && !mesh_user_may(comms->mesh, comm->terms.owner_uid, node))) {
+    if (!is_sound(comm, roster)) {
         return;
     }
-    if (!roster->complete && has_newer(comm)) {
-        return;
+    if (!roster->complete && is_place) {
+        partial_received(comm, node, roster, now_ns);
+    } else if (roster->complete && !roster->adds &&
+               (is_place || mesh_user_may(comms->mesh, comm->terms.owner_uid, node))) {
+        complete_received(comm, node, roster, now_ns);
     }
-    if (roster->adds) {
-        if (is_place && !roster->complete) {
-            take_entries(comm, roster, now_ns);
-        }
-        return;
-    }
-    if (roster->first) {
-        begin(comm, node);
-        comm->roster_completes = roster->complete;
-    }
-    if (!comm->roster_begun || comm->roster_from != node) {
-        return;
-    }
-    take_entries(comm, roster, now_ns);
-    if (!roster->last || comm->state != COMMS_COMM_FORMING) {
-        return;
-    }
-    comm->roster_begun = false;
-    drop_others(comm);
-    comm->roster_is_whole = roster->complete && comm->roster_has_own;
-    communicator_queue(comm);
 }

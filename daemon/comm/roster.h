@@ -22,10 +22,19 @@
  * guests know that they need it. If a node has not reported, which an older commd cannot, all nodes are told
  * of all, and connect.
  *
+ * A complete roster counts only as a whole (roster_draft.h), with this node's own entry, and from a node that
+ * may send it. To the node of rank 0 that is a place or relay to which it has turned, and to others the
+ * parent in that roster. Otherwise what was known stays, and so does the promise. Nodes turn to further
+ * places if one lies, so a later place counts more than earlier ones.
+ *
  * Private to daemon/comm.
  */
 
 #define COMMS_ROSTER_PART_BYTES (32u << 10) /* of one part of a roster, about */
+/* So many complete rosters count that come from one place, and as many of each place behind one relay. */
+#define COMMS_ROSTERS_OF_PLACE_MAX 16u
+/* Down the tree, from a node that was met because it asked for the name and had no ranks. */
+#define COMMS_ROSTERS_OF_STRANGER_MAX 2u
 
 struct comms_roster_item {
     const char *node;

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/comm/formation.h"
 #include "daemon/comm/meeting_choice.h"
 #include "tests/sim/large_cluster.h"
 #include "tests/sim/sim_text.h"
@@ -26,6 +27,7 @@ struct world {
     uint32_t size;
     uint32_t place; /* without ranks */
     uint32_t liar;
+    uint32_t told; /* the node that has told the liar its nonce */
     unsigned turn;
 };
 
@@ -138,6 +140,20 @@ static void roster_make(const struct world *world, struct roster *out)
     out->body.first = out->body.last = out->body.complete = true;
 }
 
+static const struct communicator *comm_of(const struct world *world, uint32_t node)
+{
+    return communicator_find(world->cluster->nodes[node].comms, UID, world->comm->name);
+}
+
+static void set_nonce(const struct world *world, struct roster *roster, uint32_t node)
+{
+    const struct communicator *comm = comm_of(world, node);
+    if (comm != NULL && comm->nonce != 0) {
+        roster->reports[node].nonce = comm->nonce;
+        roster->reports[node].revision = comm->revision;
+    }
+}
+
 static uint32_t say_to_all(const struct world *world, uint32_t liar, const Commd__Mesh__Message *message)
 {
     struct mesh *mesh = world->cluster->nodes[liar].mesh;
@@ -184,11 +200,11 @@ static void last_comes(struct world *world, uint64_t span_ns, void (*tell)(struc
     uint64_t before_ns = world->cluster->now_ns;
     sim_comm_join(world->comm, world->size - 1, 0, NULL);
     run_lies(world, span_ns, tell);
-    print_message("%u ranks: formed after %llu ms\n", world->size,
-                  (unsigned long long)((world->cluster->now_ns - before_ns) / TIME_MS));
     for (uint32_t rank = 0; rank < world->size; rank++) {
         assert_text(verdict_of(world->comm, rank), STATUS_OK, "", "");
     }
+    print_message("# %u ranks: formed after %llu ms\n", world->size,
+                  (unsigned long long)((world->cluster->now_ns - before_ns) / TIME_MS));
 }
 
 static void run_flood(uint32_t which, uint32_t nodes, uint32_t size)
@@ -213,6 +229,76 @@ static void test_a_node_without_ranks_floods(void **state)
     run_flood(852, 300, 270);
 }
 
+/* --- A node that was told a nonce --- */
+
+static void say_meet(const struct world *world)
+{
+    struct mesh *mesh = world->cluster->nodes[world->liar].mesh;
+    Commd__Mesh__Meet body = COMMD__MESH__MEET__INIT;
+    uint32_t peer;
+    body.name = world->comm->name;
+    body.owner_uid = UID;
+    Commd__Mesh__Message message = MESH_MESSAGE(MEET, meet, &body);
+    assert_true(mesh_find_node(mesh, world->cluster->nodes[world->place].name, &peer));
+    mesh_need(mesh, peer, MESH_NEED_CALL);
+    cluster_touch(world->cluster);
+    cluster_run(world->cluster, 200 * TIME_MS);
+    assert_int_equal(mesh_send(mesh, peer, &message), STATUS_OK);
+    cluster_touch(world->cluster);
+    cluster_run(world->cluster, 200 * TIME_MS);
+}
+
+/* A node, not the one of rank 0, that needs the connection to the liar: the place has told it of that. */
+static bool find_told(struct world *world)
+{
+    for (world->told = 1; world->told < world->size - 1; world->told++) {
+        const struct cluster_node *at = &world->cluster->nodes[world->told];
+        const struct communicator *comm = comm_of(world, world->told);
+        uint32_t peer;
+        assert_true(mesh_find_node(at->mesh, world->cluster->nodes[world->liar].name, &peer));
+        const struct comms_claim *claim = comm != NULL ? comms_formation_claim(comm, peer) : NULL;
+        if (claim != NULL && claim->needed) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The liar has rank 0, and so is the parent of all. */
+static void parent_lies(struct world *world)
+{
+    struct roster *roster = malloc(sizeof *roster);
+    assert_non_null(roster);
+    roster_make(world, roster);
+    set_nonce(world, roster, world->told);
+    roster->entries[0].node = world->cluster->nodes[world->liar].name;
+    roster->list[1] = &roster->entries[world->told];
+    roster->body.n_entries = 2;
+    Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &roster->body);
+    world->turn++;
+    (void)say_to_all(world, world->liar, &message);
+    free(roster);
+}
+
+/* It says Meet without ranks, so the place tells it of one node, and that node announces its ranks to it. */
+static void test_a_node_that_was_met_floods(void **state)
+{
+    (void)state;
+    struct world world = world_of(855, 64, 40);
+    connect(&world, world.liar);
+    for (uint32_t rank = world.size - 1; rank > 0; rank--) {
+        sim_comm_join(world.comm, rank - 1, 0, NULL);
+        cluster_run(world.cluster, rank == world.size - 1 ? 100 * TIME_MS : 0);
+    }
+    cluster_run(world.cluster, 100 * TIME_MS);
+    say_meet(&world);
+    assert_true(find_told(&world));
+    run_lies(&world, 50 * TIME_MS, parent_lies);
+    last_comes(&world, TIME_S, parent_lies);
+    sim_comm_run(world.comm, &sum);
+    world_free(&world);
+}
+
 /* --- Places --- */
 
 /* The nonces are right, but for one node's. So other nodes take part, and the formation does not end. */
@@ -223,10 +309,7 @@ static void place_lies(struct world *world)
     assert_non_null(roster);
     roster_make(world, roster);
     for (uint32_t i = 0; i < world->size; i++) {
-        const struct communicator *comm =
-            communicator_find(world->cluster->nodes[i].comms, UID, world->comm->name);
-        roster->reports[i].nonce = comm != NULL && comm->nonce != 0 ? comm->nonce : 1;
-        roster->reports[i].revision = comm != NULL ? comm->revision : 1;
+        set_nonce(world, roster, i);
     }
     roster->reports[5 + world->turn % 30].nonce ^= 1;
     world->turn++;
@@ -270,11 +353,60 @@ static void test_a_place_floods(void **state)
     run_place(861, 110, 72, 4 * TIME_S);
 }
 
+/* The relay of the node of rank 0. It knows the nonces of its group. */
+static void relay_lies(struct world *world)
+{
+    struct roster *roster = malloc(sizeof *roster);
+    assert_non_null(roster);
+    roster_make(world, roster);
+    uint32_t groups = meeting_groups(world->size, world->cluster->node_count);
+    uint32_t group = meeting_group_of(world->cluster->nodes[0].name, groups);
+    for (uint32_t i = 0; i < world->size; i++) {
+        if (meeting_group_of(world->cluster->nodes[i].name, groups) == group) {
+            set_nonce(world, roster, i);
+        }
+    }
+    world->turn++;
+    Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &roster->body);
+    (void)say_to_all(world, world->liar, &message);
+    free(roster);
+}
+
+static void test_a_relay_floods(void **state)
+{
+    (void)state;
+    struct world world = world_of(865, 110, 72);
+    uint32_t group =
+        meeting_group_of(world.cluster->nodes[0].name, meeting_groups(world.size, world.cluster->node_count));
+    unsigned turn = 100;
+    char name[16];
+    do {
+        (void)snprintf(name, sizeof name, "job%u", turn++);
+        world.liar = choose(world.cluster, name, true, group);
+    } while (world.liar < world.size);
+    sim_comm_free(world.comm);
+    uint32_t node_of_rank[SIZE_MAX_HERE];
+    for (uint32_t i = 0; i < world.size; i++) {
+        node_of_rank[i] = i;
+    }
+    world.comm = sim_comm_new(world.cluster, name, world.size, node_of_rank);
+    for (uint32_t rank = 0; rank < world.size - 1; rank++) {
+        sim_comm_join(world.comm, rank, 0, NULL);
+    }
+    cluster_run(world.cluster, 200 * TIME_MS);
+    run_lies(&world, 50 * TIME_MS, relay_lies);
+    last_comes(&world, 4 * TIME_S, relay_lies);
+    sim_comm_run(world.comm, &sum);
+    world_free(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_node_without_ranks_floods),
+        cmocka_unit_test(test_a_node_that_was_met_floods),
         cmocka_unit_test(test_a_place_floods),
+        cmocka_unit_test(test_a_relay_floods),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/comm/comms_tree.h"
 #include "daemon/comm/formation.h"
 #include "daemon/comm/meeting_choice.h"
 #include "tests/sim/large_cluster.h"
@@ -29,6 +30,7 @@ struct world {
     uint32_t liar;
     uint32_t told; /* the node that has told the liar its nonce */
     unsigned turn;
+    uint64_t pause_ns; /* between two lies */
 };
 
 static uint32_t index_of(const struct cluster *cluster, const char *name)
@@ -68,7 +70,7 @@ static bool is_relay(const struct world *world, const char *name, uint32_t node)
 /* Nobody has joined yet. The first place has no ranks. */
 static struct world world_of(uint32_t which, uint32_t nodes, uint32_t size)
 {
-    struct world world = {.size = size};
+    struct world world = {.size = size, .pause_ns = TIME_MS};
     uint32_t node_of_rank[SIZE_MAX_HERE];
     char name[16];
     world.cluster = cluster_new(
@@ -189,9 +191,9 @@ static void lie(struct world *world)
 /* Runs for that long, or until the communicator has formed. */
 static void run_lies(struct world *world, uint64_t span_ns, void (*tell)(struct world *world))
 {
-    for (uint64_t ran_ns = 0; ran_ns < span_ns && !sim_comm_formed(world->comm); ran_ns += TIME_MS) {
+    for (uint64_t ran_ns = 0; ran_ns < span_ns && !sim_comm_formed(world->comm); ran_ns += world->pause_ns) {
         tell(world);
-        cluster_run(world->cluster, TIME_MS);
+        cluster_run(world->cluster, world->pause_ns);
     }
 }
 
@@ -200,6 +202,7 @@ static void last_comes(struct world *world, uint64_t span_ns, void (*tell)(struc
     uint64_t before_ns = world->cluster->now_ns;
     sim_comm_join(world->comm, world->size - 1, 0, NULL);
     run_lies(world, span_ns, tell);
+    assert_true(sim_comm_formed(world->comm));
     for (uint32_t rank = 0; rank < world->size; rank++) {
         assert_text(verdict_of(world->comm, rank), STATUS_OK, "", "");
     }
@@ -264,16 +267,14 @@ static bool find_told(struct world *world)
     return false;
 }
 
-/* The liar has rank 0, and so is the parent of all. */
+/* The liar takes the place of that node's parent. */
 static void parent_lies(struct world *world)
 {
     struct roster *roster = malloc(sizeof *roster);
     assert_non_null(roster);
     roster_make(world, roster);
     set_nonce(world, roster, world->told);
-    roster->entries[0].node = world->cluster->nodes[world->liar].name;
-    roster->list[1] = &roster->entries[world->told];
-    roster->body.n_entries = 2;
+    roster->entries[comms_tree_parent(world->told)].node = world->cluster->nodes[world->liar].name;
     Commd__Mesh__Message message = MESH_MESSAGE(ROSTER, roster, &roster->body);
     world->turn++;
     (void)say_to_all(world, world->liar, &message);
@@ -334,6 +335,7 @@ static void place_lies(struct world *world)
 static void run_place(uint32_t which, uint32_t nodes, uint32_t size, uint64_t span_ns)
 {
     struct world world = world_of(which, nodes, size);
+    world.pause_ns = 200 * TIME_US;
     for (uint32_t rank = 0; rank < size - 1; rank++) {
         sim_comm_join(world.comm, rank, 0, NULL);
     }

@@ -390,7 +390,10 @@ static void announce_to_forming(struct communicator *comm, uint32_t node,
     if (claim->nonce == announce->nonce && announce->revision < claim->revision) {
         return;
     }
-    if (!comms_formation_claim_store(comm, claim, announce, false)) {
+    /* With a complete roster, a node that is not in it has a rank that another one has, or the roster is
+     * older, and another one follows. */
+    bool counts = !comm->roster_is_whole || claim->in_roster;
+    if (counts && !comms_formation_claim_store(comm, claim, announce, false)) {
         return;
     }
     if (!announce->answer) {

@@ -188,12 +188,13 @@ static void take_entries(struct communicator *comm, const Commd__Mesh__Roster *r
     }
 }
 
-/* Forgets what an earlier roster said of nodes that are not in this one. */
-static void drop_others(struct communicator *comm)
+/* Forgets what an earlier roster said of nodes that are not in this one. If this one is complete, nodes that
+ * are not in it have no ranks, whatever they say themselves. */
+static void drop_others(struct communicator *comm, bool complete)
 {
     struct comms_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
-        if (claim->by_roster && !claim->in_roster && claim->rank_count > 0) {
+        if ((claim->by_roster || complete) && !claim->in_roster && claim->rank_count > 0) {
             comms_formation_drop_claim(comm, claim, NULL);
         }
     }
@@ -298,7 +299,7 @@ static void take_complete(struct communicator *comm, uint32_t node, const Commd_
     begin(comm);
     take_entries(comm, roster, now_ns);
     if (comm->state == COMMS_COMM_FORMING) {
-        drop_others(comm);
+        drop_others(comm, true);
         comm->roster_is_whole = true;
         communicator_queue(comm);
     }
@@ -344,7 +345,7 @@ static void partial_received(struct communicator *comm, uint32_t place, const Co
     take_entries(comm, roster, now_ns);
     if (roster->last && comm->state == COMMS_COMM_FORMING) {
         comm->roster_begun = false;
-        drop_others(comm);
+        drop_others(comm, false);
         communicator_queue(comm);
     }
 }

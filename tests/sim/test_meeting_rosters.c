@@ -232,6 +232,53 @@ static void test_a_node_without_ranks_floods(void **state)
     run_flood(852, 300, 270);
 }
 
+/* --- Ranks of others --- */
+
+/* It says itself that it has a rank that another node has. Nobody but that node can refuse it. */
+static void announce_ranks_of_others(struct world *world)
+{
+    const struct communicator *comm = comm_of(world, 0);
+    uint32_t rank = world->turn % world->size;
+    Commd__Mesh__CommTerms terms;
+    Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
+    if (comm == NULL) {
+        return;
+    }
+    comms_terms_to_wire(comm, &terms);
+    body.name = world->comm->name;
+    body.owner_uid = UID;
+    body.terms = &terms;
+    body.n_ranks = 1;
+    body.ranks = &rank;
+    body.nonce = 7;
+    body.revision = 1 + world->turn;
+    body.tree = true;
+    Commd__Mesh__Message message = MESH_MESSAGE(ANNOUNCE, announce, &body);
+    world->turn++;
+    (void)say_to_all(world, world->liar, &message);
+}
+
+static void run_ranks_of_others(uint32_t which, uint32_t nodes, uint32_t size)
+{
+    struct world world = world_of(which, nodes, size);
+    connect(&world, world.liar);
+    for (uint32_t rank = 0; rank < size - 1; rank++) {
+        sim_comm_join(world.comm, rank, 0, NULL);
+    }
+    cluster_run(world.cluster, 20 * TIME_MS); /* their ranks are announced */
+    run_lies(&world, 100 * TIME_MS, announce_ranks_of_others);
+    last_comes(&world, TIME_S, announce_ranks_of_others);
+    sim_comm_run(world.comm, &sum);
+    world_free(&world);
+}
+
+static void test_a_node_announces_the_ranks_of_others(void **state)
+{
+    (void)state;
+    run_ranks_of_others(858, 64, 40);
+    run_ranks_of_others(859, 110, 72);
+}
+
 /* --- A node that was told a nonce --- */
 
 static void say_meet(const struct world *world)
@@ -406,6 +453,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_node_without_ranks_floods),
+        cmocka_unit_test(test_a_node_announces_the_ranks_of_others),
         cmocka_unit_test(test_a_node_that_was_met_floods),
         cmocka_unit_test(test_a_place_floods),
         cmocka_unit_test(test_a_relay_floods),

@@ -93,6 +93,14 @@ static bool daemon_run_exec(struct daemon *daemon, uint64_t now_ns)
     return any;
 }
 
+/* Sends what waits, and with `reads` takes what has arrived for operations that run. Returns whether anything
+ * has. */
+static bool daemon_poll_net(struct daemon *daemon, bool reads, uint64_t now_ns)
+{
+    bool any = net_quic_poll(daemon->net, reads, now_ns);
+    return net_bulk_poll(daemon->net, reads, now_ns) || any;
+}
+
 /* Does the work that needs no check of descriptors and timers: operations within one node, from the requests
  * of its ranks to their answers. Returns whether there was any. */
 static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
@@ -101,7 +109,7 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
     any |= api_poll(daemon->api, now_ns);
     any |= comms_cells_poll(daemon->comms, now_ns);
     any |= daemon_run_exec(daemon, now_ns);
-    (void)net_quic_poll(daemon->net, false, now_ns); /* first: a rank that wakes may take this processor */
+    (void)daemon_poll_net(daemon, false, now_ns); /* first: a rank that wakes may take this processor */
     comms_cells_ring(daemon->comms);
     if (p2p_has_work(daemon->p2p)) {
         (void)p2p_run(daemon->p2p, now_ns);
@@ -532,16 +540,6 @@ static enum status daemon_turn(struct daemon *daemon, struct spin *spin, bool sp
     return status;
 }
 
-/* Sends what daemon_work has left, and takes what has arrived for operations that run. Returns whether
- * anything has. */
-static bool daemon_poll_net(struct daemon *daemon)
-{
-    bool awaits = exec_awaits_nodes(daemon->exec);
-    uint64_t now_ns = loop_now_ns();
-    bool any = net_quic_poll(daemon->net, awaits, now_ns);
-    return net_bulk_poll(daemon->net, awaits, now_ns) || any;
-}
-
 static enum status daemon_loop(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->configuration.conf;
@@ -557,7 +555,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
     while (status == STATUS_OK && !daemon->stopping) {
         uint64_t now_ns = loop_now_ns();
         bool any = daemon_work(daemon, now_ns);
-        bool arrived = daemon_poll_net(daemon);
+        bool arrived = daemon_poll_net(daemon, exec_awaits_nodes(daemon->exec), loop_now_ns());
         struct spin *spin = exec_awaits_nodes(daemon->exec) ? &daemon->network_spin : &daemon->client_spin;
         if (any || arrived) {
             spin_found(spin, now_ns);

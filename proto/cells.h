@@ -186,12 +186,16 @@ static inline size_t cells_short_bytes(uint32_t rank_count)
     return cells_control_bytes(rank_count) + (size_t)rank_count * CELLS_LONG_DEPTH * CELLS_DATA_MAX_BYTES;
 }
 
-/* The whole segment for 2 to CELLS_RANKS_MAX ranks: behind the places for slices, those for middle data. Most
- * of it takes no memory before it is used. */
+/* The segment without the places for middle data. */
+static inline size_t cells_sliced_bytes(uint32_t rank_count)
+{
+    return cells_short_bytes(rank_count) + (size_t)rank_count * CELLS_PLACES * CELLS_SLICE_MAX_BYTES;
+}
+
+/* The whole segment for 2 to CELLS_RANKS_MAX ranks. Most of it takes no memory before it is used. */
 static inline size_t cells_bytes(uint32_t rank_count)
 {
-    return cells_short_bytes(rank_count) + (size_t)rank_count * CELLS_PLACES * CELLS_SLICE_MAX_BYTES +
-           (size_t)rank_count * CELLS_DEPTH * CELLS_MIDDLE_MAX_BYTES;
+    return cells_sliced_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_MIDDLE_MAX_BYTES;
 }
 
 static inline struct cell_header *cells_header(struct cells_shared *shared, uint32_t rank, uint64_t seq)
@@ -215,7 +219,7 @@ static inline unsigned char *cells_data(struct cells_shared *shared, uint32_t ra
         return cells_header(shared, rank, seq)->data;
     }
     if (size_bytes <= CELLS_MIDDLE_MAX_BYTES) {
-        return cells_place(shared, rank_count, rank_count, 0) +
+        return (unsigned char *)shared + cells_sliced_bytes(rank_count) +
                ((size_t)rank * CELLS_DEPTH + seq % CELLS_DEPTH) * CELLS_MIDDLE_MAX_BYTES;
     }
     return (unsigned char *)shared + cells_control_bytes(rank_count) +

@@ -56,9 +56,13 @@ void tls_work_receipt(struct tls_peer *peer)
 
 /* --- Doing the work --- */
 
-static void send_receipts(struct tls_endpoint *endpoint)
+/* Sends the receipts that have waited long enough, and with them the others. */
+static void send_receipts(struct tls_endpoint *endpoint, uint64_t now_ns)
 {
     struct tls_peer *peer;
+    if (now_ns < endpoint->receipts_ns) {
+        return;
+    }
     endpoint->receipts_ns = TIME_NEVER;
     for (uint32_t all = UINT32_MAX; (peer = work_list_take(&endpoint->receipts, &all)) != NULL;) {
         tls_work_flush(peer);
@@ -194,9 +198,7 @@ bool net_bulk_poll(struct net *net, bool reads, uint64_t now_ns)
         any = read_lively(endpoint);
         endpoint->in_event = false;
     }
-    if (now_ns >= endpoint->receipts_ns) {
-        send_receipts(endpoint);
-    }
+    send_receipts(endpoint, now_ns);
     if (endpoint->wake_set || any || has_work(endpoint)) {
         if (endpoint->wake_set) {
             endpoint->wake_set = false;
@@ -274,9 +276,7 @@ void tls_ticked(void *context, uint64_t now_ns)
             tls_dial(peer, now_ns);
         }
     }
-    if (now_ns >= endpoint->receipts_ns) {
-        send_receipts(endpoint);
-    }
+    send_receipts(endpoint, now_ns);
     endpoint->in_event = false;
     tls_settle(endpoint, now_ns);
 }

@@ -197,6 +197,14 @@ static void run_lies(struct world *world, uint64_t span_ns, void (*tell)(struct 
     }
 }
 
+static void all_but_the_last_come(const struct world *world)
+{
+    for (uint32_t rank = 0; rank < world->size - 1; rank++) {
+        sim_comm_join(world->comm, rank, 0, NULL);
+    }
+}
+
+/* Ends the world. */
 static void last_comes(struct world *world, uint64_t span_ns, void (*tell)(struct world *world))
 {
     uint64_t before_ns = world->cluster->now_ns;
@@ -208,6 +216,8 @@ static void last_comes(struct world *world, uint64_t span_ns, void (*tell)(struc
     }
     print_message("# %u ranks: formed after %llu ms\n", world->size,
                   (unsigned long long)((world->cluster->now_ns - before_ns) / TIME_MS));
+    sim_comm_run(world->comm, &sum);
+    world_free(world);
 }
 
 static void run_flood(uint32_t which, uint32_t nodes, uint32_t size)
@@ -215,13 +225,9 @@ static void run_flood(uint32_t which, uint32_t nodes, uint32_t size)
     struct world world = world_of(which, nodes, size);
     connect(&world, world.liar);
     run_lies(&world, 20 * TIME_MS, lie);
-    for (uint32_t rank = 0; rank < size - 1; rank++) {
-        sim_comm_join(world.comm, rank, 0, NULL);
-    }
+    all_but_the_last_come(&world);
     run_lies(&world, 200 * TIME_MS, lie);
     last_comes(&world, TIME_S, lie);
-    sim_comm_run(world.comm, &sum);
-    world_free(&world);
 }
 
 static void test_a_node_without_ranks_floods(void **state)
@@ -262,14 +268,10 @@ static void run_ranks_of_others(uint32_t which, uint32_t nodes, uint32_t size)
 {
     struct world world = world_of(which, nodes, size);
     connect(&world, world.liar);
-    for (uint32_t rank = 0; rank < size - 1; rank++) {
-        sim_comm_join(world.comm, rank, 0, NULL);
-    }
+    all_but_the_last_come(&world);
     cluster_run(world.cluster, 20 * TIME_MS); /* their ranks are announced */
     run_lies(&world, 100 * TIME_MS, announce_ranks_of_others);
     last_comes(&world, TIME_S, announce_ranks_of_others);
-    sim_comm_run(world.comm, &sum);
-    world_free(&world);
 }
 
 static void test_a_node_announces_the_ranks_of_others(void **state)
@@ -343,8 +345,6 @@ static void test_a_node_that_was_met_floods(void **state)
     assert_true(find_told(&world));
     run_lies(&world, 50 * TIME_MS, parent_lies);
     last_comes(&world, TIME_S, parent_lies);
-    sim_comm_run(world.comm, &sum);
-    world_free(&world);
 }
 
 /* --- Places --- */
@@ -383,15 +383,11 @@ static void run_place(uint32_t which, uint32_t nodes, uint32_t size, uint64_t sp
 {
     struct world world = world_of(which, nodes, size);
     world.pause_ns = 200 * TIME_US;
-    for (uint32_t rank = 0; rank < size - 1; rank++) {
-        sim_comm_join(world.comm, rank, 0, NULL);
-    }
+    all_but_the_last_come(&world);
     cluster_run(world.cluster, 200 * TIME_MS);
     mesh_set_handler(world.cluster->nodes[world.place].mesh, MESH_ROOM_COMM, &(struct mesh_handler){0});
     run_lies(&world, 50 * TIME_MS, place_lies);
     last_comes(&world, span_ns, place_lies);
-    sim_comm_run(world.comm, &sum);
-    world_free(&world);
 }
 
 /* Nodes turn to a further place after three seconds. */
@@ -439,14 +435,10 @@ static void test_a_relay_floods(void **state)
         node_of_rank[i] = i;
     }
     world.comm = sim_comm_new(world.cluster, name, world.size, node_of_rank);
-    for (uint32_t rank = 0; rank < world.size - 1; rank++) {
-        sim_comm_join(world.comm, rank, 0, NULL);
-    }
+    all_but_the_last_come(&world);
     cluster_run(world.cluster, 200 * TIME_MS);
     run_lies(&world, 50 * TIME_MS, relay_lies);
     last_comes(&world, 4 * TIME_S, relay_lies);
-    sim_comm_run(world.comm, &sum);
-    world_free(&world);
 }
 
 int main(void)

@@ -5,7 +5,7 @@ programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
 # Unit tests that start threads themselves, or through commd, the library or the CUDA double. A simulation runs on one
 # thread.
-STARTS_THREADS := pthread_create|log_writer_start|unmapper_new|comm_client_open|client_pair|gpu_pair|staging_nodes|cuda_double|CUDA_DOUBLE
+STARTS_THREADS := pthread_create|log_writer_start|unmapper_new|dying_new|comm_client_open|client_pair|gpu_pair|staging_nodes|cuda_double|CUDA_DOUBLE
 # test_message_staging_end is left out. It forks for each of its many cases, and takes over six minutes under ThreadSanitizer on
 # a busy machine. test_message_staging starts the same threads.
 THREADED_TESTS := $(call programs_of,$(filter-out %/test_message_staging_end.c,$(shell grep -lE '$(STARTS_THREADS)' tests/unit/*/test_*.c)))

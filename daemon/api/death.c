@@ -8,6 +8,8 @@
 /*
  * A session ends with the process that connected. The socket reports that only if no other process has it. A
  * forked process, such as a data loader's worker, keeps the socket open. The pidfd reports it in any case.
+ * Both do so when the kernel has unmapped the process's memory. If it has a rank, others may wait for it, so
+ * commd also asks whether it is dying (daemon/base/dying.h).
  */
 
 #define PEER_PIDFD 77 /* SO_PEERPIDFD (Linux 6.5), which older headers lack */
@@ -34,16 +36,24 @@ static int death_open(int socket_fd, pid_t pid)
 }
 
 /* The earlier requests of the process are still carried out, as far as they have arrived. */
-static void death_seen(void *context, unsigned events, uint64_t now_ns)
+static void death_seen(void *context, uint64_t now_ns)
 {
     struct api_session *session = context;
-    (void)events;
     (void)now_ns;
     loop_watch_set(session->death_watch, 0);
+    if (session->dead) {
+        return;
+    }
     log_debug("client %d (%s): its process has ended", (int)session->client.pid, session->program);
     session->dead = true;
     session->readable = true; /* no event will report that the socket is empty */
     turn_queue(&session->api->turns, &session->turn);
+}
+
+static void death_reported(void *context, unsigned events, uint64_t now_ns)
+{
+    (void)events;
+    death_seen(context, now_ns);
 }
 
 enum status api_death_open(struct api_session *session, struct error *error)
@@ -68,11 +78,20 @@ enum status api_death_watch(struct api_session *session, struct error *error)
 {
     return session->death_fd < 0 ? STATUS_OK
                                  : loop_watch_new(session->api->loop, session->death_fd, LOOP_READ,
-                                                  death_seen, session, &session->death_watch, error);
+                                                  death_reported, session, &session->death_watch, error);
+}
+
+void api_death_foresee(struct api_session *session)
+{
+    if (session->dying == NULL && !session->dead) {
+        session->dying = dying_watch(session->api->dying, session->death_fd, death_seen, session);
+    }
 }
 
 void api_death_forget(struct api_session *session)
 {
+    dying_forget(session->dying);
+    session->dying = NULL;
     loop_watch_free(session->death_watch);
     session->death_watch = NULL;
     if (session->death_fd >= 0) {

@@ -223,6 +223,7 @@ static enum status comm_add(struct api_session *session, uint64_t request_id, ui
         free(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", name);
     }
+    api_death_foresee(session);
     *out = comm;
     return STATUS_OK;
 }

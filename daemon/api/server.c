@@ -336,6 +336,9 @@ static enum status server_make(struct api *api, const struct api_options *option
         status = api_heart_new(api, error);
     }
     if (status == STATUS_OK) {
+        status = dying_new(api->loop, &api->dying, error);
+    }
+    if (status == STATUS_OK) {
         status = server_listen(api, options, API_ROLE_CLIENT, error);
     }
     if (status == STATUS_OK && options->admin_socket_path != NULL) {
@@ -437,6 +440,7 @@ void api_free(struct api *api)
         api_listener_close(listener);
     }
     api_heart_free(api);
+    dying_free(api->dying);
     if (api->stores != NULL) {
         stores_set_budget(api->stores, NULL);
     }

@@ -4,6 +4,7 @@
 #include "daemon/api/api.h"
 #include "daemon/api/listener.h"
 #include "daemon/base/control_group.h"
+#include "daemon/base/dying.h"
 #include "daemon/base/history.h"
 #include "daemon/base/log.h"
 #include "daemon/base/pacer.h"
@@ -102,6 +103,7 @@ struct api_session {
     struct loop_watch *watch;
     int death_fd; /* a pidfd of the process that connected; -1: the kernel offers none */
     struct loop_watch *death_watch;
+    struct dying_process *dying; /* from its first rank on; may be null */
     struct comms_client client;
     struct budget_account *account; /* charged for what the session holds */
     gid_t gid;
@@ -185,6 +187,7 @@ struct api {
     const struct exec *exec;
     enum api_ipc_handles ipc_handles;
     struct unmapper *unmapper;
+    struct dying *dying;
     struct budget *budget; /* of all users */
     struct control_groups control_groups;
     struct api_heart *heart;
@@ -411,6 +414,8 @@ void api_heart_fds(const struct api *api, int fds[CLIENT_HEARTBEAT_FDS]);
 enum status api_death_open(struct api_session *session, struct error *error) COMM_MUST_USE;
 /* Call it after api_death_open. */
 enum status api_death_watch(struct api_session *session, struct error *error) COMM_MUST_USE;
+/* Others may wait for the process from now on: its death is to be known before its memory is unmapped. */
+void api_death_foresee(struct api_session *session);
 void api_death_forget(struct api_session *session);
 
 /* doorbells.c: wake a process that sleeps at a ring. After a failure, api_bells_free frees what was made. */

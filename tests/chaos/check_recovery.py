@@ -4,7 +4,7 @@
 usage: check_recovery.py [--runs N] [--sizes 8,1M,256M] [--seed N] [--ranks N] [--build FOLDER]
 
 Each run is a line on stderr. There are three nodes with `ranks` ranks each. `told` is from the kill until the last survivor has its error. `ended` is
-from the kill until the kernel has ended the process, in the median: it unmaps the memory first, and nobody can know sooner. `next` is from the first
+from the kill until the kernel has ended the process, in the median: it unmaps the memory first. `next` is from the first
 survivor's error until all have the right result of an all-reduce of 8 bytes on the communicator that comm_shrink made. The command fails if a
 survivor is told something else than the others, or if a result is wrong. It does not fail for times: they depend on what else the machine does.
 """

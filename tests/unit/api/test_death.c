@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 /* Processes that connect, and end while other processes have their socket. Each is a real process, and this
@@ -24,6 +26,7 @@ struct process {
 #define NAME "death"
 #define HANDLE 3u
 #define WAIT_MS 10000
+#define SYS_PROCESS_MRELEASE 448
 
 static void require(bool condition, int code)
 {
@@ -227,6 +230,41 @@ static void test_the_other_rank_is_told(void **state)
     node_free(node);
 }
 
+/* The kernel reports the end of a process after it has unmapped its memory. The other rank need not wait. */
+static void test_the_other_rank_is_told_early(void **state)
+{
+    (void)state;
+    int own = (int)syscall(SYS_pidfd_open, getpid(), 0), status;
+    bool kernel_tells = syscall(SYS_PROCESS_MRELEASE, own, 0) != 0 && errno == EINVAL;
+    close(own);
+    if (!kernel_tells) {
+        print_message("SKIP: the kernel has no process_mrelease, or forbids it\n");
+        skip();
+    }
+    struct node *node = node_new();
+    struct plan plan = {.joins = true};
+    uint64_t id;
+    struct client other = join_as_other(node, &id);
+    struct process process = process_start(node, &plan);
+    event_free(client_expect_reply(&other, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
+    assert_int_equal(ptrace(PTRACE_SEIZE, process.pid, NULL, PTRACE_O_TRACEEXIT), 0);
+    assert_int_equal(kill(process.pid, SIGKILL), 0);
+    assert_int_equal(waitpid(process.pid, &status, __WALL), process.pid);
+    assert_true(WIFSTOPPED(status)); /* it is held while it is dying, before its memory is unmapped */
+    Commd__Client__Event *event = client_receive(&other);
+    assert_non_null(event);
+    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_ABORTED);
+    assert_int_equal(event->aborted->status, STATUS_RANK_LOST);
+    assert_contains(event->aborted->text, "rank 1");
+    event_free(event);
+    assert_int_equal(waitpid(process.pid, &status, WNOHANG), 0);
+    assert_int_equal(ptrace(PTRACE_CONT, process.pid, NULL, NULL), 0);
+    assert_int_equal(waitpid(process.pid, &status, 0), process.pid);
+    process_free(&process);
+    client_free(&other);
+    node_free(node);
+}
+
 /* The rank has left in order, as when its socket closes. It is not lost. */
 static void test_what_it_asked_for_is_done(void **state)
 {
@@ -290,6 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_child_keeps_the_socket),
         cmocka_unit_test(test_the_other_rank_is_told),
+        cmocka_unit_test(test_the_other_rank_is_told_early),
         cmocka_unit_test(test_what_it_asked_for_is_done),
         cmocka_unit_test(test_threads_and_programs_come_and_go),
         cmocka_unit_test(test_dead_before_it_is_accepted),

@@ -83,6 +83,22 @@ void cells_attend_to(struct comm_comm *comm, const struct client_op *op);
 void cells_waiter_left(struct comm_comm *comm);
 /* Long operations go in slices from now on, or to commd because of the program's habit: for the log. */
 void cells_use_slices(struct comm_comm *comm, bool uses);
+/* The arguments of a call; send and receive are the same for a broadcast. Kinds without an operator give
+ * COMM_SUM, those without a root 0. */
+struct cells_arguments {
+    struct comm_comm *comm;
+    enum op_kind kind;
+    const void *send;
+    void *receive;
+    size_t count;
+    comm_dtype_t dtype;
+    comm_op_t op;
+    uint32_t root;
+    const comm_call_options_t *options;
+};
+/* Carries out a small call if another one of its kind had the same terms, and nothing else is under way.
+ * Takes the lock. Returns false if it did nothing. */
+bool cells_call_again(const struct cells_arguments *arguments);
 /* Publishes an operation that is in the communicator's list. Call cells_reserve before the operation is
  * appended. If the rank needs nothing of the others, the operation's handle ends with cells_put. */
 void cells_reserve(struct comm_comm *comm, const struct client_call *call, struct client_op *op);

@@ -105,10 +105,10 @@ bool cells_let_readers_go(struct comm_comm *comm)
  * Almost always, all ranks take part later, and its place is free again. Otherwise the operation is made:
  * commd has to carry it out, its deadline has come, or somebody waits for all.
  */
-static void leave_behind(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs)
+static void leave_behind(struct comm_comm *comm, struct cells_slot *slot, enum cells_needs needs)
 {
     struct client_cells *cells = comm->cells;
-    struct cells_slot *slot = cells_reserve_slot(comm, call);
+    const struct client_call *call = &slot->call;
     slot->let_go = slot->left_behind = true;
     cells->kept_count--;
     cells->behind_count++;
@@ -117,6 +117,11 @@ static void leave_behind(struct comm_comm *comm, const struct client_call *call,
     cells_put_whole(comm, slot->seq, slot->ticket, call, needs);
     take_early(comm, slot->seq, call);
     held_watch(comm->client);
+}
+
+void cells_leave_behind(struct comm_comm *comm, const struct cells_last *last)
+{
+    leave_behind(comm, cells_reserve_slot(comm, &last->call), last->needs);
 }
 
 bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns)
@@ -182,6 +187,28 @@ static bool may_end_at_once(struct comm_comm *comm, const struct client_call *ca
     return true;
 }
 
+/* Looks found something, or did not: then the next calls do not look. Returns whether they did. */
+static bool looked(struct client_cells *cells, bool found)
+{
+    cells->skipped_last = found                               ? 0
+                          : cells->skipped_last < SKIPPED_MAX ? 2 * cells->skipped_last + 1
+                                                              : SKIPPED_MAX;
+    cells->skips = cells->skipped_last;
+    return found;
+}
+
+bool cells_root_comes(struct client_cells *cells, const struct op_terms *terms)
+{
+    uint32_t looks = 0, most = cells->skips > 0 || cells->crowded ? 1 : LOOKS_AT_ONCE;
+    while (!cells_root_is_there(cells->shared, cells->seq + 1, terms)) {
+        if (++looks == most) {
+            return most > 1 && looked(cells, false);
+        }
+        cells_pause();
+    }
+    return looked(cells, true);
+}
+
 /* Whether all ranks take part within a moment. */
 static bool all_come_at_once(struct client_cells *cells, uint64_t seq, const struct op_terms *terms)
 {
@@ -189,8 +216,7 @@ static bool all_come_at_once(struct client_cells *cells, uint64_t seq, const str
     for (uint32_t looks = 0; looks < most; looks++) {
         switch (cells_look(cells->shared, cells->rank_count, cells->rank, seq, terms)) {
         case CELLS_DIRECT:
-            cells->skipped_last = 0;
-            return true;
+            return looked(cells, true);
         case CELLS_BY_COMMD:
             return false;
         case CELLS_WAIT:
@@ -198,29 +224,13 @@ static bool all_come_at_once(struct client_cells *cells, uint64_t seq, const str
             break;
         }
     }
-    cells->skipped_last = cells->skipped_last < SKIPPED_MAX ? 2 * cells->skipped_last + 1 : SKIPPED_MAX;
-    cells->skips = cells->skipped_last;
-    return false;
+    return looked(cells, false);
 }
 
-bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
+bool cells_end_with_all(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs,
+                        uint64_t size_bytes, struct cell_count *count)
 {
     struct client_cells *cells = comm->cells;
-    enum cells_needs needs = cells_needs_of(comm, call, false);
-    if (!is_of_plain_kind(comm, call)) {
-        return false;
-    }
-    bool has_all = needs == CELLS_NEEDS_NOBODY ||
-                   (needs == CELLS_NEEDS_ROOT && cells_has_root(cells, cells->seq + 1, &call->terms));
-    if (has_all && !cells_disturbs(comm, call)) {
-        leave_behind(comm, call, needs);
-        return true;
-    }
-    if (!may_end_at_once(comm, call)) {
-        return false;
-    }
-    uint64_t size_bytes = cells_size_bytes(cells, &call->terms);
-    struct cell_count *count = cell_counts_of(cells->counts, call->terms.kind, size_bytes);
     uint64_t began_ns = cell_counts_times_next(count, 0) ? clock_ns() : 0;
     uint64_t seq = ++cells->seq;
     cells_put_whole(comm, seq, 0, call, needs);
@@ -234,6 +244,28 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     comm->client->cells.used++;
     comm->last_ticket++;
     return true;
+}
+
+bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
+{
+    struct client_cells *cells = comm->cells;
+    enum cells_needs needs = cells_needs_of(comm, call, false);
+    if (!is_of_plain_kind(comm, call)) {
+        return false;
+    }
+    cells_keep_last(comm, call, needs);
+    bool has_all = needs == CELLS_NEEDS_NOBODY ||
+                   (needs == CELLS_NEEDS_ROOT && cells_has_root(cells, cells->seq + 1, &call->terms));
+    if (has_all && !cells_disturbs(comm, call)) {
+        leave_behind(comm, cells_reserve_slot(comm, call), needs);
+        return true;
+    }
+    if (!may_end_at_once(comm, call)) {
+        return false;
+    }
+    uint64_t size_bytes = cells_size_bytes(cells, &call->terms);
+    struct cell_count *count = cell_counts_of(cells->counts, call->terms.kind, size_bytes);
+    return cells_end_with_all(comm, call, needs, size_bytes, count);
 }
 
 bool cells_may_look_later(const struct comm_comm *comm, const struct client_call *call)

@@ -55,6 +55,17 @@ struct cells_lending {
     struct cells_loan loans[CELLS_RANKS_MAX][CELLS_OFFERS];
 };
 
+/* What follows from the terms of a small call: see cells_again.c. */
+enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT }; /* whose data the rank needs */
+struct cells_last {
+    struct client_call call; /* a count of 0: there was none */
+    enum cells_needs needs;
+    uint64_t size_bytes; /* that commd counts, */
+    struct cell_count *count;
+    size_t input_bytes, output_bytes; /* of this rank; 0: it has none */
+    size_t own_bytes;                 /* in place: where in the larger buffer the smaller one begins */
+};
+
 struct client_cells {
     struct cells_shared *shared;
     size_t size_bytes;
@@ -73,6 +84,8 @@ struct client_cells {
     uint32_t skips;         /* see cells_end_at_once: calls that do not look yet, */
     uint32_t skipped_last;  /* and how many they were after the last look that found nothing */
     _Atomic uint64_t crowded_until_ns;
+    /* See cells_wait.c: yields in a row that let another thread run, and after how many a rank moves. */
+    _Atomic uint32_t shared_yields, yields_to_move;
     uint64_t idle_seq;          /* a thread has slept for its end in vain: nobody spins for it again */
     uint32_t first, count;      /* of the slots, a ring */
     uint32_t long_count;        /* of them: is_long, */
@@ -81,6 +94,7 @@ struct client_cells {
     struct cell_counts *counts; /* this rank's */
     struct cells_lending lending;
     struct cells_slot slots[CELLS_WINDOW];
+    struct cells_last last[OP_KIND_COUNT]; /* the last small call of each kind */
 };
 
 static inline bool cells_is_between_nodes(const struct client_cells *cells)
@@ -129,6 +143,9 @@ static inline struct op_terms cells_said(const struct cells_slot *slot)
     }
     return said;
 }
+
+/* cells_again.c: keeps what the next call with these terms needs. */
+void cells_keep_last(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs);
 
 /* cells.c: takes a place for an operation, which has no struct client_op yet, and its number or numbers. */
 struct cells_slot *cells_reserve_slot(struct comm_comm *comm, const struct client_call *call);
@@ -187,12 +204,18 @@ bool cells_is_oldest(const struct comm_comm *comm, uint64_t ticket);
 bool cells_take_ready(struct comm_comm *comm);
 /* --- cells_early.c --- */
 
-/* Whose data the rank needs: everybody's, nobody's, or the root's. */
-enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT };
 enum cells_needs cells_needs_of(const struct comm_comm *comm, const struct client_call *call, bool in_slices);
 /* Publishes an operation that fits into a cell. ticket: between nodes, for traces. */
 void cells_put_whole(struct comm_comm *comm, uint64_t seq, uint64_t ticket, const struct client_call *call,
                      enum cells_needs needs);
+/* Whether the root's data come within a moment: of the next operation, with these terms. */
+bool cells_root_comes(struct client_cells *cells, const struct op_terms *terms);
+/* Leaves an operation behind that ends with its call. */
+void cells_leave_behind(struct comm_comm *comm, const struct cells_last *last);
+/* Publishes an operation. Returns whether all ranks take part within a moment, and it has ended. Otherwise it
+ * waits for its slot. size_bytes: that commd counts. */
+bool cells_end_with_all(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs,
+                        uint64_t size_bytes, struct cell_count *count);
 /* Whether the deadline of the oldest operation, which was left behind, has not come. Its time begins when
  * this is asked first. */
 bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns);

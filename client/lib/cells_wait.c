@@ -13,8 +13,15 @@
 #define YIELDS_LONG_MAX 2u             /* then sleeping wakes us sooner than spinning, */
 #define YIELD_SHARED_NS 1500u          /* a yield that takes so long let another thread run, perhaps commd */
 #define YIELDS_SHARED_MAX 2u           /* in a row; then sleeping is better between nodes, */
-#define CROWDED_NS 10000000u           /* for so long */
-#define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
+/*
+ * Within one node a rank spins on. But if so many yields in a row let another thread run, perhaps the rank
+ * that it waits for, it sleeps once: the kernel then wakes it on an idle processor. Without a sleep, the
+ * kernel leaves both where they are for a tenth of a second. Doubles each time.
+ */
+#define YIELDS_TO_MOVE_MIN 8u
+#define YIELDS_TO_MOVE_MAX 4096u
+#define CROWDED_NS 10000000u   /* for so long */
+#define SLEEP_MAX_NS 10000000u /* then the thread looks at commd, too */
 /* The same while commd has other operations of this client, or the thread is not woken for the oldest one. */
 #define SLEEP_BRIEF_NS 1000000u
 #define LOOKS_PER_COMMD 50u /* looks of the feeder for each one at commd */
@@ -83,6 +90,22 @@ static bool yield_to_others(const struct watch *watch, struct spinning *spinning
     return shared || spinning->long_yields >= YIELDS_LONG_MAX;
 }
 
+/* After a yield: whether the rank should sleep to get another processor. */
+static bool should_move(struct client_cells *cells, bool shared)
+{
+    if (cells_is_between_nodes(cells) || cells->crowded) {
+        return false;
+    }
+    uint32_t most = cells->yields_to_move > 0 ? cells->yields_to_move : YIELDS_TO_MOVE_MIN;
+    cells->shared_yields = shared ? cells->shared_yields + 1 : 0;
+    if (cells->shared_yields < most) {
+        return false;
+    }
+    cells->shared_yields = 0;
+    cells->yields_to_move = most < YIELDS_TO_MOVE_MAX ? 2 * most : most;
+    return true;
+}
+
 /* Returns whether there is news. */
 static bool spin(const struct watch *watch)
 {
@@ -91,6 +114,7 @@ static bool spin(const struct watch *watch)
         return has_news(watch);
     }
     if (look_for_a_while(watch)) {
+        watch->cells->shared_yields = 0;
         return true;
     }
     struct spinning spinning = {.began_ns = clock_ns()};
@@ -100,6 +124,9 @@ static bool spin(const struct watch *watch)
     do {
         if (yield_to_others(watch, &spinning)) {
             watch->cells->crowded_until_ns = spinning.looked_ns + CROWDED_NS;
+            return has_news(watch);
+        }
+        if (should_move(watch->cells, spinning.shared_yields > 0)) {
             return has_news(watch);
         }
         if (look_for_a_while(watch)) {

@@ -11,6 +11,10 @@ static inline comm_result_t equal_blocks(const char *name, enum op_kind kind, co
                                          void *receive, size_t count, comm_dtype_t dtype, comm_op_t op,
                                          uint32_t root, const comm_call_options_t *options)
 {
+    const struct cells_arguments arguments = {comm, kind, send, receive, count, dtype, op, root, options};
+    if (cells_call_again(&arguments)) {
+        return COMM_OK;
+    }
     struct client_call call;
     bool has_in = op_kind_has_input_blocks(kind), has_out = op_kind_has_output_blocks(kind);
     comm_result_t result = call_begin(&call, name, kind, comm, dtype, count, options);
@@ -55,6 +59,18 @@ comm_result_t comm_reduce(comm_t *comm, const void *send, void *receive, size_t 
 comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype, uint32_t root,
                              const comm_call_options_t *options)
 {
+    const struct cells_arguments arguments = {.comm = comm,
+                                              .kind = OP_KIND_BROADCAST,
+                                              .send = buffer,
+                                              .receive = buffer,
+                                              .count = count,
+                                              .dtype = dtype,
+                                              .op = COMM_SUM,
+                                              .root = root,
+                                              .options = options};
+    if (cells_call_again(&arguments)) {
+        return COMM_OK;
+    }
     struct client_call call;
     comm_result_t result =
         call_begin(&call, "comm_broadcast", OP_KIND_BROADCAST, comm, dtype, count, options);

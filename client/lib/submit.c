@@ -68,9 +68,7 @@ struct client_op *op_new(const struct comm_comm *comm, const struct client_call 
     return op_init(malloc(op_bytes(call->output.counts != NULL ? comm->size : 1)), call);
 }
 
-/* An operation that may end within its call needs none of these. But if it does not, it has been published,
- * and cannot fail any more. */
-static bool op_has_spare(struct comm_comm *comm, const struct client_call *call)
+bool submit_has_spare(struct comm_comm *comm, const struct client_call *call)
 {
     if (comm->spare == NULL) {
         comm->spare = malloc(op_bytes(1));
@@ -187,12 +185,32 @@ static bool write_first_slice(struct client_entry *entry, bool waits)
     return !held_is_fed(comm) && cells_may_publish_slices(comm, entry->call, waits);
 }
 
-static void end_at_once(struct client_entry *entry)
+void submit_ended(const struct client_entry *entry)
 {
     if (entry->request != NULL) {
         request_end(entry->request, COMM_OK, NULL, "");
         entry->request->at_once = true;
     }
+}
+
+bool submit_open(struct client_entry *entry, uint32_t timeout_ms)
+{
+    struct comm_comm *comm = entry->comm;
+    struct client_op *op = op_spare_or_new(comm, entry->call);
+    if (op == NULL) {
+        return false;
+    }
+    connect_op(entry, op);
+    cells_reserve(comm, entry->call, op);
+    ops_append(comm, op, timeout_ms);
+    cells_put(comm, op);
+    if (entry->alone && entry->request != NULL) {
+        entry->request->at_once = entry->request->ended; /* the caller does not know the handle yet */
+    }
+    if (entry->attended) {
+        cells_attend_to(comm, op);
+    }
+    return true;
 }
 
 /* Publishes the operation in the ranks' cells, if it may go there. Returns whether it did. */
@@ -211,26 +229,12 @@ static bool publish(struct client_entry *entry, uint32_t timeout_ms)
         !(cells_may_publish(comm, entry->call, waits) || write_first_slice(entry, waits))) {
         return false;
     }
-    bool may_end = entry->alone && !entry->large && op_has_spare(comm, entry->call);
+    bool may_end = entry->alone && !entry->large && submit_has_spare(comm, entry->call);
     if (may_end && cells_end_at_once(comm, entry->call)) {
-        end_at_once(entry);
+        submit_ended(entry);
         return true;
     }
-    struct client_op *op = op_spare_or_new(comm, entry->call);
-    if (op == NULL) {
-        return false; /* the caller says so */
-    }
-    connect_op(entry, op);
-    cells_reserve(comm, entry->call, op);
-    ops_append(comm, op, timeout_ms);
-    cells_put(comm, op);
-    if (entry->alone && entry->request != NULL) {
-        entry->request->at_once = entry->request->ended; /* the caller does not know the handle yet */
-    }
-    if (entry->attended) {
-        cells_attend_to(comm, op);
-    }
-    return true;
+    return submit_open(entry, timeout_ms); /* if memory is short, the caller says so */
 }
 
 /* All ranks give their collective operations the same numbers. */

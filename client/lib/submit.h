@@ -31,6 +31,14 @@ struct client_entry {
 struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call);
 /* After the submission, without the lock: the stream waits for the operation. */
 comm_result_t submit_end(const struct client_entry *entry);
+/*
+ * An operation in cells, without a list of counts, that may end within its call: then submit_ended ends its
+ * handle. If it does not, it has been published, and cannot fail any more. So there must be a spare struct
+ * client_op before, which submit_open takes. submit_open returns false if there is none, and memory is short.
+ */
+bool submit_has_spare(struct comm_comm *comm, const struct client_call *call);
+void submit_ended(const struct client_entry *entry);
+bool submit_open(struct client_entry *entry, uint32_t timeout_ms);
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count);
 
 /* Several records, in one packet. */

@@ -30,8 +30,10 @@ static uint32_t *buffers[BUFFERS];
 static uint32_t model[RANKS_MAX][BUFFERS][BUFFER_ELEMENTS];
 static uint32_t parts[RANKS_MAX][BUFFER_ELEMENTS];
 
+/* Every other operation has the terms of the last one. */
 static struct chained draw(uint64_t *random)
 {
+    static struct chained last;
     static const size_t counts[] = {1, 3, 20, 100, 700, 2500, ELEMENTS_MAX};
     uint64_t drawn = next_random(random);
     struct chained call = {.kind = (enum kind)(drawn % KINDS),
@@ -39,6 +41,12 @@ static struct chained draw(uint64_t *random)
                            .in = (unsigned)(drawn >> 24) % BUFFERS,
                            .out = (unsigned)(drawn >> 32) % BUFFERS,
                            .count = counts[(drawn >> 40) % (sizeof counts / sizeof counts[0])]};
+    if (drawn >> 63 != 0 && last.count != 0) {
+        call.kind = last.kind;
+        call.root = last.root;
+        call.count = last.count;
+    }
+    last = call;
     call.out = call.in == call.out ? (call.in + 1) % BUFFERS : call.out;
     call.out = call.kind == IN_PLACE ? call.in : call.out;
     return call;

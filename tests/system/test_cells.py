@@ -87,6 +87,12 @@ class Cells(unittest.TestCase):
                 ranks = [cluster.client("a", BUILD / "tests/system/cells_chains", f"chains{size}", rank, size, 30 + size, 30) for rank in range(size)]
                 self.assertEqual(self.finish(ranks), ["checked"] * size)
 
+    def test_calls_that_repeat(self):
+        with Cluster("a") as cluster:
+            for size in (2, 3):
+                ranks = [cluster.client("a", BUILD / "tests/system/cells_again", f"again{size}", rank, size) for rank in range(size)]
+                self.assertEqual(self.finish(ranks), ["checked"] * size)
+
     def test_handles_that_end_early(self):
         """Roots that send, those that send to a root, and readers of a root's data wait for nobody else. What they sent stays what it was."""
         self.check_with_folder("cells_roots", 3)

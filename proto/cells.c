@@ -75,9 +75,11 @@ struct cells_cut cells_cut(const struct op_terms *terms, uint32_t rank_count)
                           rank_count <= 2 ? CELLS_SLICE_MAX_BYTES : CELLS_SLICE_OF_MANY_BYTES);
 }
 
-bool cells_are_short(const struct op_terms *terms, uint32_t rank_count)
+uint32_t cells_window(const struct op_terms *terms, uint32_t rank_count)
 {
-    return terms->has_layouts == 0 && cells_most_published_bytes(terms, rank_count) <= CELLS_MIDDLE_MAX_BYTES;
+    bool is_long =
+        terms->has_layouts != 0 || cells_most_published_bytes(terms, rank_count) > CELLS_MIDDLE_MAX_BYTES;
+    return is_long ? CELLS_LONG_WINDOW : CELLS_WINDOW;
 }
 
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank)

@@ -40,8 +40,9 @@
  * are the reader's own. A rank that writes nonsense harms its own communicator.
  */
 #define CELLS_RANKS_MAX 32u /* with more ranks, a rank reads too many cells for each operation */
-#define CELLS_DEPTH 32u     /* cells of a rank */
-#define CELLS_WINDOW 16u    /* operations that a rank has published and that have not ended for it */
+/* Cells of a rank. Ranks that share processors take turns; the more operations each turn has, the better. */
+#define CELLS_DEPTH 128u
+#define CELLS_WINDOW 64u /* operations that a rank has published and that have not ended for it */
 /*
  * The same if one of them, or the next one, has long data. When a rank publishes operation s, such an
  * operation s - LONG_DEPTH has ended for all: no rank publishes s - LONG_WINDOW before.
@@ -296,8 +297,9 @@ static inline struct cells_note cells_note_of(struct cells_shared *shared, uint3
 
 /* The most that any rank publishes; without a count for each rank. */
 uint64_t cells_most_published_bytes(const struct op_terms *terms, uint32_t rank_count);
-/* Whether its data are not long: each cell has a place for them. For all ranks alike. */
-bool cells_are_short(const struct op_terms *terms, uint32_t rank_count);
+/* How many operations may be open beside one with these terms: CELLS_WINDOW, or fewer if its data are long.
+ * For all ranks alike. */
+uint32_t cells_window(const struct op_terms *terms, uint32_t rank_count);
 /* The data that a rank publishes for it; without a count for each rank. */
 size_t cells_published_bytes(const struct op_terms *terms, uint32_t rank_count, uint32_t rank);
 

@@ -61,7 +61,7 @@ static unsigned char *place_of(const struct node_cells *cells, uint32_t index, u
         return cells_data(cells->shared, count, index, seq, size_bytes);
     }
     return (unsigned char *)cells->shared + cells_short_bytes(count) +
-           (index * (size_t)CELLS_DEPTH + seq % CELLS_DEPTH) * NODE_CELLS_MIDDLE_MAX_BYTES;
+           (index * (size_t)NODE_CELLS_DEPTH + seq % NODE_CELLS_DEPTH) * NODE_CELLS_MIDDLE_MAX_BYTES;
 }
 
 unsigned char *node_cells_input(const struct node_cells *cells, const struct op_terms *terms, uint32_t rank,
@@ -166,7 +166,7 @@ bool node_cells_root_is_there(const struct node_cells *cells, uint64_t seq, cons
 
 bool node_cells_may_offer(const struct node_cells *cells, uint64_t seq, const struct op_terms *terms)
 {
-    uint32_t window = node_cells_are_short(cells, terms) ? CELLS_WINDOW : CELLS_LONG_WINDOW;
+    uint32_t window = node_cells_are_short(cells, terms) ? NODE_CELLS_WINDOW : CELLS_LONG_WINDOW;
     return seq <= window || node_cells_are_published(cells, seq - window);
 }
 

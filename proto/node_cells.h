@@ -25,9 +25,9 @@
  * answer.
  *
  * Data of up to NODE_CELLS_MIDDLE_MAX_BYTES have places of their own, one for each cell. A rank publishes an
- * operation when it has ended the one that is CELLS_WINDOW before, or CELLS_LONG_WINDOW, if it or any open
- * one has more data. So when commd takes it, all local ranks have ended the one that is twice as far before.
- * commd overwrites its answer and results.
+ * operation when it has ended the one that is NODE_CELLS_WINDOW before, or CELLS_LONG_WINDOW, if it or any
+ * open one has more data. So when commd takes it, all local ranks have ended the one that is twice as far
+ * before. commd overwrites its answer and results.
  *
  * In an operation from a root, the root's data may be on a node before its ranks have published, or long
  * before all nodes take part. Then commd offers them: it writes them to the place of the results, with the
@@ -37,7 +37,11 @@
  */
 #define NODE_CELLS_DATA_MAX_BYTES 32768u /* of a rank's input, and of its output */
 #define NODE_CELLS_MIDDLE_MAX_BYTES 8192u
+#define NODE_CELLS_WINDOW 16u /* in place of CELLS_WINDOW: their places are larger, */
+#define NODE_CELLS_DEPTH 32u  /* and are for so many cells */
 #define NODE_CELLS_RANKS_MAX (CELLS_RANKS_MAX - 1u)
+
+_Static_assert(NODE_CELLS_DEPTH == 2 * NODE_CELLS_WINDOW, "as in cells.h");
 
 /* One process's view of a communicator's segment. */
 struct node_cells {
@@ -50,15 +54,15 @@ struct node_cells {
 static inline size_t node_cells_bytes(uint32_t local_count)
 {
     return cells_short_bytes(local_count + 1) +
-           (local_count + (size_t)1) * CELLS_DEPTH * NODE_CELLS_MIDDLE_MAX_BYTES;
+           (local_count + (size_t)1) * NODE_CELLS_DEPTH * NODE_CELLS_MIDDLE_MAX_BYTES;
 }
 
 /* The operation may go through cells. Every local rank that has the same terms says so. */
 bool node_cells_take(const struct node_cells *cells, const struct op_terms *terms);
 /* What the rank gets of an operation that may go through cells; 0: nothing. */
 size_t node_cells_output_bytes(const struct node_cells *cells, const struct op_terms *terms, uint32_t rank);
-/* Whether neither the ranks nor commd have more than NODE_CELLS_MIDDLE_MAX_BYTES: then CELLS_WINDOW
- * operations may be open. */
+/* Whether neither the ranks nor commd have more than NODE_CELLS_MIDDLE_MAX_BYTES: then
+ * NODE_CELLS_WINDOW operations may be open. */
 bool node_cells_are_short(const struct node_cells *cells, const struct op_terms *terms);
 /* Where a local rank's input lies; where commd writes its output. */
 unsigned char *node_cells_input(const struct node_cells *cells, const struct op_terms *terms, uint32_t rank,

@@ -8,6 +8,7 @@
 
 #define NS_PER_MS 1000000u
 #define SEGMENT_LOOK_NS 1000000u /* between looks at commd for the segment */
+#define OWN_AHEAD 4u             /* cells, whose lines other processors have: a store waits for them */
 
 /* --- Beginning and end --- */
 
@@ -151,15 +152,18 @@ static bool is_amid_slices(struct client_cells *cells)
     return last != NULL && (last->step_count > 0 || last->call.terms.has_layouts != 0);
 }
 
-static bool is_long(const struct client_cells *cells, const struct client_call *call)
+/* The call's own window; others may be open that need a smaller one. */
+static uint32_t own_window(const struct client_cells *cells, const struct client_call *call)
 {
-    return cells_is_between_nodes(cells) ? !node_cells_are_short(&cells->node, &call->terms)
-                                         : !cells_are_short(&call->terms, cells->rank_count);
+    if (!cells_is_between_nodes(cells)) {
+        return cells_window(&call->terms, cells->rank_count);
+    }
+    return node_cells_are_short(&cells->node, &call->terms) ? NODE_CELLS_WINDOW : CELLS_LONG_WINDOW;
 }
 
 uint32_t cells_window_of(const struct client_cells *cells, const struct client_call *call)
 {
-    return cells->long_count > 0 || is_long(cells, call) ? CELLS_LONG_WINDOW : CELLS_WINDOW;
+    return cells_window_beside(cells, own_window(cells, call));
 }
 
 bool cells_have_room(struct comm_comm *comm, const struct client_call *call, bool waits)
@@ -176,14 +180,16 @@ bool cells_may_publish(struct comm_comm *comm, const struct client_call *call, b
     return comm->cells != NULL && fits_in_cells(comm, call) && cells_have_room(comm, call, waits);
 }
 
-static void keep_counts(struct cells_slot *slot, uint32_t rank_count)
+static void keep_counts(struct client_cells *cells, struct cells_slot *slot)
 {
+    size_t index =
+        (size_t)(slot - cells->slots) % CELLS_LONG_WINDOW; /* no more are open, one behind the other */
     const size_t **counts[4] = {&slot->call.input.counts, &slot->call.input.displacements,
                                 &slot->call.output.counts, &slot->call.output.displacements};
     for (size_t i = 0; i < 4; i++) {
         if (*counts[i] != NULL) {
-            memcpy(slot->counts[i], *counts[i], rank_count * sizeof(size_t));
-            *counts[i] = slot->counts[i];
+            memcpy(cells->kept[index][i], *counts[i], cells->rank_count * sizeof(size_t));
+            *counts[i] = cells->kept[index][i];
         }
     }
 }
@@ -207,8 +213,8 @@ struct cells_slot *cells_reserve_slot(struct comm_comm *comm, const struct clien
     struct client_cells *cells = comm->cells;
     struct cells_slot *slot = cells_slot_at(cells, cells->count++);
     slot->op = NULL;
-    slot->is_long = is_long(cells, call);
-    cells->long_count += slot->is_long;
+    slot->window = own_window(cells, call);
+    cells->long_count += slot->window == CELLS_LONG_WINDOW;
     cells->kept_count++;
     cells->seq += cells->is_ahead ? 0 : 1;
     slot->seq = cells->seq;
@@ -216,13 +222,13 @@ struct cells_slot *cells_reserve_slot(struct comm_comm *comm, const struct clien
     slot->step = slot->step_count = 0;
     slot->attended = slot->let_go = slot->left_behind = slot->begins = slot->ends_apart = slot->may_fail =
         false;
-    if (slot->is_long && call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
+    if (slot->window == CELLS_LONG_WINDOW && call->terms.has_layouts == 0 && !fits_in_cells(comm, call)) {
         struct cells_cut cut = cells_cut(&call->terms, cells->rank_count);
         slot->step_count = cut.slice_count * cut.steps;
         cells->seq += slot->step_count - 1;
     }
     if (call->terms.has_layouts != 0) {
-        keep_counts(slot, cells->rank_count);
+        keep_counts(cells, slot);
     }
     slot->began_ns = cells_is_between_nodes(cells) || may_be_timed(cells, slot) ? clock_ns() : 0;
     comm->client->cells.open++;
@@ -257,6 +263,7 @@ void cells_put_whole(struct comm_comm *comm, uint64_t seq, uint64_t ticket, cons
         return;
     }
     cell_counts_raise(&cells->counts->published, 1);
+    cells_own_soon(cells_header(cells->shared, cells->rank, seq + OWN_AHEAD));
     cells_write(cells->shared, cells->rank_count, cells->rank, seq, call);
     if (call->terms.has_layouts != 0) {
         cells_lend_write_note(cells, seq);
@@ -332,11 +339,12 @@ bool cells_may_feed(struct comm_comm *comm, const struct client_held *held)
 static void pop(struct comm_comm *comm)
 {
     struct client_cells *cells = comm->cells;
-    bool was_ahead = cells->slots[cells->first].let_go;
-    uint64_t seq = cells->slots[cells->first].seq;
-    cells->long_count -= cells->slots[cells->first].is_long;
+    const struct cells_slot *slot = &cells->slots[cells->first];
+    bool was_ahead = slot->let_go;
+    uint64_t seq = slot->seq;
+    cells->long_count -= slot->window == CELLS_LONG_WINDOW;
     cells->kept_count -= !was_ahead;
-    cells->behind_count -= cells->slots[cells->first].left_behind;
+    cells->behind_count -= slot->left_behind;
     cells->first = (cells->first + 1) % CELLS_WINDOW;
     cells->count--;
     cells->slots[cells->first].begins = cells->count > 0 && was_ahead;

@@ -10,6 +10,9 @@
  * which carries out the same operation, or says what is wrong.
  */
 
+/* Whoever needs nobody looks so seldom whether others have taken part: their cells are theirs until then. */
+#define LOOKS_EVERY 32u
+
 /* Whether the options ask for nothing but a handle. */
 static bool are_plain(const comm_call_options_t *options)
 {
@@ -26,7 +29,8 @@ void cells_keep_last(struct comm_comm *comm, const struct client_call *call, enu
     struct cells_last *last = &cells->last[terms->kind];
     comm_call_options_t asked = call->options;
     asked.request = NULL;
-    if (cells_is_between_nodes(cells) || comm->gpu != NULL || !cells_are_short(terms, cells->rank_count) ||
+    uint32_t window = cells_window(terms, cells->rank_count);
+    if (cells_is_between_nodes(cells) || comm->gpu != NULL || window == CELLS_LONG_WINDOW ||
         terms->count_elements == 0 || op_kind_is_scan(terms->kind) || terms->reduce == REDUCE_PREMUL_SUM ||
         !are_plain(&asked)) {
         return;
@@ -36,6 +40,7 @@ void cells_keep_last(struct comm_comm *comm, const struct client_call *call, enu
     last->call = *call;
     last->call.options = (comm_call_options_t)COMM_CALL_OPTIONS_INIT;
     last->needs = needs;
+    last->window = window;
     last->size_bytes = cells_size_bytes(cells, terms);
     last->count = cell_counts_of(cells->counts, terms->kind, last->size_bytes);
     last->input_bytes = call->input.at != NULL ? call_buffer_bytes(call, &call->input) : 0;
@@ -84,15 +89,13 @@ static bool take_buffers(struct cells_last *last, const struct cells_arguments *
     return true;
 }
 
-/* Whether nothing of the client is under way but operations that were left behind, and one more of those
- * fits. */
-static bool is_free(const struct comm_comm *comm)
+/* Whether nothing of the client is under way but operations that were left behind, and one more fits. */
+static bool is_free(const struct comm_comm *comm, uint32_t window)
 {
     const struct client_cells *cells = comm->cells;
-    return cells != NULL && comm->failure == COMM_OK && comm->ops == NULL && comm->wait_count == 0 &&
-           !held_is_fed(comm) && comm->client->gpus == NULL && comm->client->trace == NULL &&
-           comm->client->cells.open == cells->count && cells->kept_count == 0 && cells->long_count == 0 &&
-           cells->count < CELLS_WINDOW &&
+    return comm->failure == COMM_OK && comm->ops == NULL && comm->wait_count == 0 && !held_is_fed(comm) &&
+           comm->client->gpus == NULL && comm->client->trace == NULL &&
+           comm->client->cells.open == cells->count && cells->count < cells_window_beside(cells, window) &&
            atomic_load_explicit(&cells->shared->open_from, memory_order_relaxed) <= cells->seq + 1;
 }
 
@@ -122,14 +125,15 @@ static bool publish(struct comm_comm *comm, struct cells_last *last, struct comm
 
 static bool carry_out(struct comm_comm *comm, const struct cells_arguments *arguments)
 {
-    struct cells_last *last = comm->cells != NULL ? &comm->cells->last[arguments->kind] : NULL;
+    struct client_cells *cells = comm->cells;
+    struct cells_last *last = cells != NULL ? &cells->last[arguments->kind] : NULL;
     if (last == NULL || !is_same(last, arguments) || !take_buffers(last, arguments)) {
         return false;
     }
-    if (comm->cells->count >= (last->needs == CELLS_NEEDS_ALL ? 1 : CELLS_WINDOW / 2)) {
+    if (cells->count > 0 && (last->needs == CELLS_NEEDS_ALL || cells->count % LOOKS_EVERY == 0)) {
         (void)cells_take_ready(comm);
     }
-    if (!is_free(comm)) {
+    if (comm->cells != cells || !is_free(comm, last->window)) {
         return false;
     }
     comm_request_t **handle = arguments->options != NULL ? arguments->options->request : NULL;

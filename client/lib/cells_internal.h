@@ -8,23 +8,22 @@
 
 /* An operation that was published and has not ended. */
 struct cells_slot {
-    struct client_op *op; /* null: it was dropped, or left behind */
-    uint64_t seq;         /* of the step that is published now, if it has slices */
-    uint64_t step_count;  /* of all slices; 0: it has none, or the ranks' tables are not known yet */
-    uint64_t step;        /* that is published now */
-    uint64_t began_ns;    /* when it was submitted, if it may be timed or has slices; otherwise 0 */
-    bool attended;        /* the library's thread goes on with the slices at once */
-    bool is_long;         /* its data are long: see proto/cells.h */
-    bool let_go;          /* its handle has ended; its buffers belong to the caller again */
-    bool left_behind;     /* let go within its call; its op is made if it is needed: see cells_early.c */
-    bool ends_apart;      /* its last step is the number that it takes because a rank lends */
-    bool may_fail;        /* a slice ends for a rank with the next number: reading it may fail */
-    bool begins;          /* its deadline begins now: this rank was ahead of others until here */
-    uint64_t ticket;      /* of an operation that was left behind, */
-    uint64_t deadline_ns; /* and its deadline; 0: its time has not begun */
-    uint64_t elements;    /* of an operation with a count for each rank, in slices: those of the whole */
-    struct client_call call;
-    size_t counts[4][CELLS_RANKS_MAX]; /* of the call: the caller may change its own */
+    struct client_op *op;    /* null: it was dropped, or left behind */
+    uint64_t seq;            /* of the step that is published now, if it has slices */
+    uint64_t step_count;     /* of all slices; 0: it has none, or the ranks' tables are not known yet */
+    uint64_t step;           /* that is published now */
+    uint64_t began_ns;       /* when it was submitted, if it may be timed or has slices; otherwise 0 */
+    bool attended;           /* the library's thread goes on with the slices at once */
+    uint32_t window;         /* how many may be open beside it */
+    bool let_go;             /* its handle has ended; its buffers belong to the caller again */
+    bool left_behind;        /* let go within its call; its op is made if it is needed: see cells_early.c */
+    bool ends_apart;         /* its last step is the number that it takes because a rank lends */
+    bool may_fail;           /* a slice ends for a rank with the next number: reading it may fail */
+    bool begins;             /* its deadline begins now: this rank was ahead of others until here */
+    uint64_t ticket;         /* of an operation that was left behind, */
+    uint64_t deadline_ns;    /* and its deadline; 0: its time has not begun */
+    uint64_t elements;       /* of an operation with a count for each rank, in slices: those of the whole */
+    struct client_call call; /* its counts for each rank are in `kept` */
 };
 
 /* A file of another rank, which this process has mapped. */
@@ -60,6 +59,7 @@ enum cells_needs { CELLS_NEEDS_ALL, CELLS_NEEDS_NOBODY, CELLS_NEEDS_ROOT }; /* w
 struct cells_last {
     struct client_call call; /* a count of 0: there was none */
     enum cells_needs needs;
+    uint32_t window;     /* as in cells_slot */
     uint64_t size_bytes; /* that commd counts, */
     struct cell_count *count;
     size_t input_bytes, output_bytes; /* of this rank; 0: it has none */
@@ -88,12 +88,14 @@ struct client_cells {
     _Atomic uint32_t shared_yields, yields_to_move;
     uint64_t idle_seq;          /* a thread has slept for its end in vain: nobody spins for it again */
     uint32_t first, count;      /* of the slots, a ring */
-    uint32_t long_count;        /* of them: is_long, */
+    uint32_t long_count;        /* of them: with CELLS_LONG_WINDOW, */
     uint32_t kept_count;        /* not let go, */
     uint32_t behind_count;      /* and left behind */
     struct cell_counts *counts; /* this rank's */
     struct cells_lending lending;
     struct cells_slot slots[CELLS_WINDOW];
+    /* The counts of open operations that have one for each rank: the caller may change its own. */
+    size_t kept[CELLS_LONG_WINDOW][4][CELLS_RANKS_MAX];
     struct cells_last last[OP_KIND_COUNT]; /* the last small call of each kind */
 };
 
@@ -112,10 +114,27 @@ static inline void cells_pause(void)
 #endif
 }
 
+/* This processor is to own the line before it writes there. (Compilers' own function only reads the line, if
+ * they know nothing of the processor.) */
+static inline void cells_own_soon(const void *line)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const unsigned char *)line));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 /* The open operations, oldest first. */
 static inline struct cells_slot *cells_slot_at(struct client_cells *cells, uint32_t index)
 {
     return &cells->slots[(cells->first + index) % CELLS_WINDOW];
+}
+
+/* How many operations may be open, if one with that window is. */
+static inline uint32_t cells_window_beside(const struct client_cells *cells, uint32_t window)
+{
+    return cells->long_count > 0 ? CELLS_LONG_WINDOW : window;
 }
 
 /* The size that commd counts: of the whole vector, or of all blocks; without a count for each rank. */

@@ -199,7 +199,7 @@ static bool look(struct communicator *comm, uint64_t now_ns)
 {
     uint64_t seq;
     uint32_t taken = 0;
-    while (taken < CELLS_WINDOW && has_next(comm, &seq)) {
+    while (taken < NODE_CELLS_WINDOW && has_next(comm, &seq)) {
         take(comm, seq, now_ns);
         taken++;
     }

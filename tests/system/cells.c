@@ -10,7 +10,7 @@
  *   - counts FILE: a number of operations that the test knows; goes on when the file exists
  *   - refused: between right calls, one rank makes calls that are refused
  *   - left: rank 0 hands an operation to commd, which times out, and leaves before rank 1 calls it
- *   - late ROUNDS: in each round, one rank is late for one operation; 200 more operations are right
+ *   - late ROUNDS: in each round, one rank is late for one operation; 320 more operations are right
  *
  * It prints its result as the last line. Or it prints what is wrong, and exits with 1.
  */
@@ -464,12 +464,12 @@ static void run_late(uint64_t rounds)
         must(comm_all_reduce(comm, &value, &value, 1, COMM_I32, COMM_SUM, &options), "comm_all_reduce");
         comm_result_t result = comm_sync(comm, 0);
         char expected[64];
-        (void)snprintf(expected, sizeof expected, "op %llu all_reduce", (unsigned long long)round * 201 + 1);
+        (void)snprintf(expected, sizeof expected, "op %llu all_reduce", (unsigned long long)round * 321 + 1);
         if (result != COMM_TIMED_OUT || strstr(comm_last_error(), expected) == NULL) {
             fprintf(stderr, "rank %u: %s: %s\n", rank, comm_result_text(result), comm_last_error());
             exit(EXIT_FAILURE);
         }
-        for (uint64_t number = 0; number < 200; number++) {
+        for (uint64_t number = 0; number < 320; number++) {
             add_and_check(number);
         }
     }

@@ -279,14 +279,36 @@ static void mix(const char *name)
         options.factor = 1;
         options.timeout_ms = TIMEOUT_MS / 2;
         must(comm_all_reduce(comm, &half, &sums[1], 1, COMM_F64, COMM_SUM, &options), "with a deadline");
+        must(comm_all_reduce(comm, &half, &sums[2], 1, COMM_F64, COMM_SUM, NULL), "before a group");
+        must(comm_sync(comm, 0), "comm_sync");
+        sums[2] = -1;
         must(comm_group_begin(), "comm_group_begin");
         must(comm_all_reduce(comm, &half, &sums[2], 1, COMM_F64, COMM_SUM, NULL), "in a group");
+        usleep(call % 16 == 0 ? 1000 : 0);
+        fail_if(sums[2] != -1, "an operation of a group began before its end");
         must(comm_group_end(), "comm_group_end");
         must(comm_sync(comm, 0), "comm_sync");
         double plain = size * (size + 1) / 2.0;
         fail_if(sums[0] != plain * (1 + call % 2) || sums[1] != plain || sums[2] != plain, "a sum is wrong");
     }
     comm_destroy(other);
+}
+
+/* One rank is later than the deadline of one call. */
+static void be_late(void)
+{
+    for (uint32_t late = 0; late < size; late++) {
+        uint32_t own = 1, sum = 0;
+        comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+        for (uint32_t call = 0; call < 6; call++) {
+            run(ALL_REDUCE, 1, 0, call);
+        }
+        options.timeout_ms = 100;
+        usleep(rank == late ? 400000 : 0);
+        must(comm_all_reduce(comm, &own, &sum, 1, COMM_U32, COMM_SUM, &options), "with a deadline");
+        fail_if(comm_sync(comm, 0) != COMM_TIMED_OUT, "a deadline");
+        run(ALL_REDUCE, 1, 0, 0);
+    }
 }
 
 static void fork_child(void)
@@ -315,6 +337,7 @@ int main(int argc, char **argv)
     refuse();
     contradict();
     mix(argv[1]);
+    be_late();
     fork_child();
     leave();
     puts("checked");

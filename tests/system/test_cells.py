@@ -281,7 +281,7 @@ class Cells(unittest.TestCase):
             self.assertEqual(self.finish(self.start(cluster, "late", 3, "late", 4)), ["checked"] * 3)
             text = cluster.commctl("a", "metrics").stdout
             in_cells = int(re.search(r"commd_operations_in_cells_total (\d+)", text)[1])
-            self.assertGreater(in_cells, 4 * 160)  # of 200; the first 32 and a few more go to commd
+            self.assertGreater(in_cells, 4 * 160)  # of 320; the first 128 and a few more go to commd
 
     def test_the_end_of_commd_is_seen_at_once(self):
         """The ranks notice the end of commd, although their operations do not need it."""

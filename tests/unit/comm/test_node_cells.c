@@ -211,7 +211,7 @@ static void test_a_root_is_ahead(void **state)
         job_open(&job, "job");
         check_works(&job, 5);
         bool is_short = node_cells_are_short(&job.ranks[0].cells, &terms);
-        uint64_t last = job.seq + (is_short ? CELLS_WINDOW : CELLS_LONG_WINDOW);
+        uint64_t last = job.seq + (is_short ? NODE_CELLS_WINDOW : CELLS_LONG_WINDOW);
         for (uint64_t seq = job.seq + 1; seq <= last; seq++) {
             publish(&job.ranks[0], seq, &terms);
             publish(&job.ranks[2], seq, &terms);

@@ -293,8 +293,8 @@ static void outputs_of_local_ranks_lie_apart(void **state)
 static void places_lie_apart(void **state)
 {
     static const uint64_t counts[] = {40, 41, 4096, 4097, 8192}; /* halves of the limits */
-    static unsigned char *begins[5 * 3 * CELLS_DEPTH];
-    static size_t sizes[5 * 3 * CELLS_DEPTH];
+    static unsigned char *begins[5 * 3 * NODE_CELLS_DEPTH];
+    static size_t sizes[5 * 3 * NODE_CELLS_DEPTH];
     size_t count = 0;
     (void)state;
     struct cells_shared *shared = aligned_alloc(CELLS_PAGE_BYTES, node_cells_bytes(2));
@@ -303,7 +303,7 @@ static void places_lie_apart(void **state)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         struct op_terms terms = {
             .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .bucket_ops = 1, .count_elements = 2 * counts[i]};
-        uint64_t depth = 2 * counts[i] > NODE_CELLS_MIDDLE_MAX_BYTES ? CELLS_LONG_DEPTH : CELLS_DEPTH;
+        uint64_t depth = 2 * counts[i] > NODE_CELLS_MIDDLE_MAX_BYTES ? CELLS_LONG_DEPTH : NODE_CELLS_DEPTH;
         assert_true(node_cells_take(&cells, &terms));
         assert_int_equal(node_cells_are_short(&cells, &terms), 4 * counts[i] <= NODE_CELLS_MIDDLE_MAX_BYTES);
         for (uint64_t seq = 0; seq < depth; seq++) {
@@ -322,7 +322,7 @@ static void places_lie_apart(void **state)
     }
     struct op_terms terms = {
         .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .bucket_ops = 1, .count_elements = 4096};
-    assert_true(node_cells_output(&cells, &terms, 1, CELLS_DEPTH - 1) + 4096 <=
+    assert_true(node_cells_output(&cells, &terms, 1, NODE_CELLS_DEPTH - 1) + 4096 <=
                 (unsigned char *)shared + node_cells_bytes(2));
     free(shared);
 }
@@ -342,7 +342,7 @@ static void offers(void **state)
     const struct {
         const struct op_terms *terms;
         uint64_t window;
-    } cases[] = {{&small, CELLS_WINDOW}, {&large, CELLS_LONG_WINDOW}};
+    } cases[] = {{&small, NODE_CELLS_WINDOW}, {&large, CELLS_LONG_WINDOW}};
     for (size_t i = 0; i < 2; i++) {
         uint64_t base = 100 * (i + 1);
         assert_true(node_cells_may_offer(&cells, cases[i].window, cases[i].terms));

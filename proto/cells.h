@@ -156,6 +156,8 @@ struct cells_rank {
     _Alignas(2 * CELLS_LINE_BYTES) _Atomic uint64_t by_commd; /* the last operation that it handed to commd */
     _Atomic uint32_t sleepers;                                /* its threads that sleep at the bell */
     _Atomic uint32_t bell;                                    /* a futex */
+    _Atomic uint32_t processor;    /* 1 + that on which it last waited. 0: it did not */
+    _Atomic uint64_t processors;   /* a hash of all that it may use. 0: not known */
     uint64_t tickets[CELLS_DEPTH]; /* between nodes, of each cell: for traces (node_cells.h) */
     _Atomic uint64_t awaits;       /* between nodes: the operation whose answer wakes its only sleeper */
     struct cell_header headers[CELLS_DEPTH];

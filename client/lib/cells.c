@@ -1,4 +1,3 @@
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,12 +38,6 @@ static struct cells_shared *map_segment(int fd, size_t size_bytes)
     }
     (void)madvise(memory, size_bytes, MADV_DONTDUMP);
     return memory;
-}
-
-static bool is_crowded(uint32_t rank_count)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 && (uint32_t)CPU_COUNT(&set) < rank_count;
 }
 
 void cells_handle(struct comm_client *client, uint32_t handle, uint32_t local_ranks)
@@ -94,7 +87,7 @@ void cells_open(struct comm_comm *comm)
     cells->node.local_count = comm->local_size;
     cells->node.rank_count = comm->size;
     cells->counts = &cells->shared->ranks[cells->rank].counts;
-    cells->crowded = is_crowded(rank_count);
+    cells_take_place(cells);
     cells->needs_fences = cells_need_fences(cells->shared);
     cells_lend_open(cells);
 }

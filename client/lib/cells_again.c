@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <string.h>
 
 #include "client/lib/cells_internal.h"
@@ -12,6 +13,15 @@
 
 /* Whoever needs nobody looks so seldom whether others have taken part: their cells are theirs until then. */
 #define LOOKS_EVERY 32u
+
+/*
+ * Ranks that share processors take turns. A rank that has no room, or no data yet, gives up its turn so often
+ * before it goes the usual way, which costs as much as ten calls. If that was in vain, or another process
+ * took the processor for so long, the next calls do not try: the program may have better to do.
+ */
+#define TURNS_MAX 30u
+#define TURN_LONG_NS 100000u
+#define TURN_SKIPS_MAX 63u
 
 /* Whether the options ask for nothing but a handle. */
 static bool are_plain(const comm_call_options_t *options)
@@ -123,6 +133,47 @@ static bool publish(struct comm_comm *comm, struct cells_last *last, struct comm
     return submit_open(&entry, comm->op_timeout_ms);
 }
 
+/* Whether the operation can be left behind. has_waited: then there must be room for some more. */
+static bool has_turn(const struct comm_comm *comm, const struct cells_last *last, bool has_waited)
+{
+    const struct client_cells *cells = comm->cells;
+    uint32_t window = cells_window_beside(cells, last->window);
+    return cells->count < (has_waited ? window / 2 : window) &&
+           (last->needs == CELLS_NEEDS_NOBODY ||
+            cells_root_is_there(cells->shared, cells->seq + 1, &last->call.terms));
+}
+
+/* Returns false if others did not need the processor, or for too long. */
+static bool give_up_turn(struct comm_client *client)
+{
+    uint64_t began_ns = clock_ns();
+    pthread_mutex_unlock(&client->lock);
+    (void)sched_yield();
+    pthread_mutex_lock(&client->lock);
+    return clock_ns() - began_ns < TURN_LONG_NS;
+}
+
+/* Lets other ranks take their turns, if this one has to wait for them. */
+static void take_turns(struct comm_comm *comm, const struct cells_last *last)
+{
+    struct client_cells *cells = comm->cells;
+    uint32_t turns = 0;
+    if (!cells->crowded || last->needs == CELLS_NEEDS_ALL || has_turn(comm, last, false)) {
+        return;
+    }
+    if (cells->turn_skips > 0) {
+        cells->turn_skips--;
+        return;
+    }
+    while (turns < TURNS_MAX && comm->ops == NULL && !has_turn(comm, last, true)) {
+        turns = give_up_turn(comm->client) && comm->cells == cells ? turns + 1 : TURNS_MAX;
+        (void)cells_take_ready(comm);
+    }
+    uint32_t more = 2 * cells->turn_skipped_last + 1;
+    cells->turn_skipped_last = turns < TURNS_MAX ? 0 : more < TURN_SKIPS_MAX ? more : TURN_SKIPS_MAX;
+    cells->turn_skips = cells->turn_skipped_last;
+}
+
 static bool carry_out(struct comm_comm *comm, const struct cells_arguments *arguments)
 {
     struct client_cells *cells = comm->cells;
@@ -132,6 +183,9 @@ static bool carry_out(struct comm_comm *comm, const struct cells_arguments *argu
     }
     if (cells->count > 0 && (last->needs == CELLS_NEEDS_ALL || cells->count % LOOKS_EVERY == 0)) {
         (void)cells_take_ready(comm);
+    }
+    if (comm->cells == cells) {
+        take_turns(comm, last);
     }
     if (comm->cells != cells || !is_free(comm, last->window)) {
         return false;

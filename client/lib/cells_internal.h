@@ -78,14 +78,18 @@ struct client_cells {
     uint32_t place;         /* where the next slice goes */
     bool writing;           /* a thread copies the first slice of an operation */
     bool uses_slices;       /* the last long operation went in slices */
-    bool crowded;           /* more ranks than processors */
-    bool needs_fences;      /* see cells_publish */
-    bool is_ahead;          /* the operation `seq` was published, and gets its slot now */
-    uint32_t skips;         /* see cells_end_at_once: calls that do not look yet, */
-    uint32_t skipped_last;  /* and how many they were after the last look that found nothing */
+    bool crowded;           /* more ranks than processors: see cells_place.c */
+    bool places_are_known;  /* of all ranks */
+    uint32_t processor_count;
+    bool needs_fences;     /* see cells_publish */
+    bool is_ahead;         /* the operation `seq` was published, and gets its slot now */
+    uint32_t skips;        /* see cells_end_at_once: calls that do not look yet, */
+    uint32_t skipped_last; /* and how many they were after the last look that found nothing */
+    uint32_t turn_skips, turn_skipped_last; /* the same of turns that are given up: see cells_again.c */
     _Atomic uint64_t crowded_until_ns;
-    /* See cells_wait.c: yields in a row that let another thread run, and after how many a rank moves. */
-    _Atomic uint32_t shared_yields, yields_to_move;
+    /* See cells_place.c: yields in a row on a processor with too many ranks, and after how many a rank moves.
+     */
+    _Atomic uint32_t yields_here, yields_to_move;
     uint64_t idle_seq;          /* a thread has slept for its end in vain: nobody spins for it again */
     uint32_t first, count;      /* of the slots, a ring */
     uint32_t long_count;        /* of them: with CELLS_LONG_WINDOW, */
@@ -162,6 +166,16 @@ static inline struct op_terms cells_said(const struct cells_slot *slot)
     }
     return said;
 }
+
+/* cells_place.c: says which processors this rank may use, and learns whether ranks share them. */
+void cells_take_place(struct client_cells *cells);
+/* Learns it of ranks that have come since. */
+void cells_look_at_places(struct client_cells *cells);
+/* After a yield that took so long, without the lock. May move the calling thread. Returns whether it should
+ * sleep to get another processor. */
+bool cells_should_move(struct client_cells *cells, uint64_t yield_ns);
+#define CELLS_YIELD_SHARED_NS 1500u /* a yield that takes so long let another thread run, perhaps commd */
+#define CELLS_YIELD_LONG_NS 100000u /* one that takes so long gave the processor to another process */
 
 /* cells_again.c: keeps what the next call with these terms needs. */
 void cells_keep_last(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs);

@@ -9,19 +9,10 @@
 #define PAUSES_CROWDED 4u              /* otherwise */
 #define SPIN_NS 10000000u              /* then the thread sleeps */
 #define SPIN_BETWEEN_NODES_NS 1000000u /* the same: commd needs a processor, too */
-#define YIELD_LONG_NS 100000u          /* a yield that takes so long gave the processor to another process */
 #define YIELDS_LONG_MAX 2u             /* then sleeping wakes us sooner than spinning, */
-#define YIELD_SHARED_NS 1500u          /* a yield that takes so long let another thread run, perhaps commd */
 #define YIELDS_SHARED_MAX 2u           /* in a row; then sleeping is better between nodes, */
-/*
- * Within one node a rank spins on. But if so many yields in a row let another thread run, perhaps the rank
- * that it waits for, it sleeps once: the kernel then wakes it on an idle processor. Without a sleep, the
- * kernel leaves both where they are for a tenth of a second. Doubles each time.
- */
-#define YIELDS_TO_MOVE_MIN 8u
-#define YIELDS_TO_MOVE_MAX 4096u
-#define CROWDED_NS 10000000u   /* for so long */
-#define SLEEP_MAX_NS 10000000u /* then the thread looks at commd, too */
+#define CROWDED_NS 10000000u           /* for so long */
+#define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
 /* The same while commd has other operations of this client, or the thread is not woken for the oldest one. */
 #define SLEEP_BRIEF_NS 1000000u
 #define LOOKS_PER_COMMD 50u /* looks of the feeder for each one at commd */
@@ -74,6 +65,7 @@ static bool sleeps_at_once(const struct client_cells *cells)
 
 struct spinning {
     uint64_t began_ns, looked_ns;
+    uint64_t yield_ns; /* how long the last one took */
     uint32_t shared_yields, long_yields;
 };
 
@@ -82,28 +74,12 @@ static bool yield_to_others(const struct watch *watch, struct spinning *spinning
 {
     uint64_t before_ns = clock_ns();
     (void)sched_yield();
-    uint64_t took_ns = clock_ns() - before_ns;
-    spinning->long_yields += took_ns > YIELD_LONG_NS;
-    spinning->shared_yields = took_ns > YIELD_SHARED_NS ? spinning->shared_yields + 1 : 0;
+    uint64_t took_ns = spinning->yield_ns = clock_ns() - before_ns;
+    spinning->long_yields += took_ns > CELLS_YIELD_LONG_NS;
+    spinning->shared_yields = took_ns > CELLS_YIELD_SHARED_NS ? spinning->shared_yields + 1 : 0;
     spinning->looked_ns = before_ns + took_ns;
     bool shared = cells_is_between_nodes(watch->cells) && spinning->shared_yields >= YIELDS_SHARED_MAX;
     return shared || spinning->long_yields >= YIELDS_LONG_MAX;
-}
-
-/* After a yield: whether the rank should sleep to get another processor. */
-static bool should_move(struct client_cells *cells, bool shared)
-{
-    if (cells_is_between_nodes(cells) || cells->crowded) {
-        return false;
-    }
-    uint32_t most = cells->yields_to_move > 0 ? cells->yields_to_move : YIELDS_TO_MOVE_MIN;
-    cells->shared_yields = shared ? cells->shared_yields + 1 : 0;
-    if (cells->shared_yields < most) {
-        return false;
-    }
-    cells->shared_yields = 0;
-    cells->yields_to_move = most < YIELDS_TO_MOVE_MAX ? 2 * most : most;
-    return true;
 }
 
 /* Returns whether there is news. */
@@ -114,7 +90,7 @@ static bool spin(const struct watch *watch)
         return has_news(watch);
     }
     if (look_for_a_while(watch)) {
-        watch->cells->shared_yields = 0;
+        watch->cells->yields_here = 0;
         return true;
     }
     struct spinning spinning = {.began_ns = clock_ns()};
@@ -122,11 +98,12 @@ static bool spin(const struct watch *watch)
         return has_news(watch);
     }
     do {
-        if (yield_to_others(watch, &spinning)) {
-            watch->cells->crowded_until_ns = spinning.looked_ns + CROWDED_NS;
+        bool is_needed = yield_to_others(watch, &spinning);
+        if (cells_should_move(watch->cells, spinning.yield_ns)) {
             return has_news(watch);
         }
-        if (should_move(watch->cells, spinning.shared_yields > 0)) {
+        if (is_needed) {
+            watch->cells->crowded_until_ns = spinning.looked_ns + CROWDED_NS;
             return has_news(watch);
         }
         if (look_for_a_while(watch)) {
@@ -230,6 +207,7 @@ bool cells_wait(struct comm_comm *comm, const struct client_op *awaited, uint64_
     if (cells->count == 0) {
         return false;
     }
+    cells_look_at_places(cells);
     const struct cells_slot *slot = &cells->slots[cells->first];
     if (!cells_is_oldest(comm, slot->op->ticket)) {
         return false; /* commd has an earlier one */

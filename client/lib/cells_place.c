@@ -116,14 +116,14 @@ static void move_to(int processor, const cpu_set_t *allowed)
     }
 }
 
-/* With more ranks than processors: moves to a processor with fewer. */
-static void leave_crowd(struct client_cells *cells, uint32_t here)
+/* With more ranks than processors: moves to one with fewer ranks than here, where `count` of them are. */
+static void leave_crowd(struct client_cells *cells, uint32_t count)
 {
     cpu_set_t allowed;
     int processor;
     CPU_ZERO(&allowed);
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
-        find_processor(cells, &allowed, count_ranks_on(cells, here) - 2, &processor)) {
+        find_processor(cells, &allowed, count - 2, &processor)) {
         move_to(processor, &allowed);
         (void)note_processor(cells);
     }
@@ -137,7 +137,8 @@ bool cells_should_move(struct client_cells *cells, uint64_t yield_ns)
     uint32_t most = cells->yields_to_move > 0 ? cells->yields_to_move : YIELDS_TO_MOVE_MIN;
     uint32_t here = note_processor(cells);
     uint32_t share = cells->crowded ? (cells->rank_count - 1) / cells->processor_count + 1 : 1;
-    bool is_misplaced = yield_ns > CELLS_YIELD_SHARED_NS && here != 0 && count_ranks_on(cells, here) > share;
+    uint32_t count = here != 0 ? count_ranks_on(cells, here) : 0;
+    bool is_misplaced = yield_ns > CELLS_YIELD_SHARED_NS && count > share;
     uint32_t weight = yield_ns > CELLS_YIELD_LONG_NS ? most / 2 : 1;
     cells->yields_here = is_misplaced ? cells->yields_here + weight : 0;
     if (cells->yields_here < most) {
@@ -146,7 +147,7 @@ bool cells_should_move(struct client_cells *cells, uint64_t yield_ns)
     cells->yields_here = 0;
     cells->yields_to_move = most < YIELDS_TO_MOVE_MAX ? 2 * most : most;
     if (cells->crowded) {
-        leave_crowd(cells, here);
+        leave_crowd(cells, count);
         return false;
     }
     return true;

@@ -78,7 +78,7 @@ struct client_cells {
     uint32_t place;         /* where the next slice goes */
     bool writing;           /* a thread copies the first slice of an operation */
     bool uses_slices;       /* the last long operation went in slices */
-    bool crowded;           /* more ranks than processors: see cells_place.c */
+    _Atomic bool crowded;   /* more ranks than processors: see cells_place.c. Read without the lock */
     bool places_are_known;  /* of all ranks */
     uint32_t processor_count;
     bool needs_fences;     /* see cells_publish */

@@ -99,6 +99,8 @@ static bool find_processor(const struct client_cells *cells, const cpu_set_t *se
 /*
  * Moves the calling thread, and then allows it all processors again that it was allowed. If these are all
  * that its control group has, the kernel is told "all": so the thread may also use what the group gets later.
+ * If somebody else binds this thread in the same 50 us, that is lost. Moves are few, and only with more ranks
+ * than processors.
  */
 static void move_to(int processor, const cpu_set_t *allowed)
 {

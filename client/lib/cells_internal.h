@@ -86,7 +86,7 @@ struct client_cells {
     uint32_t skips;        /* see cells_end_at_once: calls that do not look yet, */
     uint32_t skipped_last; /* and how many they were after the last look that found nothing */
     uint32_t turn_skips, turn_skipped_last; /* the same of turns that are given up: see cells_again.c */
-    _Atomic uint64_t crowded_until_ns;
+    _Atomic uint64_t crowded_until_ns, crowded_ns; /* until then, and for so long, waiting threads sleep */
     /* See cells_place.c: yields in a row on a processor with too many ranks, and after how many a rank moves.
      */
     _Atomic uint32_t yields_here, yields_to_move;

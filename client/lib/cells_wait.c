@@ -11,7 +11,10 @@
 #define SPIN_BETWEEN_NODES_NS 1000000u /* the same: commd needs a processor, too */
 #define YIELDS_LONG_MAX 2u             /* then sleeping wakes us sooner than spinning, */
 #define YIELDS_SHARED_MAX 2u           /* in a row; then sleeping is better between nodes, */
-#define CROWDED_NS 10000000u           /* for so long */
+#define CROWDED_NODES_NS 10000000u     /* for so long; */
+#define CROWDED_MIN_NS 1000000u        /* within one node so long, */
+#define CROWDED_MAX_NS 32000000u       /* or four times as long as before if it happens again, */
+#define CROWDED_AGAIN_NS 10000000u     /* within that time and this one */
 #define SLEEP_MAX_NS 10000000u         /* then the thread looks at commd, too */
 /* The same while commd has other operations of this client, or the thread is not woken for the oldest one. */
 #define SLEEP_BRIEF_NS 1000000u
@@ -82,6 +85,19 @@ static bool yield_to_others(const struct watch *watch, struct spinning *spinning
     return shared || spinning->long_yields >= YIELDS_LONG_MAX;
 }
 
+/* For a while: others need the processor. */
+static void sleep_from_now_on(struct client_cells *cells, const struct spinning *spinning)
+{
+    uint64_t last_ns = cells->crowded_ns;
+    bool again = last_ns > 0 && spinning->began_ns < cells->crowded_until_ns + last_ns + CROWDED_AGAIN_NS;
+    uint64_t next_ns = cells_is_between_nodes(cells)  ? CROWDED_NODES_NS
+                       : !again                       ? CROWDED_MIN_NS
+                       : 4 * last_ns < CROWDED_MAX_NS ? 4 * last_ns
+                                                      : CROWDED_MAX_NS;
+    cells->crowded_ns = next_ns;
+    cells->crowded_until_ns = spinning->looked_ns + next_ns;
+}
+
 /* Returns whether there is news. */
 static bool spin(const struct watch *watch)
 {
@@ -103,7 +119,7 @@ static bool spin(const struct watch *watch)
             return has_news(watch);
         }
         if (is_needed) {
-            watch->cells->crowded_until_ns = spinning.looked_ns + CROWDED_NS;
+            sleep_from_now_on(watch->cells, &spinning);
             return has_news(watch);
         }
         if (look_for_a_while(watch)) {

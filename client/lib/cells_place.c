@@ -9,9 +9,9 @@
  * rank notes in the segment which processors it may use, and only ranks with the same ones share them.
  *
  * The kernel may leave ranks on one processor, or three on one and one on another, for a tenth of a second
- * and more. A rank that notices this while it waits moves. If a processor may be idle, it sleeps once: the
- * kernel wakes it there. If all are busy, a sleep does not help, because the kernel wakes the rank where it
- * was. Then it asks the kernel for another processor.
+ * and more. A rank that notices this while it waits moves. If a processor may be idle, it first sleeps: the
+ * kernel wakes it there. If all are busy, as with commd for a moment, the kernel wakes it where it was. Then
+ * it asks the kernel for another processor.
  */
 
 /* After so many yields in a row on a processor with too many ranks, a rank moves; after two, if they are
@@ -118,7 +118,7 @@ static void move_to(int processor, const cpu_set_t *allowed)
     }
 }
 
-/* With more ranks than processors: moves to one with fewer ranks than here, where `count` of them are. */
+/* Moves to a processor with fewer ranks than here, where `count` of them are. */
 static void leave_crowd(struct client_cells *cells, uint32_t count)
 {
     cpu_set_t allowed;
@@ -148,9 +148,9 @@ bool cells_should_move(struct client_cells *cells, uint64_t yield_ns)
     }
     cells->yields_here = 0;
     cells->yields_to_move = most < YIELDS_TO_MOVE_MAX ? 2 * most : most;
-    if (cells->crowded) {
-        leave_crowd(cells, count);
-        return false;
+    if (!cells->crowded && most == YIELDS_TO_MOVE_MIN) {
+        return true;
     }
-    return true;
+    leave_crowd(cells, count);
+    return false;
 }

@@ -83,6 +83,9 @@
 #define CELLS_REGISTERED_SPREAD_MAX_BYTES (2u << 20)
 /* The same if nothing is copied to a place first, except a broadcast: commd's threads share its copies. */
 #define CELLS_LENT_MAX_BYTES (16u << 20)
+/* Ranks that share processors: of all blocks together. Measured with 4 ranks on 2 processors: 2 and 4 MiB
+ * take 0.4 to 0.65 of the time, 8 MiB 0.65 to 0.8, 16 MiB 1.25. */
+#define CELLS_LENT_SHARED_MAX_BYTES (8u << 20)
 #define CELLS_LINE_BYTES ((size_t)64)
 #define CELLS_PAGE_BYTES 4096u
 

@@ -41,8 +41,10 @@ static uint64_t registered_max_bytes(const struct comm_comm *comm, const struct 
 {
     const struct client_cells *cells = comm->cells;
     enum op_kind kind = call->terms.kind;
-    if (!cells->crowded && kind != OP_KIND_BROADCAST && cells_may_lend(comm, call)) {
-        return CELLS_LENT_MAX_BYTES;
+    bool may_be_lent = cells->crowded ? op_kind_has_blocks(kind) : kind != OP_KIND_BROADCAST;
+    if (may_be_lent && cells_may_lend(comm, call)) {
+        uint32_t blocks = op_kind_has_output_blocks(kind) && !op_kind_has_input_blocks(kind) ? comm->size : 1;
+        return cells->crowded ? CELLS_LENT_SHARED_MAX_BYTES / blocks : CELLS_LENT_MAX_BYTES;
     }
     return cells->crowded || kind == OP_KIND_ALL_REDUCE ? CELLS_REGISTERED_MAX_BYTES
                                                         : CELLS_REGISTERED_SPREAD_MAX_BYTES;

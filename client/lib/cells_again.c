@@ -166,7 +166,7 @@ static void take_turns(struct comm_comm *comm, const struct cells_last *last)
         return;
     }
     while (turns < TURNS_MAX && comm->ops == NULL && !has_turn(comm, last, true)) {
-        turns = give_up_turn(comm->client) && comm->cells == cells ? turns + 1 : TURNS_MAX;
+        turns = give_up_turn(comm->client) ? turns + 1 : TURNS_MAX;
         (void)cells_take_ready(comm);
     }
     uint32_t more = 2 * cells->turn_skipped_last + 1;
@@ -178,16 +178,14 @@ static bool carry_out(struct comm_comm *comm, const struct cells_arguments *argu
 {
     struct client_cells *cells = comm->cells;
     struct cells_last *last = cells != NULL ? &cells->last[arguments->kind] : NULL;
-    if (last == NULL || !is_same(last, arguments) || !take_buffers(last, arguments)) {
+    if (last == NULL || !is_same(last, arguments)) {
         return false;
     }
     if (cells->count > 0 && (last->needs == CELLS_NEEDS_ALL || cells->count % LOOKS_EVERY == 0)) {
         (void)cells_take_ready(comm);
     }
-    if (comm->cells == cells) {
-        take_turns(comm, last);
-    }
-    if (comm->cells != cells || !is_free(comm, last->window)) {
+    take_turns(comm, last); /* another thread may make calls meanwhile, and change `last` */
+    if (!is_free(comm, last->window) || !is_same(last, arguments) || !take_buffers(last, arguments)) {
         return false;
     }
     comm_request_t **handle = arguments->options != NULL ? arguments->options->request : NULL;

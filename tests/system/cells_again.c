@@ -4,6 +4,7 @@
  * options, groups, another communicator, and a child of fork.
  */
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #define BLOCK_ELEMENTS (COUNT_MAX * RANKS_MAX)
 #define SPARE 4u /* elements behind a buffer, which nobody may touch */
 #define REPEATS 120u
+#define THREAD_CALLS 20000u
 #define POISON 0xdeadbeefu
 
 enum kind { BROADCAST, SCATTER, REDUCE, GATHER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, KINDS };
@@ -311,6 +313,41 @@ static void be_late(void)
     }
 }
 
+/* Two threads of the root, with the same terms and other data. Which comes first is not known, but each value
+ * arrives once. */
+static void *broadcast_many(void *context)
+{
+    uint32_t thread = (uint32_t)(uintptr_t)context;
+    for (uint32_t i = 0; i < THREAD_CALLS; i++) {
+        uint32_t data = thread * THREAD_CALLS + i;
+        comm_request_t *request = NULL;
+        comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+        options.request = &request;
+        must(comm_broadcast(comm, &data, 1, COMM_U32, 0, &options), "a thread's broadcast");
+        must(comm_wait(&request, NULL), "a thread's comm_wait");
+    }
+    return NULL;
+}
+
+static void use_threads(void)
+{
+    static uint8_t seen[2 * THREAD_CALLS];
+    pthread_t threads[2];
+    for (uint32_t i = 0; rank == 0 && i < 2; i++) {
+        fail_if(pthread_create(&threads[i], NULL, broadcast_many, (void *)(uintptr_t)i) != 0, "a thread");
+    }
+    for (uint32_t i = 0; rank == 0 && i < 2; i++) {
+        fail_if(pthread_join(threads[i], NULL) != 0, "a thread");
+    }
+    for (uint32_t i = 0; rank != 0 && i < 2 * THREAD_CALLS; i++) {
+        uint32_t data = POISON;
+        must(comm_broadcast(comm, &data, 1, COMM_U32, 0, NULL), "a broadcast of a thread");
+        must(comm_sync(comm, 0), "comm_sync");
+        fail_if(data >= 2 * THREAD_CALLS || seen[data]++ != 0, "a value came twice, or none was sent");
+    }
+    must(comm_sync(comm, 0), "comm_sync");
+}
+
 static void fork_child(void)
 {
     run(ALL_REDUCE, 3, 0, 0);
@@ -338,6 +375,7 @@ int main(int argc, char **argv)
     contradict();
     mix(argv[1]);
     be_late();
+    use_threads();
     fork_child();
     leave();
     puts("checked");

@@ -119,7 +119,7 @@ static bool publish(struct comm_comm *comm, struct cells_last *last, struct comm
         if (last->needs == CELLS_NEEDS_ROOT && !cells_root_comes(cells, &last->call.terms)) {
             return false;
         }
-        cells_leave_behind(comm, last);
+        cells_leave_behind(comm, entry.call, last->needs);
         submit_ended(&entry);
         return true;
     }

@@ -105,10 +105,10 @@ bool cells_let_readers_go(struct comm_comm *comm)
  * Almost always, all ranks take part later, and its place is free again. Otherwise the operation is made:
  * commd has to carry it out, its deadline has come, or somebody waits for all.
  */
-static void leave_behind(struct comm_comm *comm, struct cells_slot *slot, enum cells_needs needs)
+void cells_leave_behind(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs)
 {
     struct client_cells *cells = comm->cells;
-    const struct client_call *call = &slot->call;
+    struct cells_slot *slot = cells_reserve_slot(comm, call);
     slot->let_go = slot->left_behind = true;
     cells->kept_count--;
     cells->behind_count++;
@@ -117,11 +117,6 @@ static void leave_behind(struct comm_comm *comm, struct cells_slot *slot, enum c
     cells_put_whole(comm, slot->seq, slot->ticket, call, needs);
     take_early(comm, slot->seq, call);
     held_watch(comm->client);
-}
-
-void cells_leave_behind(struct comm_comm *comm, const struct cells_last *last)
-{
-    leave_behind(comm, cells_reserve_slot(comm, &last->call), last->needs);
 }
 
 bool cells_behind_is_early(const struct comm_comm *comm, struct cells_slot *slot, uint64_t now_ns)
@@ -257,7 +252,7 @@ bool cells_end_at_once(struct comm_comm *comm, const struct client_call *call)
     bool has_all = needs == CELLS_NEEDS_NOBODY ||
                    (needs == CELLS_NEEDS_ROOT && cells_has_root(cells, cells->seq + 1, &call->terms));
     if (has_all && !cells_disturbs(comm, call)) {
-        leave_behind(comm, cells_reserve_slot(comm, call), needs);
+        cells_leave_behind(comm, call, needs);
         return true;
     }
     if (!may_end_at_once(comm, call)) {

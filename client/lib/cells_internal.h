@@ -244,7 +244,7 @@ void cells_put_whole(struct comm_comm *comm, uint64_t seq, uint64_t ticket, cons
 /* Whether the root's data come within a moment: of the next operation, with these terms. */
 bool cells_root_comes(struct client_cells *cells, const struct op_terms *terms);
 /* Leaves an operation behind that ends with its call. */
-void cells_leave_behind(struct comm_comm *comm, const struct cells_last *last);
+void cells_leave_behind(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs);
 /* Publishes an operation. Returns whether all ranks take part within a moment, and it has ended. Otherwise it
  * waits for its slot. size_bytes: that commd counts. */
 bool cells_end_with_all(struct comm_comm *comm, const struct client_call *call, enum cells_needs needs,

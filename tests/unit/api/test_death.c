@@ -209,6 +209,16 @@ static struct client join_as_other(struct node *node, uint64_t *id)
     return client;
 }
 
+static void expect_lost(struct client *other)
+{
+    Commd__Client__Event *event = client_receive(other);
+    assert_non_null(event);
+    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_ABORTED);
+    assert_int_equal(event->aborted->status, STATUS_RANK_LOST);
+    assert_contains(event->aborted->text, "rank 1");
+    event_free(event);
+}
+
 static void test_the_other_rank_is_told(void **state)
 {
     (void)state;
@@ -219,12 +229,7 @@ static void test_the_other_rank_is_told(void **state)
     struct process process = process_start(node, &plan);
     event_free(client_expect_reply(&other, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
     process_let_die(&process);
-    Commd__Client__Event *event = client_receive(&other);
-    assert_non_null(event);
-    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_ABORTED);
-    assert_int_equal(event->aborted->status, STATUS_RANK_LOST);
-    assert_contains(event->aborted->text, "rank 1");
-    event_free(event);
+    expect_lost(&other);
     process_free(&process);
     client_free(&other);
     node_free(node);
@@ -251,12 +256,7 @@ static void test_the_other_rank_is_told_early(void **state)
     assert_int_equal(kill(process.pid, SIGKILL), 0);
     assert_int_equal(waitpid(process.pid, &status, __WALL), process.pid);
     assert_true(WIFSTOPPED(status)); /* it is held while it is dying, before its memory is unmapped */
-    Commd__Client__Event *event = client_receive(&other);
-    assert_non_null(event);
-    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_ABORTED);
-    assert_int_equal(event->aborted->status, STATUS_RANK_LOST);
-    assert_contains(event->aborted->text, "rank 1");
-    event_free(event);
+    expect_lost(&other);
     assert_int_equal(waitpid(process.pid, &status, WNOHANG), 0);
     assert_int_equal(ptrace(PTRACE_CONT, process.pid, NULL, NULL), 0);
     assert_int_equal(waitpid(process.pid, &status, 0), process.pid);

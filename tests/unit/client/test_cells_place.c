@@ -71,15 +71,22 @@ static bool is_allowed_as_before(const cpu_set_t *before)
     return CPU_EQUAL(&now, before);
 }
 
-static void bound_ranks_are_not_crowded(void **state)
+/* Two ranks, of which this one may use one processor: that on which it is. */
+static cpu_set_t take_one_processor(void)
 {
-    (void)state;
-    cells->rank_count = 2;
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET((size_t)sched_getcpu(), &one);
     assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    cells->rank_count = 2;
     cells_take_place(cells);
+    return one;
+}
+
+static void bound_ranks_are_not_crowded(void **state)
+{
+    (void)state;
+    (void)take_one_processor();
     assert_int_equal(cells->processor_count, 1);
     assert_true(cells->crowded); /* the other may use the same one */
     assert_false(cells->places_are_known);
@@ -94,12 +101,7 @@ static void bound_ranks_are_not_crowded(void **state)
 static void bound_to_the_same_processor(void **state)
 {
     (void)state;
-    cells->rank_count = 2;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET((size_t)sched_getcpu(), &one);
-    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
-    cells_take_place(cells);
+    cpu_set_t one = take_one_processor();
     say_processors(1, atomic_load(&cells->shared->ranks[0].processors));
     cells_look_at_places(cells);
     assert_true(cells->crowded && cells->places_are_known);

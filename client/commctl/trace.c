@@ -89,6 +89,8 @@ static bool keep_name(struct trace_fetched *fetched, const Commd__Client__TraceC
 static bool keep_page(struct trace_fetched *fetched, const Commd__Client__TraceReply *page)
 {
     bool kept = true;
+    fetched->count = page->cut ? 0 : fetched->count;
+    fetched->cut = fetched->cut || page->cut;
     for (size_t at = 0; kept && page->records.len - at >= sizeof(struct trace_record);
          at += sizeof(struct trace_record)) {
         kept = keep_record(fetched, page->records.data + at);
@@ -154,6 +156,7 @@ static enum exit_code begin(struct commctl *commctl, const struct trace_options 
         fprintf(stderr, "commctl: recording for %g s\n", options->seconds);
         wait_seconds(options->seconds);
     }
+    query->record = false;
     return code;
 }
 
@@ -182,6 +185,10 @@ static enum exit_code fetch(struct commctl *commctl, const struct trace_options 
     } while (query.next != 0);
     if (code == EXIT_CODE_OK && others > 0) {
         fprintf(stderr, "commctl: left out %lld records of other users\n", others);
+    }
+    if (code == EXIT_CODE_OK && fetched->cut && fetched->count > 0) {
+        fprintf(stderr, "commctl: newer records have overwritten older ones; what is left covers %.2f s\n",
+                (double)(fetched->end_ns - fetched->records[0].time_ns) / NS_PER_S);
     }
     return code;
 }

@@ -18,6 +18,7 @@ struct trace_fetched {
     struct trace_name *names;
     size_t name_count, name_capacity;
     uint64_t end_ns; /* unfinished bars are drawn up to here */
+    bool cut;        /* newer records have overwritten the first ones */
 };
 
 /*

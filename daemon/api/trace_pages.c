@@ -17,6 +17,7 @@ struct page {
     const struct api_session *session; /* the session that asks */
     struct trace_record records[TRACE_PAGE_RECORDS];
     size_t count;
+    bool skipped;     /* records before the next one were overwritten */
     uint64_t last_id; /* of the last record, and its name */
     const struct trace_comm_name *last_name;
     Commd__Client__TraceComm comms[CLIENT_LIST_PAGE_MAX];
@@ -44,6 +45,13 @@ static bool page_name(struct page *page, const struct trace_comm_name *name)
     return true;
 }
 
+/* Leaves out what was recorded before a gap. Which operations ended in the gap is not known. */
+static void page_cut(struct page *page)
+{
+    page->count = 0;
+    page->answer.cut = true;
+}
+
 /* Returns false if the page is full; the record then belongs to the next page. */
 static bool page_add(struct page *page, const struct trace_record *record, uint64_t since_ns)
 {
@@ -53,8 +61,13 @@ static bool page_add(struct page *page, const struct trace_record *record, uint6
     }
     const struct trace_comm_name *name = page->last_name;
     bool admin = page->session->role == API_ROLE_ADMIN;
+    bool after_gap = page->skipped;
+    page->skipped = false;
     if (record->time_ns < since_ns) {
         return true;
+    }
+    if (after_gap) {
+        page_cut(page);
     }
     if (!admin && (name == NULL || !api_session_sees(page->session, name->owner_uid))) {
         page->answer.others++;
@@ -73,11 +86,17 @@ static void page_fill(struct page *page, const Commd__Client__TraceQuery *reques
     uint64_t end = request->end != 0 ? request->end : trace_end();
     struct trace_record record;
     for (uint32_t looks = 0; looks < TRACE_PAGE_LOOKS && next < end; looks++) {
+        uint64_t asked = next;
         size_t came = trace_read(&next, end, &record, 1);
+        bool overwritten = came == 0 && trace_end() > asked + TRACE_RECORDS_MAX;
+        page->skipped = page->skipped || overwritten || next > asked + 1;
         if (came == 1 && !page_add(page, &record, request->since_ns)) {
             next--; /* for the next page */
             break;
         }
+    }
+    if (page->skipped) {
+        page_cut(page);
     }
     page->answer.cursor = next < end ? next : 0;
     page->answer.end = end;
@@ -121,6 +140,9 @@ void api_trace(struct api_session *session, uint64_t request_id, const Commd__Cl
     if (request->record && record_for(session, &error) != STATUS_OK) {
         api_session_reply_error(session, request_id, &error);
         return;
+    }
+    if (!request->record) {
+        api_trace_forget(session); /* so that nothing overwrites what it reads */
     }
     struct page *page = calloc(1, sizeof *page);
     if (page == NULL) {

@@ -158,6 +158,8 @@ static void test_pages(void **state)
     Commd__Client__Event *event = ask(&admin, 0, 0, true);
     uint64_t next = event->reply->trace->end, end = 0, seq = 0;
     event_free(event);
+    struct error none;
+    assert_int_equal(trace_begin(TRACE_AREAS_ALL, &none), STATUS_OK); /* as COMMD_TRACE sets it */
     for (uint64_t id = 0; id < COMMS; id++) {
         char name[COMM_NAME_MAX_BYTES + 1];
         (void)snprintf(name, sizeof name, "%0127llu", (unsigned long long)id);
@@ -180,6 +182,75 @@ static void test_pages(void **state)
     } while (next != 0);
     assert_int_equal(seq, RECORDS);
     assert_in_range(pages, 5, RECORDS / CLIENT_LIST_PAGE_MAX + 1);
+    assert_int_equal(trace_begin(0, &none), STATUS_OK);
+    client_free(&admin);
+    node_free(node);
+}
+
+/* A session's own recording ends when it reads, so that nothing overwrites what it reads. */
+static void test_reading_ends_the_recording(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client admin = admin_new(node);
+    Commd__Client__Event *event = ask(&admin, 0, 0, true);
+    uint64_t begin = event->reply->trace->end;
+    event_free(event);
+    assert_int_equal(trace_areas, TRACE_AREAS_ALL);
+    trace_op_done(1, 7, 0, 0, 0, 1);
+    event = ask(&admin, begin, 0, false);
+    assert_int_equal(trace_areas, 0);
+    assert_int_equal(record_count(event), 1);
+    assert_false(event->reply->trace->cut);
+    event_free(event);
+    client_free(&admin);
+    node_free(node);
+}
+
+static void record(uint64_t *seq, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        trace_op_done(1, (*seq)++, 0, 0, 0, 1);
+    }
+}
+
+/* Recording goes on, and overwrites some of the records between two pages. Both sides of a gap never stand in
+ * one trace: an operation that ended in the gap would look unfinished. */
+static void test_overwritten_between_pages(void **state)
+{
+    enum { RECORDS = 4000, OVERWRITTEN = 3100 };
+    (void)state;
+    struct node *node = node_new();
+    struct client admin = admin_new(node);
+    struct error none;
+    assert_int_equal(trace_begin(TRACE_AREAS_ALL, &none), STATUS_OK); /* as COMMD_TRACE sets it */
+    uint64_t seq = 0, begin = trace_end();
+    record(&seq, RECORDS);
+    Commd__Client__Event *event = ask(&admin, begin, 0, false);
+    uint64_t next = event->reply->trace->cursor, end = event->reply->trace->end;
+    size_t first_page = record_count(event);
+    assert_false(event->reply->trace->cut);
+    assert_in_range(first_page, 1, OVERWRITTEN - 1);
+    event_free(event);
+    record(&seq, TRACE_RECORDS_MAX - RECORDS + OVERWRITTEN);
+    event = ask(&admin, next, end, false);
+    assert_true(event->reply->trace->cut);
+    assert_int_equal(record_count(event), RECORDS - OVERWRITTEN);
+    for (size_t i = 0; i < record_count(event); i++) {
+        assert_int_equal(record_at(event, i).seq, OVERWRITTEN + i);
+    }
+    event_free(event);
+    record(&seq, TRACE_RECORDS_MAX);
+    event = ask(&admin, next, end, false); /* now all are overwritten */
+    assert_true(event->reply->trace->cut);
+    assert_int_equal(record_count(event), 0);
+    assert_int_equal(event->reply->trace->cursor, 0);
+    event_free(event);
+    event = ask(&admin, begin, 0, false); /* the first page has the oldest that are left */
+    assert_true(event->reply->trace->cut);
+    assert_int_equal(record_at(event, 0).seq, seq - TRACE_RECORDS_MAX);
+    event_free(event);
+    assert_int_equal(trace_begin(0, &none), STATUS_OK);
     client_free(&admin);
     node_free(node);
 }
@@ -191,6 +262,8 @@ int main(void)
         cmocka_unit_test(test_only_administrators_turn_it_on),
         cmocka_unit_test(test_records_of_other_users),
         cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_reading_ends_the_recording),
+        cmocka_unit_test(test_overwritten_between_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

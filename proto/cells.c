@@ -104,6 +104,12 @@ void cells_wake(struct cells_shared *shared, uint32_t rank)
     }
 }
 
+void cells_wake_receiver(struct cells_shared *shared, uint32_t rank)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* a sleeper looks at the ring after it has said so */
+    cells_wake(shared, rank);
+}
+
 /* A sleeper first says so and then looks at the cells; a rank that publishes does the opposite. So one sees
  * the other. */
 static void ring_sleepers(struct cells_shared *shared, uint32_t rank_count, uint32_t rank)

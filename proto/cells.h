@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "proto/cell_counts.h"
+#include "proto/cell_messages.h"
 #include "proto/op_terms.h"
 
 /*
@@ -198,10 +199,24 @@ static inline size_t cells_sliced_bytes(uint32_t rank_count)
     return cells_short_bytes(rank_count) + (size_t)rank_count * CELLS_PLACES * CELLS_SLICE_MAX_BYTES;
 }
 
+/* The segment without the rings of messages. */
+static inline size_t cells_middle_bytes(uint32_t rank_count)
+{
+    return cells_sliced_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_MIDDLE_MAX_BYTES;
+}
+
 /* The whole segment for 2 to CELLS_RANKS_MAX ranks. Most of it takes no memory before it is used. */
 static inline size_t cells_bytes(uint32_t rank_count)
 {
-    return cells_sliced_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_MIDDLE_MAX_BYTES;
+    return cells_middle_bytes(rank_count) + (size_t)rank_count * rank_count * sizeof(struct cell_messages);
+}
+
+/* Short messages from one rank to another one. */
+static inline struct cell_messages *cells_messages(struct cells_shared *shared, uint32_t rank_count,
+                                                   uint32_t from, uint32_t to)
+{
+    unsigned char *first = (unsigned char *)shared + cells_middle_bytes(rank_count);
+    return (struct cell_messages *)(void *)first + ((size_t)from * rank_count + to);
 }
 
 static inline struct cell_header *cells_header(struct cells_shared *shared, uint32_t rank, uint64_t seq)
@@ -364,6 +379,8 @@ void cells_sleep(struct cells_shared *shared, uint32_t rank, uint32_t bell, uint
 void cells_get_up(struct cells_shared *shared, uint32_t rank);
 /* Rings the rank's bell if it sleeps. Call it after a fence. */
 void cells_wake(struct cells_shared *shared, uint32_t rank);
+/* The same after a message was put into its ring. */
+void cells_wake_receiver(struct cells_shared *shared, uint32_t rank);
 
 /* --- commd --- */
 

@@ -26,7 +26,7 @@
 #define CLIENT_CELLS_ENVIRONMENT "COMMD_CELLS" /* "off": no cells */
 
 #define CLIENT_FEATURE_RINGS "rings"
-#define CLIENT_FEATURE_CELLS "cells_11" /* proto/cells.h; Cells, CellsRetire. Before, layouts were others */
+#define CLIENT_FEATURE_CELLS "cells_12" /* proto/cells.h; Cells, CellsRetire. Before, layouts were others */
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
 /* commd honours the ticket of a RECORD_EVENT (proto/records.h). */
 #define CLIENT_FEATURE_RECORDS_BY_TICKET "records_by_ticket"

@@ -90,6 +90,9 @@ void cells_open(struct comm_comm *comm)
     cells_take_place(cells);
     cells->needs_fences = cells_need_fences(cells->shared);
     cells_lend_open(cells);
+    if (!cells_is_between_nodes(cells)) {
+        cells_messages_open(comm);
+    }
 }
 
 void cells_close(struct comm_comm *comm)
@@ -100,6 +103,7 @@ void cells_close(struct comm_comm *comm)
             (void)munmap(comm->cells->shared, comm->cells->size_bytes);
             cells_lend_end(comm);
         }
+        cells_messages_close(comm->cells);
         free(comm->cells);
         comm->cells = NULL;
     }
@@ -579,6 +583,7 @@ static bool retire_late(struct comm_comm *comm)
 void cells_progress(struct comm_client *client)
 {
     bool any = false;
+    cells_receive_all_ready(client, false);
     if (client->cells.open == 0) {
         return;
     }

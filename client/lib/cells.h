@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client/lib/cells_messages.h"
 #include "client/lib/cells_remote.h"
 #include "proto/cells.h"
 #include "proto/node_cells.h"
@@ -51,6 +52,7 @@ struct cells_use {
     bool offered;           /* commd makes cells */
     int fd;                 /* came with the packet that is handled now; -1: none */
     uint32_t open;          /* operations that were published and have not ended */
+    uint32_t receives;      /* that wait without commd: see cells_messages.h */
     uint64_t used;          /* operations that were published so far, */
     uint64_t seen;          /* at the feeder's last look */
     uint32_t idle_looks;    /* of the feeder, without a new one */

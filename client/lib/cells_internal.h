@@ -90,12 +90,13 @@ struct client_cells {
     /* See cells_place.c: yields in a row on a processor with too many ranks, and after how many a rank moves.
      */
     _Atomic uint32_t yields_here, yields_to_move;
-    uint64_t idle_seq;          /* a thread has slept for its end in vain: nobody spins for it again */
-    uint32_t first, count;      /* of the slots, a ring */
-    uint32_t long_count;        /* of them: with CELLS_LONG_WINDOW, */
-    uint32_t kept_count;        /* not let go, */
-    uint32_t behind_count;      /* and left behind */
-    struct cell_counts *counts; /* this rank's */
+    uint64_t idle_seq;               /* a thread has slept for its end in vain: nobody spins for it again */
+    uint32_t first, count;           /* of the slots, a ring */
+    uint32_t long_count;             /* of them: with CELLS_LONG_WINDOW, */
+    uint32_t kept_count;             /* not let go, */
+    uint32_t behind_count;           /* and left behind */
+    struct cell_counts *counts;      /* this rank's */
+    struct cells_messages *messages; /* null: all go through commd */
     struct cells_lending lending;
     struct cells_slot slots[CELLS_WINDOW];
     /* The counts of open operations that have one for each rank: the caller may change its own. */

@@ -29,19 +29,28 @@ struct watch {
     uint64_t reads_seq; /* see cells_reader; 0: none */
     struct op_terms reads;
     uint64_t deadline_ns;
+    bool has_slot;   /* an operation is in cells */
+    bool has_others; /* receives wait in other communicators, which do not ring this bell */
+    struct cells_messages_watch messages;
 };
 
 /* Whether the waiting thread has something to do; without the lock. */
 static bool has_news(const struct watch *watch)
 {
     struct client_cells *cells = watch->cells;
+    if (cells_messages_came(&watch->messages) ||
+        (watch->rings != NULL && ring_has_packet(&watch->rings->in))) {
+        return true;
+    }
+    if (!watch->has_slot) {
+        return false;
+    }
     bool news = cells_is_between_nodes(cells)
                     ? node_cells_look(&cells->node, watch->seq) == CELLS_BY_COMMD ||
                           node_cells_look(&cells->node, watch->wakes_seq) != CELLS_WAIT
                     : cells_have_news(cells->shared, cells->rank_count, cells->rank, watch->seq);
     news = news || (watch->reads_seq != 0 && cells_has_root(cells, watch->reads_seq, &watch->reads));
-    return news || atomic_load_explicit(&cells->gone, memory_order_acquire) >= watch->seq ||
-           (watch->rings != NULL && ring_has_packet(&watch->rings->in));
+    return news || atomic_load_explicit(&cells->gone, memory_order_acquire) >= watch->seq;
 }
 
 /* Returns whether there is news. */
@@ -150,7 +159,8 @@ static void sleep_at_bell(const struct watch *watch, uint64_t most_ns)
 /* The operations of the communicator's list that are in cells. */
 static uint32_t in_cells(const struct comm_comm *comm)
 {
-    return comm->cells != NULL ? comm->cells->count - comm->cells->behind_count : 0;
+    return comm->cells != NULL ? comm->cells->count - comm->cells->behind_count + cells_receive_count(comm)
+                               : 0;
 }
 
 /* Whether commd has operations of the client, whose ends do not ring the bell. */
@@ -166,7 +176,7 @@ static bool commd_has_any(const struct comm_client *client)
 /* Waits without the lock, as the thread that reads unless there is one. */
 static void await_news(struct comm_client *client, struct watch *watch, bool spins)
 {
-    bool is_brief = commd_has_any(client) || watch->wakes_seq != watch->seq;
+    bool is_brief = commd_has_any(client) || watch->wakes_seq != watch->seq || watch->has_others;
     uint64_t most_ns = is_brief ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
     watch->rings = client->reading ? NULL : client->rings;
     client->reading = client->reading || watch->rings != NULL;
@@ -207,17 +217,44 @@ static uint64_t wakes_at(struct client_cells *cells, const struct client_op *awa
     return awaited != NULL && awaited->cell != NULL ? awaited->cell->seq : cells_slot_at(cells, 0)->seq;
 }
 
+/* Waits for the message of a receive. */
+static void await_message(struct comm_comm *comm, uint64_t deadline_ns, bool spins)
+{
+    struct watch watch = {.cells = comm->cells,
+                          .deadline_ns = deadline_ns,
+                          .has_others = comm->client->cells.receives > cells_receive_count(comm)};
+    cells_messages_watch(comm->client, &watch.messages);
+    watch.deadline_ns = watch.messages.until_ns < deadline_ns ? watch.messages.until_ns : watch.deadline_ns;
+    cells_look_at_places(comm->cells);
+    await_news(comm->client, &watch, spins);
+    held_feed(comm->client);
+}
+
 bool cells_wait(struct comm_comm *comm, const struct client_op *awaited, uint64_t deadline_ns, bool spins)
 {
     struct comm_client *client = comm->client;
     struct client_cells *cells = comm->cells;
-    if (cells == NULL || cells->count == 0) {
+    const struct client_op *oldest = awaited != NULL ? awaited : comm->ops;
+    if (cells == NULL || (cells->count == 0 && cells_receive_count(comm) == 0)) {
         return false;
     }
-    if (cells_take_ready(comm)) {
+    bool receives = oldest != NULL && oldest->receive != NULL;
+    if (cells_take_ready(comm) | cells_receive_ready(comm, false)) {
         pthread_cond_broadcast(&client->changed);
         held_feed(client);
         return true;
+    }
+    if (receives && cells_receives_are_handed(comm)) {
+        uint64_t soon_ns = clock_ns() + SLEEP_BRIEF_NS;
+        client_progress(client, soon_ns < deadline_ns ? soon_ns : deadline_ns);
+        return true;
+    }
+    if (receives) {
+        await_message(comm, deadline_ns, spins);
+        return true;
+    }
+    if (cells->count == 0) {
+        return false;
     }
     cells_fetch_behind(comm);
     if (cells->count == 0) {
@@ -234,6 +271,8 @@ bool cells_wait(struct comm_comm *comm, const struct client_op *awaited, uint64_
     }
     struct watch watch = {.cells = cells,
                           .seq = slot->seq,
+                          .has_slot = true,
+                          .has_others = client->cells.receives > cells_receive_count(comm),
                           .deadline_ns =
                               slot->op->deadline_ns < deadline_ns ? slot->op->deadline_ns : deadline_ns};
     const struct cells_slot *reader = cells_reader(comm);
@@ -242,6 +281,7 @@ bool cells_wait(struct comm_comm *comm, const struct client_op *awaited, uint64_
         watch.reads = reader->call.terms;
     }
     watch.wakes_seq = wakes_at(cells, awaited);
+    cells_messages_watch(client, &watch.messages);
     if (cells->asked_seq >= slot->seq) {
         watch.deadline_ns = clock_ns() + SLEEP_MAX_NS; /* commd answers soon */
     }

@@ -511,6 +511,7 @@ void member_drop(struct comm_comm *comm, uint64_t deadline_ns)
         (void)ops_finish(comm, comm->last_ticket, deadline_ns);
     }
     held_leave(comm);
+    cells_messages_end(comm);
     if (client->lost == COMM_OK) {
         Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
         body.handle = comm->handle;

@@ -113,6 +113,7 @@ static void record_send(struct comm_comm *comm, const struct fence_mark *mark)
  */
 static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, struct fence_mark *mark)
 {
+    cells_settle_receives(comm); /* commd's record comes after them */
     comm_result_t result = member_check(comm);
     if (result == COMM_OK && comm->records.marks == NULL) {
         comm->records.marks = calloc(RECORDS_MAX, sizeof *comm->records.marks);

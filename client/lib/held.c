@@ -398,7 +398,7 @@ void held_leave(struct comm_comm *comm)
 
 static bool has_nothing(const struct comm_client *client)
 {
-    return client->feeder.held_count == 0;
+    return client->feeder.held_count == 0 && client->cells.receives == 0;
 }
 
 static void *feed_on(void *argument)
@@ -418,9 +418,10 @@ static void *feed_on(void *argument)
         if (client->lost == COMM_OK) {
             cells_look_at_commd(client);
         }
-        if ((feeder->held_count > 0 || client->cells.open > 0) && client->lost == COMM_OK) {
+        if (!(has_nothing(client) && client->cells.open == 0) && client->lost == COMM_OK) {
             client_take_events(client);
             held_feed(client);
+            cells_receive_all_ready(client, true);
         }
         cells_attend(client);
     }

@@ -61,43 +61,6 @@
 #define COMM_WAITS_MAX (CLIENT_FENCES_MAX - 1u) /* one is for the operation's stream */
 #define RECORDS_MAX 1024u                       /* of a communicator, that commd has not carried out yet */
 
-/* What to copy out of a staging block when the operation has ended well. */
-struct client_copy {
-    void *to;
-    const void *from;
-    size_t size_bytes;
-};
-
-enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
-
-/* An operation in flight or held, in its communicator's list, oldest first. */
-struct client_op {
-    struct client_op *prev, *next;
-    struct client_held *held; /* its entry in the queue; null: it was sent to commd, or published */
-    struct cells_slot *cell;  /* where it was published; null: it was not, or commd has it */
-    uint64_t number;          /* of a collective of a communicator with cells; 0: none yet */
-    uint64_t waits_since_ns;  /* it was published first, at that time; 0: it was not */
-    bool staging; /* its buffers are being copied, because it is held or goes in slices: it must not end */
-    bool dropped; /* it was dropped during staging, and ends after the copy */
-    struct client_op *next_in_bucket; /* of the communicator's table by ticket */
-    uint64_t ticket;
-    uint64_t submitted_ns; /* in cells: up to CLOCK_COARSE_TICK_NS early */
-    uint64_t deadline_ns;  /* commd's; commd has DAEMON_MARGIN_MS more to report it */
-    enum op_kind kind;
-    enum dtype dtype;
-    struct client_memory *uses[USE_COUNT]; /* memory of each use; null: none */
-    size_t staged_bytes;                   /* of a collective; 0: nothing is staged */
-    size_t places_bytes[USE_COUNT];        /* where in a staging block the buffer begins */
-    struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
-    struct fence_mark ended;
-    struct comm_request *request; /* its handle; null: none */
-    struct queue_place place;     /* where it ends; see queue.h */
-    comm_failure_t *known;        /* of its failure, before the completion comes; null: nothing */
-    void *kept;                   /* its data, if its handle ended before commd got it; null otherwise */
-    uint32_t copy_count;
-    struct client_copy copies[];
-};
-
 /*
  * A handle of one operation, or of a persistent call. The caller owns it. While its operation is in flight,
  * the operation points to it.

@@ -18,13 +18,29 @@ static comm_result_t message_begin(struct client_call *call, const char *name, e
     return result;
 }
 
+static comm_result_t begin_send(struct client_call *call, const struct comm_comm *comm, const void *buffer,
+                                size_t count, comm_dtype_t dtype, uint32_t peer, uint32_t tag,
+                                const comm_call_options_t *options)
+{
+    comm_result_t result =
+        message_begin(call, "comm_send", OP_KIND_SEND, comm, dtype, count, peer, tag, options);
+    return result == COMM_OK ? call_set_buffer(call, comm, &call->input, buffer, 1, "buffer") : result;
+}
+
+static comm_result_t begin_receive(struct client_call *call, const struct comm_comm *comm, void *buffer,
+                                   size_t count, comm_dtype_t dtype, uint32_t peer, uint32_t tag,
+                                   const comm_call_options_t *options)
+{
+    comm_result_t result =
+        message_begin(call, "comm_recv", OP_KIND_RECEIVE, comm, dtype, count, peer, tag, options);
+    return result == COMM_OK ? call_set_buffer(call, comm, &call->output, buffer, 1, "buffer") : result;
+}
+
 comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count, comm_dtype_t dtype, uint32_t peer,
                         uint32_t tag, const comm_call_options_t *options)
 {
     struct client_call call;
-    comm_result_t result =
-        message_begin(&call, "comm_send", OP_KIND_SEND, comm, dtype, count, peer, tag, options);
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, buffer, 1, "buffer") : result;
+    comm_result_t result = begin_send(&call, comm, buffer, count, dtype, peer, tag, options);
     return result == COMM_OK ? call_submit(comm, &call) : result;
 }
 
@@ -32,9 +48,7 @@ comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t d
                         uint32_t tag, const comm_call_options_t *options)
 {
     struct client_call call;
-    comm_result_t result =
-        message_begin(&call, "comm_recv", OP_KIND_RECEIVE, comm, dtype, count, peer, tag, options);
-    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.output, buffer, 1, "buffer") : result;
+    comm_result_t result = begin_receive(&call, comm, buffer, count, dtype, peer, tag, options);
     return result == COMM_OK ? call_submit(comm, &call) : result;
 }
 
@@ -69,6 +83,14 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
         return result;
     }
     given.request = &requests[0];
+    struct client_call sending, receiving;
+    bool is_right =
+        begin_receive(&receiving, comm, receive, receive_count, dtype, from, tag, &given) == COMM_OK &&
+        begin_send(&sending, comm, send, send_count, dtype, to, tag, &given) == COMM_OK;
+    if (is_right && cells_send_at_once(comm, &sending)) { /* it has ended, so the receive may wait */
+        result = call_submit(comm, &receiving);
+        return result == COMM_OK ? comm_wait(&requests[0], NULL) : result;
+    }
     result = comm_group_begin(); /* otherwise one operation would wait for the other in their stream */
     if (result != COMM_OK) {
         return result;

@@ -211,6 +211,7 @@ static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
         comm->staged_bytes -= op->staged_bytes;
     }
     cells_forget(comm, op);
+    cells_forget_receive(comm, op);
     return op;
 }
 
@@ -283,7 +284,10 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         op_failed_in_replay(comm->parent, completion);
         return;
     }
-    bool is_sent = op != NULL && op->held == NULL && op->cell == NULL;
+    bool is_sent = op != NULL && op->held == NULL && op->cell == NULL && op->receive == NULL;
+    if (is_sent && op->kind == OP_KIND_RECEIVE) {
+        cells_count_received(comm, op, completion);
+    }
     op = is_sent ? list_take(comm, completion->ticket) : NULL;
     if (op == NULL) {
         client_lose(client, COMM_PROTOCOL,
@@ -330,12 +334,26 @@ void ops_let_go(struct comm_comm *comm, struct client_op *op)
     }
 }
 
-void ops_end_well(struct comm_comm *comm, struct client_op *op)
+void ops_end_receive(struct comm_comm *comm, struct client_op *op, const comm_received_t *received)
 {
     (void)list_take(comm, op->ticket);
     trace_op_seen(comm->client->trace, comm, op, COMM_OK);
-    struct ending ending = {.text = "", .data = failure_plain(COMM_OK), .clean = true};
+    struct ending ending = {.text = "", .data = failure_plain(COMM_OK), .received = *received, .clean = true};
     op_end(comm, op, &ending);
+}
+
+void ops_end_well(struct comm_comm *comm, struct client_op *op)
+{
+    const comm_received_t nothing = {0};
+    ops_end_receive(comm, op, &nothing);
+}
+
+void ops_end_badly(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text)
+{
+    (void)list_take(comm, op->ticket);
+    trace_op_seen(comm->client->trace, comm, op, result);
+    comm_failure_t data = failure_data(result, op_kind_text(op->kind));
+    op_fail_unsent(comm, op, &data, text);
 }
 
 void ops_handle_failed(struct comm_client *client, const Commd__Client__Failed *failed)

@@ -7,8 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/lib/fence.h"
+#include "client/lib/queue.h"
 #include "proto/client.pb-c.h"
 #include "proto/records.h"
+#include "proto/types.h"
 
 /*
  * The operations of a communicator that are in flight or held: from their submission until they end. All
@@ -17,6 +20,48 @@
 struct client_memory;
 struct client_op;
 struct comm_queue;
+struct cells_receive;
+struct cells_slot;
+struct client_held;
+
+/* What to copy out of a staging block when the operation has ended well. */
+struct client_copy {
+    void *to;
+    const void *from;
+    size_t size_bytes;
+};
+
+enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
+
+/* An operation in flight or held, in its communicator's list, oldest first. */
+struct client_op {
+    struct client_op *prev, *next;
+    struct client_held *held;      /* its entry in the queue; null: it was sent to commd, or published */
+    struct cells_slot *cell;       /* where it was published; null: it was not, or commd has it */
+    struct cells_receive *receive; /* a receive that commd does not know (cells_messages.h); else null */
+    uint32_t asks;           /* of a receive that commd knows: 1 + the sender, or CELLS_ASKS_ANY; else 0 */
+    uint64_t number;         /* of a collective of a communicator with cells; 0: none yet */
+    uint64_t waits_since_ns; /* it was published first, at that time; 0: it was not */
+    bool staging; /* its buffers are being copied, because it is held or goes in slices: it must not end */
+    bool dropped; /* it was dropped during staging, and ends after the copy */
+    struct client_op *next_in_bucket; /* of the communicator's table by ticket */
+    uint64_t ticket;
+    uint64_t submitted_ns; /* in cells: up to CLOCK_COARSE_TICK_NS early */
+    uint64_t deadline_ns;  /* commd's; commd has DAEMON_MARGIN_MS more to report it */
+    enum op_kind kind;
+    enum dtype dtype;
+    struct client_memory *uses[USE_COUNT]; /* memory of each use; null: none */
+    size_t staged_bytes;                   /* of a collective; 0: nothing is staged */
+    size_t places_bytes[USE_COUNT];        /* where in a staging block the buffer begins */
+    struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
+    struct fence_mark ended;
+    struct comm_request *request; /* its handle; null: none */
+    struct queue_place place;     /* where it ends; see queue.h */
+    comm_failure_t *known;        /* of its failure, before the completion comes; null: nothing */
+    void *kept;                   /* its data, if its handle ended before commd got it; null otherwise */
+    uint32_t copy_count;
+    struct client_copy copies[];
+};
 
 /* Makes the communicator's table of operations in flight. Returns false if memory is short. */
 bool ops_init(struct comm_comm *comm);
@@ -66,6 +111,9 @@ void ops_drop(struct comm_comm *comm, struct client_op *op);
 void ops_let_go(struct comm_comm *comm, struct client_op *op);
 /* Ends an operation of the list whose result this rank has taken itself. */
 void ops_end_well(struct comm_comm *comm, struct client_op *op);
+/* Ends a receive of the list whose message this rank has taken itself, or whose message does not fit. */
+void ops_end_receive(struct comm_comm *comm, struct client_op *op, const comm_received_t *received);
+void ops_end_badly(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text);
 /* Gives back an operation's memory, and lets its stream go on. clean: commd has finished with it. */
 void op_release(struct comm_client *client, struct client_op *op, bool clean);
 /* Releases and frees it. */

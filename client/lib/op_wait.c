@@ -17,7 +17,7 @@
  */
 static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *op, uint64_t *began_ns)
 {
-    if (op->held != NULL || op->cell != NULL) {
+    if (op->held != NULL || op->cell != NULL || op->receive != NULL) {
         return UINT64_MAX; /* others show whether commd works */
     }
     *began_ns = *began_ns != 0 ? *began_ns : clock_ns();
@@ -42,6 +42,7 @@ static bool op_uses(const struct comm_comm *comm, const struct client_op *op,
 {
     const struct client_call *call = op->held != NULL ? op->held->call : NULL;
     call = op->cell != NULL ? cells_call_of(op->cell) : call;
+    call = op->receive != NULL ? cells_receive_call(op->receive) : call;
     for (int use = 0; use < USE_COUNT; use++) {
         if (op->uses[use] == memory) {
             return true;
@@ -99,7 +100,9 @@ static void await_end(struct comm_comm *comm, const struct client_op *awaited, u
     struct comm_client *client = comm->client;
     comm->waiters++;
     if (!cells_wait(comm, awaited, deadline_ns, true) && !held_await_cells(comm, deadline_ns)) {
-        client_progress(client, deadline_ns);
+        if (!cells_hand_over_all_receives(client, &deadline_ns)) { /* their ends would not wake this thread */
+            client_progress(client, deadline_ns);
+        }
     }
     comm->waiters--;
 }

@@ -193,6 +193,16 @@ void submit_ended(const struct client_entry *entry)
     }
 }
 
+struct client_op *submit_append(struct client_entry *entry, uint32_t timeout_ms)
+{
+    struct client_op *op = op_spare_or_new(entry->comm, entry->call);
+    if (op != NULL) {
+        connect_op(entry, op);
+        ops_append(entry->comm, op, timeout_ms);
+    }
+    return op;
+}
+
 bool submit_open(struct client_entry *entry, uint32_t timeout_ms)
 {
     struct comm_comm *comm = entry->comm;
@@ -253,6 +263,9 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     struct comm_comm *comm = entry->comm;
     const struct client_call *call = entry->call;
     uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
+    if (cells_submit_message(entry, timeout_ms)) {
+        return COMM_OK;
+    }
     if (publish(entry, timeout_ms)) {
         number(entry);
         return COMM_OK;
@@ -275,6 +288,9 @@ static comm_result_t submit(struct client_entry *entry, struct submit_packet *pa
     struct submit_record record;
     struct fence_mark waits[CLIENT_FENCES_MAX];
     uint32_t wait_count = member_collect_waits(comm, &entry->order, waits);
+    if (!cells_pass_message(comm, op, call, waits, wait_count)) {
+        return COMM_OK;
+    }
     submit_make_record(comm, call, op, waits, wait_count, &record);
     record.ticket = op->ticket;
     cells_pass(comm, op, &record);

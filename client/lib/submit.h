@@ -39,6 +39,8 @@ comm_result_t submit_end(const struct client_entry *entry);
 bool submit_has_spare(struct comm_comm *comm, const struct client_call *call);
 void submit_ended(const struct client_entry *entry);
 bool submit_open(struct client_entry *entry, uint32_t timeout_ms);
+/* Makes the entry's operation, and appends it to the list. Returns null if memory is short. */
+struct client_op *submit_append(struct client_entry *entry, uint32_t timeout_ms);
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count);
 
 /* Several records, in one packet. */

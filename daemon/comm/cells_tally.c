@@ -96,10 +96,12 @@ static void read_rank(struct cells_tally *tally, uint32_t rank, const struct cel
 static void add_new(struct cells_tally *tally, unsigned kind, unsigned class, struct op_counts *out)
 {
     struct accepted *all = &tally->all[kind][class];
-    uint64_t ops = UINT64_MAX, bytes = UINT64_MAX;
+    bool is_message = op_kind_is_message((enum op_kind)kind); /* each is one rank's */
+    uint64_t ops = is_message ? 0 : UINT64_MAX, bytes = ops;
     for (uint32_t rank = 0; rank < tally->rank_count; rank++) {
-        ops = least(ops, tally->ranks[rank].counts[kind][class].ops);
-        bytes = least(bytes, tally->ranks[rank].counts[kind][class].bytes);
+        const struct accepted *its = &tally->ranks[rank].counts[kind][class];
+        ops = is_message ? ops + its->ops : least(ops, its->ops);
+        bytes = is_message ? bytes + its->bytes : least(bytes, its->bytes);
     }
     uint64_t more_bytes = bytes - all->bytes;
     out->cells[kind][class].results[STATUS_OK] += ops - all->ops;

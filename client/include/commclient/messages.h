@@ -13,7 +13,8 @@
  * requires that at most 64 KiB from this sender wait for receives. With more than 256 ranks the limit is
  * smaller: 16 MiB for all senders to one rank together. Any other send ends when its message is received. On
  * a GPU, the stream of the receive must also have reached the receive. Messages that one pair of ranks does
- * not receive delay no other pair, tag or collective.
+ * not receive delay no other pair, tag or collective. On one node, sends of up to 64 KiB may end at once,
+ * too: do not rely on either.
  *
  * A failure ends only that message, on both ranks, and the communicator goes on:
  *   COMM_TIMED_OUT   the deadline of the send or of the receive passed.

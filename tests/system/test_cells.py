@@ -93,6 +93,26 @@ class Cells(unittest.TestCase):
                 ranks = [cluster.client("a", BUILD / "tests/system/cells_again", f"again{size}", rank, size) for rank in range(size)]
                 self.assertEqual(self.finish(ranks), ["checked"] * size)
 
+    def test_messages(self):
+        """Each receive gets the oldest message of its sender and tag, whichever way messages came."""
+        with Cluster("a") as cluster:
+            for size in (2, 3, 4):
+                for seed in range(SEED, SEED + 2):
+                    for cells in ("on", "off"):
+                        cluster.client_environment = {"COMMD_CELLS": cells}
+                        ranks = [cluster.client("a", BUILD / "tests/system/cells_messages", f"messages{size}-{seed}-{cells}", rank, size, seed, 60)
+                                 for rank in range(size)]
+                        self.assertEqual(self.finish(ranks), ["checked"] * size)
+
+    def test_messages_are_counted(self):
+        with Cluster("a") as cluster:
+            ranks = [cluster.client("a", BUILD / "tests/system/posted", "posted", rank, 2, 70, 100, "plain") for rank in range(2)]
+            self.assertEqual(self.finish(ranks), ["140 operations checked"] * 2)
+            text = cluster.commctl("a", "metrics").stdout
+            for kind in ("send", "recv"):
+                self.assertRegex(text, rf'commd_operations_total{{kind="{kind}",size_max_bytes="4096",result="OK"}} 140\n')
+            self.assertGreater(int(re.search(r"commd_operations_in_cells_total (\d+)", text)[1]), 100)
+
     def test_handles_that_end_early(self):
         """Roots that send, those that send to a root, and readers of a root's data wait for nobody else. What they sent stays what it was."""
         self.check_with_folder("cells_roots", 3)

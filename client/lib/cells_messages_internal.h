@@ -35,14 +35,16 @@ struct cells_peer {
     struct cells_letter *letters; /* oldest first */
     uint32_t letter_count;
     size_t letter_bytes;
-    uint32_t asked; /* receives from this rank alone that commd has */
+    uint32_t waiting; /* receives from this rank alone that wait here, */
+    uint32_t asked;   /* and that commd has */
 };
 
 struct cells_messages {
     uint32_t rank_count;
-    uint32_t asked_any; /* receives from any rank that commd has */
-    uint32_t first;     /* whose message a receive from any rank takes next: all get their turn */
-    bool handing;       /* a thread gives receives to commd */
+    uint32_t waiting_any; /* receives from any rank that wait here, */
+    uint32_t asked_any;   /* and that commd has */
+    uint32_t first;       /* whose message a receive from any rank takes next: all get their turn */
+    bool handing;         /* a thread gives receives to commd */
     bool ended;
     uint32_t skips, skipped_last;
     struct cells_receive *receives; /* oldest first */

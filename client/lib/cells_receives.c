@@ -84,11 +84,32 @@ static void free_asked(struct comm_comm *comm, struct client_op *op)
     op->asks = 0;
 }
 
+/* How many receives wait here for messages from the same rank, or from any. */
+static uint32_t *waiting_of(struct cells_messages *messages, const struct cells_receive *receive)
+{
+    uint32_t peer = receive->call.peer;
+    return peer == COMM_ANY_SOURCE ? &messages->waiting_any : &messages->peers[peer].waiting;
+}
+
+/* The bits of the ranks for whose messages receives wait here. */
+static uint32_t sources_of_all(const struct cells_messages *messages)
+{
+    uint32_t sources = 0;
+    for (uint32_t rank = 0; rank < messages->rank_count; rank++) {
+        bool is_awaited = messages->waiting_any > 0 || messages->peers[rank].waiting > 0;
+        sources |= is_awaited ? 1u << rank : 0;
+    }
+    return sources;
+}
+
 /* Takes the receive out of the list of those that wait here. */
 static void take_out(struct comm_comm *comm, struct cells_receive *receive)
 {
     struct cells_messages *messages = cells_messages_of(comm);
     DL_DELETE(messages->receives, receive);
+    if (receive->letter == NULL) {
+        --*waiting_of(messages, receive);
+    }
     messages->receive_count--;
     comm->client->cells.receives--;
     receive->op->receive = NULL;
@@ -127,6 +148,7 @@ bool cells_wait_here(struct comm_comm *comm, struct client_op *op, const struct 
     messages->spare = NULL;
     *receive = (struct cells_receive){.op = op, .call = *call, .since_ns = op->submitted_ns};
     DL_APPEND(messages->receives, receive);
+    ++*waiting_of(messages, receive);
     messages->receive_count++;
     comm->client->cells.receives++;
     op->receive = receive;
@@ -147,6 +169,7 @@ static void keep_letter(struct comm_comm *comm, struct client_op *op, const stru
         return;
     }
     memcpy(kept, waits, wait_count * sizeof *kept);
+    --*waiting_of(cells_messages_of(comm), op->receive);
     op->receive->letter = letter;
     op->receive->source = source;
     op->receive->waits = kept;
@@ -178,6 +201,15 @@ static void end_kept(struct comm_comm *comm)
 }
 
 /* --- Giving to commd --- */
+
+static void drop_all(struct comm_comm *comm)
+{
+    struct cells_receive *receive, *next;
+    DL_FOREACH_SAFE(cells_messages_of(comm)->receives, receive, next)
+    {
+        ops_drop(comm, receive->op);
+    }
+}
 
 /* Closes the rings of all sources. Returns false if a message has come meanwhile; then look for it. */
 static bool close_sources(struct comm_comm *comm, uint32_t sources)
@@ -281,6 +313,10 @@ bool cells_hand_over_receives(struct comm_comm *comm)
     if (messages == NULL || messages->handing || oldest_waiting(messages) == NULL) {
         return false;
     }
+    if (comm->failure != COMM_OK) {
+        drop_all(comm);
+        return true;
+    }
     packet.size_bytes = packet.timeout_ms = 0;
     messages->handing = true;
     comm->copying++; /* it must not be left meanwhile */
@@ -323,24 +359,6 @@ bool cells_hand_over_all_receives(struct comm_client *client, uint64_t *until_ns
 }
 
 /* --- Progress --- */
-
-static void drop_all(struct comm_comm *comm)
-{
-    struct cells_receive *receive, *next;
-    DL_FOREACH_SAFE(cells_messages_of(comm)->receives, receive, next)
-    {
-        ops_drop(comm, receive->op);
-    }
-}
-
-static uint32_t sources_of_all(const struct cells_messages *messages)
-{
-    uint32_t sources = 0;
-    for (const struct cells_receive *each = messages->receives; each != NULL; each = each->next) {
-        sources |= each->letter == NULL ? cells_sources_of(messages, &each->call) : 0;
-    }
-    return sources;
-}
 
 /* Whether receives that wait here should be commd's. */
 static bool is_time(const struct comm_comm *comm, bool is_feeder)

@@ -88,6 +88,9 @@ void cells_messages_watch(struct comm_client *client, struct cells_messages_watc
 bool cells_messages_came(const struct cells_messages_watch *watch);
 /* Whether another thread gives receives to commd now. It may need what commd answers. */
 bool cells_receives_are_handed(const struct comm_comm *comm);
+/* Whether an event record after that operation must wait: commd does not know a receive before it, whose
+ * message has come, but not the event that keeps it from its buffer. */
+bool cells_record_must_wait(const struct comm_comm *comm, uint64_t ticket);
 /* How many receives of the communicator wait here. */
 uint32_t cells_receive_count(const struct comm_comm *comm);
 

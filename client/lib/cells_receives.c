@@ -1,5 +1,6 @@
 #include "client/lib/cells_messages_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -186,18 +187,45 @@ static bool all_reached(const struct fence_mark *waits, uint32_t wait_count)
     return true;
 }
 
-/* Ends receives whose messages have come, and whose events have happened since. */
+static void end_late(struct comm_comm *comm, struct cells_receive *receive)
+{
+    char text[ERROR_TEXT_BYTES];
+    (void)snprintf(
+        text, sizeof text,
+        "\"%s\": recv from rank %u, tag %u: its message has come, but not an event that it waits for",
+        comm->name, receive->source, receive->call.tag);
+    ops_end_badly(comm, receive->op, COMM_TIMED_OUT, text);
+}
+
+/* Ends receives whose messages have come, and whose events have happened since, or did not in time. */
 static void end_kept(struct comm_comm *comm)
 {
     struct cells_receive *receive, *next;
+    uint64_t now_ns = 0;
     DL_FOREACH_SAFE(cells_messages_of(comm)->receives, receive, next)
     {
-        if (receive->letter != NULL && all_reached(receive->waits, receive->wait_count)) {
-            const struct cells_letter *letter = receive->letter;
+        const struct cells_letter *letter = receive->letter;
+        if (letter == NULL) {
+            continue;
+        }
+        now_ns = now_ns != 0 ? now_ns : clock_ns();
+        if (all_reached(receive->waits, receive->wait_count)) {
             cells_end_receive(comm, receive->op, &receive->call, receive->source, &letter->said, letter->data,
                               letter->size_bytes);
+        } else if (now_ns >= receive->op->deadline_ns) {
+            end_late(comm, receive);
         }
     }
+}
+
+bool cells_record_must_wait(const struct comm_comm *comm, uint64_t ticket)
+{
+    const struct cells_messages *messages = cells_messages_of(comm);
+    const struct cells_receive *receive = messages != NULL ? messages->receives : NULL;
+    while (receive != NULL && (receive->letter == NULL || receive->op->ticket > ticket)) {
+        receive = receive->next;
+    }
+    return receive != NULL;
 }
 
 /* --- Giving to commd --- */

@@ -54,7 +54,8 @@ bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_byt
 
 bool held_record_must_wait(struct comm_comm *comm)
 {
-    return held_is_fed(comm) || waits_for_cells(comm) || !records_have_room(comm);
+    return held_is_fed(comm) || waits_for_cells(comm) || !records_have_room(comm) ||
+           cells_record_must_wait(comm, comm->last_ticket);
 }
 
 static struct client_held *held_alloc(struct comm_comm *comm, const struct stream_order *order)
@@ -214,7 +215,7 @@ static bool can_feed(struct comm_comm *comm)
         return false;
     }
     if (held->op == NULL) {
-        return records_have_room(comm);
+        return records_have_room(comm) && !cells_record_must_wait(comm, held->ticket);
     }
     return has_room(comm, held->staged_bytes) && (held->failed_ns == 0 || clock_ns() >= comm->held_retry_ns);
 }

@@ -104,6 +104,14 @@ class Cells(unittest.TestCase):
                                  for rank in range(size)]
                         self.assertEqual(self.finish(ranks), ["checked"] * size)
 
+    def test_messages_behind_events(self):
+        """A receive waits for an event; its message has come."""
+        with Cluster("a") as cluster:
+            for cells in ("on", "off"):
+                cluster.client_environment = {"COMMD_CELLS": cells}
+                ranks = [cluster.client("a", BUILD / "tests/system/cells_events", f"events-{cells}", rank, 2) for rank in range(2)]
+                self.assertEqual(self.finish(ranks), ["checked"] * 2)
+
     def test_messages_are_counted(self):
         with Cluster("a") as cluster:
             ranks = [cluster.client("a", BUILD / "tests/system/posted", "posted", rank, 2, 70, 100, "plain") for rank in range(2)]

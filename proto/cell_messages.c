@@ -2,8 +2,7 @@
 
 #include <string.h>
 
-/* Words of slots. 0: no ring was ever opened here. */
-#define WORD_NEVER_USED 1u /* open, in a slot that had no message yet */
+/* Words of slots. 0: open, and the slot had no message yet. */
 #define WORD_FULL 2u
 #define WORD_CLOSED 3u
 #define WORD_STATES 4u
@@ -21,7 +20,7 @@ static uint64_t closed(uint64_t number)
 /* What the slot of the message has while the ring is open and the message has not come. */
 static uint64_t open_word(uint64_t number)
 {
-    return number > CELL_MESSAGES_SLOTS ? full(number - CELL_MESSAGES_SLOTS) : WORD_NEVER_USED;
+    return number > CELL_MESSAGES_SLOTS ? full(number - CELL_MESSAGES_SLOTS) : 0;
 }
 
 static struct cell_message_slot *slot_of(struct cell_messages *ring, uint64_t number)
@@ -30,13 +29,13 @@ static struct cell_message_slot *slot_of(struct cell_messages *ring, uint64_t nu
 }
 
 /* Where the data begin, if the places from `at` on are free. Sets *end. */
-static uint64_t place(uint64_t at, size_t size_bytes, uint64_t *end)
+static uint64_t place(uint32_t data_bytes, uint64_t at, size_t size_bytes, uint64_t *end)
 {
     if (size_bytes <= CELL_MESSAGE_SHORT_MAX_BYTES) {
         *end = at;
         return at;
     }
-    uint64_t left = CELL_MESSAGES_DATA_BYTES - at % CELL_MESSAGES_DATA_BYTES;
+    uint64_t left = data_bytes - at % data_bytes;
     uint64_t begin = size_bytes <= left ? at : at + left;
     *end = begin +
            (size_bytes + CELL_MESSAGES_LINE_BYTES - 1) / CELL_MESSAGES_LINE_BYTES * CELL_MESSAGES_LINE_BYTES;
@@ -56,16 +55,17 @@ static void read_freed(struct cell_messages_out *out)
 
 static bool has_room(const struct cell_messages_out *out, uint64_t end)
 {
-    return out->sent - out->freed < CELL_MESSAGES_SLOTS && end - out->freed_at <= CELL_MESSAGES_DATA_BYTES;
+    return out->sent - out->freed < CELL_MESSAGES_SLOTS && end - out->freed_at <= out->data_bytes;
 }
 
 enum cell_message_fate cell_messages_put(struct cell_messages_out *out, const struct cell_message_said *said,
                                          const void *data, size_t size_bytes)
 {
     struct cell_messages *ring = out->ring;
-    uint64_t number = out->sent + 1, end, begin = place(out->at, size_bytes, &end);
+    uint64_t number = out->sent + 1, end, begin = place(out->data_bytes, out->at, size_bytes, &end);
     struct cell_message_slot *slot = slot_of(ring, number);
-    if (atomic_load_explicit(&ring->from_commd, memory_order_acquire) != out->to_commd) {
+    if (atomic_load_explicit(&ring->from_commd, memory_order_acquire) != out->to_commd ||
+        atomic_load_explicit(&ring->opened, memory_order_relaxed) == 0) {
         return CELL_MESSAGE_BY_COMMD;
     }
     if (!has_room(out, end)) {
@@ -78,9 +78,8 @@ enum cell_message_fate cell_messages_put(struct cell_messages_out *out, const st
     if (atomic_load_explicit(&slot->word, memory_order_relaxed) != expected) {
         return CELL_MESSAGE_BY_COMMD;
     }
-    unsigned char *to = size_bytes <= CELL_MESSAGE_SHORT_MAX_BYTES
-                            ? slot->data
-                            : ring->data + begin % CELL_MESSAGES_DATA_BYTES;
+    unsigned char *to =
+        size_bytes <= CELL_MESSAGE_SHORT_MAX_BYTES ? slot->data : ring->data + begin % out->data_bytes;
     slot->count_elements = (uint32_t)said->count_elements;
     slot->tag = said->tag;
     slot->dtype = said->dtype;
@@ -120,14 +119,13 @@ enum cell_message_look cell_messages_look(const struct cell_messages_in *in, str
         return CELL_MESSAGE_NONSENSE;
     }
     uint64_t size_bytes = out->said.count_elements * dtype_size_bytes(dtype);
-    if (size_bytes > CELL_MESSAGE_MAX_BYTES) {
+    if (size_bytes > cell_message_max_bytes(in->data_bytes)) {
         return CELL_MESSAGE_NONSENSE;
     }
-    uint64_t begin = place(in->at, size_bytes, &end);
+    uint64_t begin = place(in->data_bytes, in->at, size_bytes, &end);
     out->size_bytes = (size_t)size_bytes;
     out->at = end;
-    out->data = size_bytes <= CELL_MESSAGE_SHORT_MAX_BYTES ? slot->data
-                                                           : ring->data + begin % CELL_MESSAGES_DATA_BYTES;
+    out->data = size_bytes <= CELL_MESSAGE_SHORT_MAX_BYTES ? slot->data : ring->data + begin % in->data_bytes;
     return CELL_MESSAGE_THERE;
 }
 
@@ -161,11 +159,9 @@ void cell_messages_open(struct cell_messages_in *in)
     if (in->open) {
         return;
     }
-    for (uint64_t i = CELL_MESSAGES_SLOTS; !in->opened && i > 1; i--) {
-        atomic_store_explicit(&slot_of(ring, i)->word, open_word(i), memory_order_relaxed);
-    }
-    in->open = in->opened = true;
+    in->open = true;
     atomic_store_explicit(&slot_of(ring, number)->word, open_word(number), memory_order_release);
+    atomic_store_explicit(&ring->opened, 1, memory_order_release);
 }
 
 void cell_messages_count_received(struct cell_messages_in *in)

@@ -33,8 +33,10 @@
  * writes nonsense harms its own communicator.
  */
 #define CELL_MESSAGES_SLOTS 128u
-#define CELL_MESSAGES_DATA_BYTES 262144u /* places for longer data */
-#define CELL_MESSAGE_MAX_BYTES 65536u    /* longer ones wait in commd for their receives */
+/* Places for longer data, and the longest message: of two ranks. Longer messages wait in commd. */
+#define CELL_MESSAGES_DATA_MAX_BYTES 262144u
+#define CELL_MESSAGE_MAX_BYTES 65536u
+#define CELL_MESSAGES_DATA_MIN_BYTES 32768u
 #define CELL_MESSAGE_SHORT_MAX_BYTES 40u /* data that lie in the slot */
 #define CELL_MESSAGES_LINE_BYTES ((size_t)64)
 
@@ -55,19 +57,42 @@ struct cell_message_slot {
 };
 _Static_assert(sizeof(struct cell_message_slot) == 64, "the layout is fixed");
 
-/* From one rank to another one. All zero at first: closed. */
+/* From one rank to another one. All zero at first: it was never open. */
 struct cell_messages {
     _Alignas(128) _Atomic uint64_t to_commd;   /* the sender's */
     _Alignas(128) _Atomic uint64_t from_commd; /* the receiver's, as `freed` */
     _Atomic uint64_t freed;                    /* so many messages' slots and places can be used again */
+    _Atomic uint64_t opened;                   /* 1: the receiver has opened it once */
     _Alignas(128) struct cell_message_slot slots[CELL_MESSAGES_SLOTS];
-    unsigned char data[CELL_MESSAGES_DATA_BYTES];
+    unsigned char data[]; /* cell_messages_data_bytes */
 };
 _Static_assert(sizeof(struct cell_messages) % 128 == 0, "rings follow each other");
 
-/* The sender's side. Zero but for `ring`. */
+/* So that the rings of one rank together take about a megabyte at most, if they are all used. */
+static inline uint32_t cell_messages_data_bytes(uint32_t rank_count)
+{
+    uint32_t bytes = CELL_MESSAGES_DATA_MAX_BYTES;
+    while (bytes > CELL_MESSAGES_DATA_MIN_BYTES && bytes * (rank_count - 1) > 1u << 20) {
+        bytes /= 2;
+    }
+    return bytes;
+}
+
+static inline size_t cell_messages_bytes(uint32_t rank_count)
+{
+    return sizeof(struct cell_messages) + cell_messages_data_bytes(rank_count);
+}
+
+/* The longest message that a ring takes. */
+static inline size_t cell_message_max_bytes(uint32_t data_bytes)
+{
+    return data_bytes / 4 < CELL_MESSAGE_MAX_BYTES ? data_bytes / 4 : CELL_MESSAGE_MAX_BYTES;
+}
+
+/* The sender's side. Zero but for `ring` and `data_bytes`. */
 struct cell_messages_out {
     struct cell_messages *ring;
+    uint32_t data_bytes;
     uint64_t sent;
     uint64_t freed;                     /* as read last, */
     uint64_t freed_at;                  /* and where the places in use begin */
@@ -76,13 +101,13 @@ struct cell_messages_out {
     uint64_t to_commd;
 };
 
-/* The receiver's side. Zero but for `ring`. */
+/* The receiver's side. Zero but for `ring` and `data_bytes`. */
 struct cell_messages_in {
     struct cell_messages *ring;
+    uint32_t data_bytes;
     uint64_t taken;
     uint64_t at;
     uint64_t from_commd;
-    bool opened; /* at all */
     bool open;
 };
 
@@ -91,7 +116,7 @@ enum cell_message_fate {
     CELL_MESSAGE_FULL,    /* the ring has no room now */
     CELL_MESSAGE_BY_COMMD /* it is closed, or commd has earlier messages */
 };
-/* Sends a message of at most CELL_MESSAGE_MAX_BYTES, unless it says something else. Afterwards, wake the
+/* Sends a message of at most cell_message_max_bytes, unless it says something else. Afterwards, wake the
  * receiver if it sleeps. */
 enum cell_message_fate cell_messages_put(struct cell_messages_out *out, const struct cell_message_said *said,
                                          const void *data, size_t size_bytes);

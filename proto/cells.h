@@ -205,10 +205,13 @@ static inline size_t cells_middle_bytes(uint32_t rank_count)
     return cells_sliced_bytes(rank_count) + (size_t)rank_count * CELLS_DEPTH * CELLS_MIDDLE_MAX_BYTES;
 }
 
-/* The whole segment for 2 to CELLS_RANKS_MAX ranks. Most of it takes no memory before it is used. */
+/* The whole segment for 2 to CELLS_RANKS_MAX ranks, a multiple of CELLS_PAGE_BYTES. Most of it takes no
+ * memory before it is used. */
 static inline size_t cells_bytes(uint32_t rank_count)
 {
-    return cells_middle_bytes(rank_count) + (size_t)rank_count * rank_count * sizeof(struct cell_messages);
+    size_t bytes =
+        cells_middle_bytes(rank_count) + (size_t)rank_count * rank_count * cell_messages_bytes(rank_count);
+    return (bytes + CELLS_PAGE_BYTES - 1) / CELLS_PAGE_BYTES * CELLS_PAGE_BYTES;
 }
 
 /* Short messages from one rank to another one. */
@@ -216,7 +219,8 @@ static inline struct cell_messages *cells_messages(struct cells_shared *shared, 
                                                    uint32_t from, uint32_t to)
 {
     unsigned char *first = (unsigned char *)shared + cells_middle_bytes(rank_count);
-    return (struct cell_messages *)(void *)first + ((size_t)from * rank_count + to);
+    return (struct cell_messages *)(void *)(first + ((size_t)from * rank_count + to) *
+                                                        cell_messages_bytes(rank_count));
 }
 
 static inline struct cell_header *cells_header(struct cells_shared *shared, uint32_t rank, uint64_t seq)

@@ -74,10 +74,11 @@ static bool send_message(const struct client_entry *entry)
     size_t size_bytes = bytes_of(call);
     struct cell_message_said said = {
         .count_elements = call->terms.count_elements, .tag = call->tag, .dtype = (uint32_t)call->terms.dtype};
-    if (!is_simple(entry) || call->peer == comm->rank || size_bytes > CELL_MESSAGE_MAX_BYTES) {
+    struct cell_messages_out *out = &cells->messages->peers[call->peer].out;
+    if (!is_simple(entry) || call->peer == comm->rank ||
+        size_bytes > cell_message_max_bytes(out->data_bytes)) {
         return false;
     }
-    struct cell_messages_out *out = &cells->messages->peers[call->peer].out;
     enum cell_message_fate fate = cell_messages_put(out, &said, call->input.at, size_bytes);
     uint64_t until_ns = fate == CELL_MESSAGE_FULL ? clock_ns() + ROOM_WAIT_NS : 0;
     while (fate == CELL_MESSAGE_FULL && clock_ns() < until_ns && await_room(comm)) {
@@ -158,7 +159,8 @@ static bool may_wait_here(const struct client_entry *entry, uint32_t timeout_ms)
     const struct cells_messages *messages = cells_messages_of(comm);
     uint32_t sources = cells_sources_of(messages, entry->call);
     if (!is_simple(entry) || timeout_ms < TIMEOUT_LEAST_MS ||
-        bytes_of(entry->call) > CELL_MESSAGE_MAX_BYTES || entry->call->peer == comm->rank) {
+        bytes_of(entry->call) > cell_message_max_bytes(messages->peers[0].in.data_bytes) ||
+        entry->call->peer == comm->rank) {
         return false;
     }
     for (uint32_t rank = 0; rank < messages->rank_count; rank++) {

@@ -9,7 +9,6 @@
 /* Short messages: their rings, and messages that no receive has taken yet. */
 
 #define LETTERS_MANY 64u /* of one sender; then its ring fills, and commd gets the rest */
-#define LETTERS_MANY_BYTES CELL_MESSAGES_DATA_BYTES
 #define LETTERS_MAX (LETTERS_MANY + CELL_MESSAGES_SLOTS) /* more, only if the sender lies */
 
 /* --- Messages that have come --- */
@@ -57,7 +56,7 @@ static void damaged(struct comm_comm *comm, uint32_t rank)
 
 void cells_free_taken(struct cells_peer *peer)
 {
-    if (peer->letter_count < LETTERS_MANY && peer->letter_bytes < LETTERS_MANY_BYTES) {
+    if (peer->letter_count < LETTERS_MANY && peer->letter_bytes < peer->in.data_bytes) {
         cell_messages_free_taken(&peer->in);
     }
 }
@@ -168,6 +167,8 @@ void cells_messages_open(struct comm_comm *comm)
     }
     messages->rank_count = count;
     for (uint32_t rank = 0; rank < count; rank++) {
+        messages->peers[rank].in.data_bytes = messages->peers[rank].out.data_bytes =
+            cell_messages_data_bytes(count);
         messages->peers[rank].in.ring = cells_messages(cells->shared, count, rank, cells->rank);
         messages->peers[rank].out.ring = cells_messages(cells->shared, count, cells->rank, rank);
         if (rank != cells->rank && cells_may_open(comm)) {

@@ -17,12 +17,20 @@ struct pair {
     struct cell_messages_in in;
 };
 
+static struct pair pair_of(uint32_t rank_count)
+{
+    uint32_t data_bytes = cell_messages_data_bytes(rank_count);
+    struct cell_messages *ring = aligned_alloc(128, cell_messages_bytes(rank_count));
+    assert_non_null(ring);
+    memset(ring, 0, cell_messages_bytes(rank_count));
+    return (struct pair){.ring = ring,
+                         .out = {.ring = ring, .data_bytes = data_bytes},
+                         .in = {.ring = ring, .data_bytes = data_bytes}};
+}
+
 static struct pair pair_new(void)
 {
-    struct cell_messages *ring = aligned_alloc(128, sizeof *ring);
-    assert_non_null(ring);
-    memset(ring, 0, sizeof *ring);
-    return (struct pair){.ring = ring, .out = {.ring = ring}, .in = {.ring = ring}};
+    return pair_of(2);
 }
 
 static void fill(unsigned char *data, size_t size_bytes, uint64_t number)
@@ -73,17 +81,24 @@ static void test_closed_at_first(void **state)
     free(pair.ring);
 }
 
-static const size_t sizes[] = {0, 1, 39, 40, 41, 64, 65, 4095, 8192, 16383, CELL_MESSAGE_MAX_BYTES};
+static const size_t sizes[] = {0, 1, 39, 40, 41, 64, 65, 4095, 8191, 8192, 16383, CELL_MESSAGE_MAX_BYTES};
+static const uint32_t rank_counts[] = {2, 5, 6, 9, 32};
+#define RANK_COUNTS (sizeof rank_counts / sizeof rank_counts[0])
 #define SIZE_COUNT (sizeof sizes / sizeof sizes[0])
 
-/* All sizes, so that places wrap everywhere. */
-static void test_sizes(void **state)
+static size_t max_of(const struct pair *pair)
 {
-    struct pair pair = pair_new();
-    (void)state;
+    return cell_message_max_bytes(pair->in.data_bytes);
+}
+
+/* All sizes, so that places wrap everywhere. */
+static void send_sizes(uint32_t rank_count)
+{
+    struct pair pair = pair_of(rank_count);
     cell_messages_open(&pair.in);
     for (uint64_t number = 1; number < 5000; number++) {
         size_t size_bytes = sizes[number * 7 % SIZE_COUNT];
+        size_bytes = size_bytes < max_of(&pair) ? size_bytes : max_of(&pair);
         assert_int_equal(put(&pair, number, size_bytes), CELL_MESSAGE_SENT);
         assert_true(cell_messages_have_news(pair.ring, number - 1, 0));
         take(&pair, number, size_bytes);
@@ -94,19 +109,28 @@ static void test_sizes(void **state)
     free(pair.ring);
 }
 
-/* As many messages as there is room for; then commd gets them until some room is free. */
-static void fill_up(size_t size_bytes)
+static void test_sizes(void **state)
 {
-    struct pair pair = pair_new();
+    (void)state;
+    for (size_t i = 0; i < RANK_COUNTS; i++) {
+        send_sizes(rank_counts[i]);
+    }
+}
+
+/* As many messages as there is room for; then none until some room is free. */
+static void fill_up(uint32_t rank_count, size_t size_bytes)
+{
+    struct pair pair = pair_of(rank_count);
     uint64_t sent = 0, taken = 0;
+    size_bytes = size_bytes < max_of(&pair) ? size_bytes : max_of(&pair);
     cell_messages_open(&pair.in);
     for (unsigned round = 0; round < 300; round++) {
         while (put(&pair, sent + 1, size_bytes) == CELL_MESSAGE_SENT) {
             sent++;
         }
         uint64_t open = sent - taken;
-        assert_true(open <= CELL_MESSAGES_SLOTS);
-        assert_true(open == CELL_MESSAGES_SLOTS || (open + 2) * (size_bytes + 64) > CELL_MESSAGES_DATA_BYTES);
+        assert_in_range(open, 3, CELL_MESSAGES_SLOTS);
+        assert_true(open == CELL_MESSAGES_SLOTS || (open + 2) * (size_bytes + 64) > pair.in.data_bytes);
         for (uint64_t i = 0; i <= round % open; i++) {
             take(&pair, ++taken, size_bytes);
         }
@@ -119,8 +143,17 @@ static void fill_up(size_t size_bytes)
 static void test_room(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < SIZE_COUNT; i++) {
-        fill_up(sizes[i]);
+    for (size_t i = 0; i < SIZE_COUNT * RANK_COUNTS; i++) {
+        fill_up(rank_counts[i % RANK_COUNTS], sizes[i / RANK_COUNTS]);
+    }
+}
+
+/* The rings of one rank are no larger all together than what its slices may take. */
+static void test_memory(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 2; ranks <= 32; ranks++) {
+        assert_true(cell_messages_bytes(ranks) * (ranks - 1) <= 3u << 19);
     }
 }
 
@@ -276,6 +309,7 @@ int main(void)
         cmocka_unit_test(test_closed_at_first),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_room),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_close),
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_nonsense),

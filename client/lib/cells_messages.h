@@ -79,11 +79,15 @@ struct cells_messages_watch {
     uint32_t count;    /* 0: no receive waits here */
     uint64_t until_ns; /* then they are given to commd */
     struct {
+        struct comm_comm *comm;
         struct cell_messages *ring;
         uint64_t taken, from_commd;
     } rings[CELLS_WATCHED_MAX];
 };
 void cells_messages_watch(struct comm_client *client, struct cells_messages_watch *out);
+/* Before and after the lock is released: none of these communicators may be left meanwhile. */
+void cells_messages_hold(const struct cells_messages_watch *watch);
+void cells_messages_release(struct comm_client *client, const struct cells_messages_watch *watch);
 /* Without the lock. */
 bool cells_messages_came(const struct cells_messages_watch *watch);
 /* Whether another thread gives receives to commd now. It may need what commd answers. */

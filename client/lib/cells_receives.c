@@ -447,10 +447,10 @@ bool cells_receives_are_handed(const struct comm_comm *comm)
     return cells_messages_of(comm) != NULL && cells_messages_of(comm)->handing;
 }
 
-static void watch_rings(const struct comm_comm *comm, struct cells_messages_watch *out)
+static void watch_rings(struct comm_comm *comm, struct cells_messages_watch *out)
 {
     const struct cells_messages *messages = cells_messages_of(comm);
-    const struct cells_receive *oldest = messages != NULL ? oldest_waiting(messages) : NULL;
+    const struct cells_receive *oldest = messages != NULL && !comm->leaving ? oldest_waiting(messages) : NULL;
     uint32_t sources = oldest != NULL ? sources_of_all(messages) : 0;
     if (oldest != NULL && oldest->since_ns + HAND_OVER_NS < out->until_ns) {
         out->until_ns = oldest->since_ns + HAND_OVER_NS;
@@ -458,6 +458,7 @@ static void watch_rings(const struct comm_comm *comm, struct cells_messages_watc
     for (uint32_t rank = 0; sources != 0 && rank < messages->rank_count; rank++) {
         const struct cell_messages_in *in = &messages->peers[rank].in;
         if (cells_is_source(sources, rank) && rank != comm->rank && out->count < CELLS_WATCHED_MAX) {
+            out->rings[out->count].comm = comm;
             out->rings[out->count].ring = in->ring;
             out->rings[out->count].taken = in->taken;
             out->rings[out->count++].from_commd = in->from_commd;
@@ -469,9 +470,26 @@ void cells_messages_watch(struct comm_client *client, struct cells_messages_watc
 {
     out->count = 0;
     out->until_ns = UINT64_MAX;
-    for (const struct comm_comm *comm = client->cells.receives > 0 ? client->comms : NULL; comm != NULL;
+    for (struct comm_comm *comm = client->cells.receives > 0 ? client->comms : NULL; comm != NULL;
          comm = comm->next) {
         watch_rings(comm, out);
+    }
+}
+
+void cells_messages_hold(const struct cells_messages_watch *watch)
+{
+    for (uint32_t i = 0; i < watch->count; i++) {
+        watch->rings[i].comm->copying++;
+    }
+}
+
+void cells_messages_release(struct comm_client *client, const struct cells_messages_watch *watch)
+{
+    for (uint32_t i = 0; i < watch->count; i++) {
+        watch->rings[i].comm->copying--;
+    }
+    if (watch->count > 0) {
+        pthread_cond_broadcast(&client->changed);
     }
 }
 

@@ -180,6 +180,7 @@ static void await_news(struct comm_client *client, struct watch *watch, bool spi
     uint64_t most_ns = is_brief ? SLEEP_BRIEF_NS : SLEEP_MAX_NS;
     watch->rings = client->reading ? NULL : client->rings;
     client->reading = client->reading || watch->rings != NULL;
+    cells_messages_hold(&watch->messages);
     pthread_mutex_unlock(&client->lock);
     bool news = spins ? spin(watch) : has_news(watch);
     pthread_mutex_lock(&client->lock);
@@ -202,6 +203,7 @@ static void await_news(struct comm_client *client, struct watch *watch, bool spi
         watch->cells->idle_seq = has_news(watch) ? 0 : watch->seq;
         client_take_all(client);
     }
+    cells_messages_release(client, &watch->messages);
 }
 
 /*

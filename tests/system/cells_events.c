@@ -18,16 +18,6 @@ static comm_t *gate, *other; /* the event is one of `gate` */
 static comm_event_t *opened, *received;
 static uint32_t gate_word;
 
-static void meet(void)
-{
-    uint32_t one = 1, sum = 0;
-    comm_request_t *request = NULL;
-    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
-    options.request = &request;
-    must(comm_all_reduce(other, &one, &sum, 1, COMM_U32, COMM_SUM, &options), "comm_all_reduce");
-    must(comm_wait(&request, NULL), "comm_wait");
-}
-
 static comm_request_t *receive(comm_t *from, uint32_t *data, size_t count, uint32_t tag, uint32_t timeout_ms)
 {
     comm_request_t *request = NULL;
@@ -41,15 +31,6 @@ static comm_request_t *receive(comm_t *from, uint32_t *data, size_t count, uint3
 static void send_word(comm_t *to, uint32_t word)
 {
     must(comm_send(to, &word, 1, COMM_U32, 1 - rank, 0, NULL), "comm_send");
-}
-
-static comm_t *join_more(const char *name, const char *suffix)
-{
-    comm_t *more;
-    char text[64];
-    (void)snprintf(text, sizeof text, "%s-%s", name, suffix);
-    must(comm_init(client, text, rank, size, COMM_DEVICE_HOST, NULL, &more), "comm_init");
-    return more;
 }
 
 /* Operations of `comm` wait until rank 1 has sent a word on `gate`. */
@@ -74,8 +55,8 @@ static void check_order(uint32_t *data)
     for (uint32_t round = 1; round <= ROUNDS; round++) {
         if (rank == 1) {
             send_word(comm, round);
-            meet();
-            meet();
+            meet_on(other);
+            meet_on(other);
             usleep(round % 5 * 700);
             send_word(gate, round);
             comm_request_t *request = receive(other, got, LONG_ELEMENTS, 1, 0);
@@ -85,13 +66,13 @@ static void check_order(uint32_t *data)
             }
             continue;
         }
-        meet();
+        meet_on(other);
         data[0] = 0;
         comm_request_t *requests[3] = {close_gate(), receive(comm, data, 1, 0, 0), NULL};
         comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
         options.request = &requests[2];
         must(comm_event_record_comm(received, comm), "comm_event_record_comm");
-        meet();
+        meet_on(other);
         must(comm_event_wait_comm(received, other), "comm_event_wait_comm");
         must(comm_send(other, data, LONG_ELEMENTS, COMM_U32, 1, 1, &options), "comm_send");
         must(comm_wait_all(requests, 3, NULL), "comm_wait_all");
@@ -103,18 +84,18 @@ static void check_deadline(uint32_t *data)
 {
     if (rank == 1) {
         send_word(comm, 7);
-        meet();
-        meet();
+        meet_on(other);
+        meet_on(other);
         send_word(gate, 7);
         return;
     }
-    meet();
+    meet_on(other);
     data[0] = 0;
     comm_request_t *late = close_gate(), *request = receive(comm, data, 1, 0, SHORT_TIMEOUT_MS);
     if (comm_wait(&request, NULL) != COMM_TIMED_OUT || data[0] != 0) {
         fail("a receive whose event did not come has no deadline", 0);
     }
-    meet();
+    meet_on(other);
     must(comm_wait(&late, NULL), "comm_wait");
 }
 
@@ -125,8 +106,8 @@ int main(int argc, char **argv)
         return 2;
     }
     join(argv, TIMEOUT_MS);
-    gate = join_more(argv[1], "gate");
-    other = join_more(argv[1], "other");
+    gate = join_another(argv[1], "gate");
+    other = join_another(argv[1], "other");
     void *memory;
     must(comm_mem_alloc(client, LONG_ELEMENTS * sizeof(uint32_t), COMM_DEVICE_HOST, &memory),
          "comm_mem_alloc");
@@ -134,7 +115,7 @@ int main(int argc, char **argv)
     must(comm_event_create(client, &received), "comm_event_create");
     check_order(memory);
     check_deadline(memory);
-    meet();
+    meet_on(other);
     comm_event_destroy(opened);
     comm_event_destroy(received);
     comm_destroy(gate);

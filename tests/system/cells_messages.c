@@ -250,17 +250,6 @@ static void meet(uint64_t seed, uint32_t round)
     }
 }
 
-/* Without waiting for anything else, as comm_barrier does. */
-static void meet_all(comm_t *all)
-{
-    uint32_t one = 1, sum = 0;
-    comm_request_t *request = NULL;
-    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
-    options.request = &request;
-    must(comm_all_reduce(all, &one, &sum, 1, COMM_U32, COMM_SUM, &options), "comm_all_reduce");
-    must(comm_wait(&request, NULL), "comm_wait");
-}
-
 static comm_request_t *receive_from(comm_t *from, void *data, size_t count, comm_dtype_t dtype, uint32_t peer)
 {
     comm_request_t *request = NULL;
@@ -285,7 +274,7 @@ static void send_misfits(void)
         uint32_t peer = any ? COMM_ANY_SOURCE : 0;
         comm_request_t *first = NULL, *second = NULL;
         comm_received_t received;
-        meet_all(comm);
+        meet_on(comm);
         for (unsigned step = 0; step < 2; step++) {
             if (rank == 1 && receives_first == (step == 0)) {
                 first =
@@ -297,7 +286,7 @@ static void send_misfits(void)
             }
             /* Sometimes longer than receives wait without commd. */
             usleep(step == 0 && way % 8 == 4 ? 30000 : 500);
-            meet_all(comm);
+            meet_on(comm);
         }
         if (rank == 0) {
             must(comm_send(comm, &way, 1, COMM_U32, 1, TAGS, NULL), "comm_send");
@@ -318,17 +307,15 @@ static void send_misfits(void)
 static void wait_for_two(const char *name)
 {
     enum { ROUNDS = 20, MOST_MS = 800 };
-    comm_t *other;
-    char text[64], answer = 0;
+    comm_t *other = join_another(name, "other");
+    char answer = 0;
     comm_request_t *late = NULL;
     struct timespec began, ended;
-    (void)snprintf(text, sizeof text, "%s-other", name);
-    must(comm_init(client, text, rank, size, COMM_DEVICE_HOST, NULL, &other), "comm_init");
     if (rank == 0) {
         late = receive_from(other, &answer, 1, COMM_I8, 1);
         usleep(50000);
     }
-    meet_all(comm);
+    meet_on(comm);
     clock_gettime(CLOCK_MONOTONIC, &began);
     for (unsigned round = 0; round < ROUNDS && rank == 0; round++) {
         char byte = 0;
@@ -357,7 +344,7 @@ static void wait_for_two(const char *name)
     if (rank == 0) {
         must(comm_wait(&late, NULL), "comm_wait");
     }
-    meet_all(other);
+    meet_on(other);
     comm_destroy(other);
 }
 
@@ -382,7 +369,7 @@ int main(int argc, char **argv)
     }
     send_misfits();
     wait_for_two(argv[1]);
-    meet_all(comm); /* receives from any rank end when all others have left */
+    meet_on(comm); /* receives from any rank end when all others have left */
     leave();
     puts("checked");
     return 0;

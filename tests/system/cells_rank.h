@@ -41,6 +41,27 @@ static inline void join(char **argv, uint32_t op_timeout_ms)
     must(comm_init(client, argv[1], rank, size, COMM_DEVICE_HOST, &options, &comm), "comm_init");
 }
 
+/* Another communicator of the same ranks. */
+static inline comm_t *join_another(const char *name, const char *suffix)
+{
+    comm_t *another;
+    char text[64];
+    (void)snprintf(text, sizeof text, "%s-%s", name, suffix);
+    must(comm_init(client, text, rank, size, COMM_DEVICE_HOST, NULL, &another), "comm_init");
+    return another;
+}
+
+/* Waits for all ranks, and for nothing else that was submitted, as comm_barrier would. */
+static inline void meet_on(comm_t *all)
+{
+    uint32_t one = 1, sum = 0;
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = &request;
+    must(comm_all_reduce(all, &one, &sum, 1, COMM_U32, COMM_SUM, &options), "comm_all_reduce");
+    must(comm_wait(&request, NULL), "comm_wait");
+}
+
 /* This process's mapping of the cells. */
 static inline unsigned char *find_cells(size_t *bytes)
 {

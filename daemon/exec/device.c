@@ -5,6 +5,7 @@
 #include "daemon/exec/device_internal.h"
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_release.h"
 #include "daemon/gpu/words.h"
 
 /*
@@ -82,7 +83,7 @@ void device_free_queues(struct exec_comm *comm)
         gpu_queue_free(comm->queues[gpu]);
     }
     free(comm->queues);
-    gpu_queue_free(comm->release_queue);
+    gpu_release_free(comm->release);
 }
 
 /*

@@ -1,6 +1,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/base/log.h"
 #include "daemon/exec/device_internal.h"
+#include "daemon/exec/gpu_release.h"
 #include "daemon/gpu/words.h"
 
 /*
@@ -67,8 +68,8 @@ void device_run_ahead(struct exec_comm *comm, uint64_t now_ns)
         device_gpus(first, gpus) != 1 || first->device->marks[gpus[0]] == DEVICE_UNMARKED) {
         return;
     }
-    if (comm->release_queue == NULL && gpu_queue_new(comm->exec->gpus, gpus[0], comm->map->account,
-                                                     &comm->release_queue, &error) != STATUS_OK) {
+    if (comm->release == NULL &&
+        gpu_release_new(comm->exec, gpus[0], comm->map->account, &comm->release, &error) != STATUS_OK) {
         return;
     }
     for (struct exec_op *op = first->next; op != NULL && left > 0; op = op->next, left--) {
@@ -105,7 +106,7 @@ void device_release_words(struct exec_comm *comm, const struct exec_op *op, uint
     if (device->released_ns != 0 && now_ns - device->released_ns < DEVICE_CHECK_NS) {
         return;
     }
-    all = all && gpu_queue_reached(comm->release_queue, comm->release_mark);
+    all = all && gpu_release_is_done(comm->release, now_ns);
     device->released_ns = now_ns;
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < device_entries(op); i++) {
@@ -115,16 +116,15 @@ void device_release_words(struct exec_comm *comm, const struct exec_op *op, uint
                 atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)fence->word, fence->value,
                                       memory_order_release);
             }
-            if (all) {
-                status = gpu_queue_write_word(comm->release_queue, gpu_word_address(&fence->gpu_word),
-                                              fence->value, &error);
+            if (all && status == STATUS_OK) {
+                status = gpu_release_write(comm->release, fence, &error);
             }
         }
     }
-    if (status == STATUS_OK && all) {
-        status = gpu_queue_mark(comm->release_queue, &comm->release_mark, &error);
+    if (status != STATUS_OK) { /* the GPU has failed, so it waits for nothing; or a later call tries again */
+        log_debug("%s", error.text);
     }
-    if (status != STATUS_OK) { /* the GPU has failed, so it waits for nothing */
+    if (all && gpu_release_mark(comm->release, &error) != STATUS_OK) {
         log_debug("%s", error.text);
     }
 }

@@ -6,6 +6,7 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/exec_device.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/gpu_release.h"
 #include "daemon/exec/tuner.h"
 
 enum status exec_new(struct net *net, struct exec **out, struct error *error)
@@ -28,6 +29,7 @@ void exec_free(struct exec *exec)
         return;
     }
     exec_stop_tuning(exec);
+    gpu_releases_end(exec);
     stream_readers_free(&exec->readers);
     exec_free_spares(exec);
     free(exec);
@@ -183,6 +185,7 @@ uint64_t exec_next_deadline_ns(const struct exec *exec)
     if (exec->has_groups) {
         deadline_ns = time_min(deadline_ns, gpu_groups_deadline_ns(exec->gpus));
     }
+    deadline_ns = time_min(deadline_ns, gpu_releases_deadline_ns(exec));
     if (exec->tuner != NULL) {
         deadline_ns = time_min(deadline_ns, tuner_deadline_ns(exec->tuner));
     }
@@ -196,6 +199,9 @@ void exec_tick(struct exec *exec, uint64_t now_ns)
     stream_readers_expire(&exec->readers, now_ns);
     if (exec->has_groups) {
         gpu_groups_tick(exec->gpus, now_ns);
+    }
+    if (now_ns >= gpu_releases_deadline_ns(exec)) {
+        gpu_releases_tick(exec, now_ns);
     }
     if (now_ns >= exec->pacer.next_ns || (exec->tuner != NULL && now_ns >= tuner_deadline_ns(exec->tuner))) {
         exec_wake(exec);

@@ -249,12 +249,11 @@ struct exec_comm {
     uint32_t cut_node;
     bool resuming; /* receive_resume is walking the list */
     bool resume_again;
-    struct stream_group streams;     /* on which other nodes send data */
-    uint64_t release_mark;           /* of the last release; 0: none */
-    struct gpu_queue *release_queue; /* ends waits of streams for clients; null until some may wait */
-    struct gpu_queue **queues;       /* GPU_DEVICES_MAX entries, each null until its first use */
-    struct gpu_group *group;         /* of the last operation by NCCL; null: none */
-    enum gpu_engine last_engine;     /* that carried out the last operation on GPUs */
+    struct stream_group streams; /* on which other nodes send data */
+    struct gpu_release *release; /* ends waits of streams for clients; null until some may wait */
+    struct gpu_queue **queues;   /* GPU_DEVICES_MAX entries, each null until its first use */
+    struct gpu_group *group;     /* of the last operation by NCCL; null: none */
+    enum gpu_engine last_engine; /* that carried out the last operation on GPUs */
     UT_hash_handle hh;
 };
 
@@ -289,8 +288,10 @@ struct exec {
     struct tuner *tuner;               /* null: without a table */
     uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
-    bool has_groups;    /* it uses gpu_groups, so it watches their deadlines */
-    struct pacer pacer; /* how often GPUs are polled */
+    struct gpu_release *releases; /* those with writes that are not known to be done */
+    uint64_t releases_look_ns;    /* when to look next, unless there are none */
+    bool has_groups;              /* it uses gpu_groups, so it watches their deadlines */
+    struct pacer pacer;           /* how often GPUs are polled */
 };
 
 /* spread.c: one operation on several rails. */

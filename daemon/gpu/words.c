@@ -1,6 +1,7 @@
 #include "daemon/gpu/words.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "daemon/gpu/cuda_internal.h"
@@ -127,6 +128,12 @@ struct gpu_word gpu_words_find(const struct memory *of_gpu, struct memory *memor
         ask(words);
     }
     return (struct gpu_word){.base = &words->base, .offset_bytes = offset_bytes};
+}
+
+struct memory *gpu_words_memory(const struct gpu_word *word)
+{
+    const char *base = (const char *)word->base;
+    return ((const struct gpu_words *)(base - offsetof(struct gpu_words, base)))->memory;
 }
 
 bool gpu_words_may_wait(const struct gpu_devices *gpus, uint32_t gpu)

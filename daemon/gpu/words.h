@@ -33,6 +33,9 @@ uint32_t gpu_words_ahead(const struct gpu_devices *gpus);
  */
 struct gpu_word gpu_words_find(const struct memory *of_gpu, struct memory *words, uint64_t offset_bytes);
 
+/* The memory of a word that gpu_words_find found. */
+struct memory *gpu_words_memory(const struct gpu_word *word);
+
 /*
  * An operation with waits for words is put in a stream of the GPU, and is over. CUDA frees memory only when
  * all work of the GPU is done, also such waits. So a communicator of NCCL cannot end before them: its time to

@@ -86,21 +86,12 @@ static cuda_pointer address(uint32_t rank)
     return (cuda_pointer)(uintptr_t)memory_range(buffers[rank], 0, PART);
 }
 
-static void open_all(uint32_t ahead, uint64_t waits)
+static void open_comm(uint64_t comm_id)
 {
     static const uint32_t node_of_rank[RANKS] = {0}, peers[1] = {0};
     static const char *const names[1] = {"a"};
-    struct error error;
-    CHECK_RESULT(budget_new(NULL, &budget, &error), STATUS_OK);
-    budget_set_ceiling(budget, BUDGET_GPU_WAITS, waits);
-    CHECK_RESULT(budget_open(budget, 1000, NULL, &account, &error), STATUS_OK);
-    CHECK_RESULT(gpu_devices_open(true, &gpus, &error), STATUS_OK);
-    case_load();
-    gpu_words_set_ahead(gpus, ahead);
-    CHECK_RESULT(exec_new(NULL, &exec, &error), STATUS_OK);
-    exec_set_gpus(exec, gpus);
     const struct exec_comm_handler handler = {.failed = comm_failed};
-    struct comm_map facts = {.comm_id = 1,
+    struct comm_map facts = {.comm_id = comm_id,
                              .owner_uid = 1000,
                              .account = account,
                              .ranks = {.size = RANKS, .node_count = 1},
@@ -110,10 +101,25 @@ static void open_all(uint32_t ahead, uint64_t waits)
                              .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
                              .name = "ahead"};
     struct comm_map *map;
+    struct error error;
     CHECK_RESULT(comm_map_new(&facts, &map, &error), STATUS_OK);
     CHECK_RESULT(exec_comm_new(exec, map, &handler, &comm, &error), STATUS_OK);
     comm_map_release(map);
     make_words();
+}
+
+static void open_all(uint32_t ahead, uint64_t waits)
+{
+    struct error error;
+    CHECK_RESULT(budget_new(NULL, &budget, &error), STATUS_OK);
+    budget_set_ceiling(budget, BUDGET_GPU_WAITS, waits);
+    CHECK_RESULT(budget_open(budget, 1000, NULL, &account, &error), STATUS_OK);
+    CHECK_RESULT(gpu_devices_open(true, &gpus, &error), STATUS_OK);
+    case_load();
+    gpu_words_set_ahead(gpus, ahead);
+    CHECK_RESULT(exec_new(NULL, &exec, &error), STATUS_OK);
+    exec_set_gpus(exec, gpus);
+    open_comm(1);
     case_context(0);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         int32_t values[COUNT];
@@ -234,12 +240,12 @@ static void check_values(uint32_t operations)
 }
 
 /* The GPU works so slowly that what comes behind the first operation is put behind it. */
-static void begin_row(uint32_t operations)
+static void begin_row(uint32_t first, uint32_t end)
 {
-    for (uint32_t i = 0; i < operations; i++) {
+    for (uint32_t i = first; i < end; i++) {
         submit(i);
     }
-    reach(0);
+    reach(first);
     (void)exec_run(exec, now_ns());
 }
 
@@ -247,7 +253,7 @@ static void in_a_row(int unused)
 {
     (void)unused;
     open_all(OPS - 1, 100);
-    begin_row(OPS);
+    begin_row(0, OPS);
     CHECK(ran_ahead() == OPS - 1 && done == 0);
     for (uint32_t i = 0; i < OPS; i++) { /* nobody looks meanwhile */
         wait_ended(i);
@@ -270,7 +276,7 @@ static void in_a_row(int unused)
 static void bounds(int by_user)
 {
     open_all(by_user ? OPS : 2, by_user ? 3 : 100);
-    begin_row(OPS);
+    begin_row(0, OPS);
     CHECK(ran_ahead() == (by_user ? 3 : 2));
     for (uint32_t i = 1; i < OPS; i++) {
         reach(i);
@@ -284,7 +290,7 @@ static void off(int unused)
 {
     (void)unused;
     open_all(0, 100);
-    begin_row(2);
+    begin_row(0, 2);
     CHECK(gpu_word_address(&fences[0].gpu_word) == 0 && ran_ahead() == 0);
     reach(1);
     run_until(2);
@@ -299,7 +305,7 @@ static void never_comes(int unused)
     const struct error late = {.status = STATUS_TIMED_OUT, .text = "late"};
     (void)unused;
     open_all(OPS, 100);
-    begin_row(3);
+    begin_row(0, 3);
     CHECK(ran_ahead() == 2);
     run_until(1);
     for (int i = 0; i < 20; i++) {
@@ -317,13 +323,57 @@ static void never_comes(int unused)
     close_all();
 }
 
+static void words_ended(void *context)
+{
+    *(bool *)context = true;
+}
+
+/*
+ * All streams share one queue of the GPU. commd ends the wait of a client that never comes, and then writes
+ * its word from a stream, too. This write comes behind the wait of another communicator, so it is done only
+ * after the operation, the communicator and the client's memory are gone.
+ */
+static void client_is_gone(int unused)
+{
+    const struct error late = {.status = STATUS_TIMED_OUT, .text = "late"};
+    bool ended = false;
+    (void)unused;
+    open_all(OPS, 100);
+    struct exec_comm *const first_comm = comm;
+    struct memory *const first_words = words_memory;
+    begin_row(0, 2);
+    open_comm(2);
+    begin_row(2, 4);
+    CHECK(ran_ahead() == 2);
+    exec_cancel(first_comm, 2, 1, &late, now_ns());
+    run_until(3);
+    CHECK_RESULT(results[1], STATUS_TIMED_OUT);
+    CHECK_RESULT(results[3], STATUS_INTERNAL);
+    exec_comm_free(first_comm); /* returns, although the GPU still waits for the other client */
+    memory_when_ended(first_words, words_ended, &ended);
+    memory_unref(first_words);
+    turn();
+    CHECK(!ended);
+    reach(3);
+    run_until(4);
+    CHECK_RESULT(results[3], STATUS_OK);
+    submit(4); /* behind the write: the GPU has not failed */
+    reach(4);
+    run_until(5);
+    CHECK_RESULT(results[4], STATUS_OK);
+    for (uint64_t until_ns = now_ns() + WITHIN_NS; !ended; turn()) {
+        CHECK(now_ns() < until_ns);
+    }
+    close_all();
+}
+
 /* A rank is lost: all operations end, those in the row as well. */
 static void aborted(int unused)
 {
     const struct error lost = {.status = STATUS_RANK_LOST, .text = "lost"};
     (void)unused;
     open_all(OPS, 100);
-    begin_row(OPS);
+    begin_row(0, OPS);
     exec_comm_abort(comm, &lost);
     run_until(OPS);
     for (uint32_t i = 0; i < OPS; i++) {
@@ -361,6 +411,7 @@ static void test_ends(void **state)
     setenv("CUDA_DOUBLE_CONNECTIONS", "1", 1); /* all streams share one queue of the GPU */
     run_slowly(never_comes, 0);
     run_slowly(aborted, 0);
+    run_slowly(client_is_gone, 0);
     unsetenv("CUDA_DOUBLE_CONNECTIONS");
 }
 

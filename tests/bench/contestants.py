@@ -128,9 +128,10 @@ def finish(processes, timeout_s):
 
 def start(command, **options):
     """Starts a process in a process group of its own. Then an interrupt of this program reaches it only through end(), which also ends all that it
-    started."""
+    started. The session stays: where the kernel groups processes by session (sched_autogroup_enabled), a rank that yields passes its processor on only
+    within its session. MPI's ranks share one, their launcher's, so all other ranks must, too."""
     return subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            start_new_session=True, **options)
+                            process_group=0, **options)
 
 
 def end(process):

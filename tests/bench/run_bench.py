@@ -223,7 +223,7 @@ def main():
             medians, cpu = samples.medians()
             states[place.name] = samples.states
             if time.monotonic() < until_s:
-                figures.update(bars.measure_beside(place, options.everybody[0], BUILD))
+                figures.update(bars.measure_beside(place, options.everybody[0], BUILD, options.repeats))
         results.append((place, medians, cpu))
         progress.end()
         print("\n" + report.table(place, medians, cpu, [each.name for each in contestants if comparison.is_peer(each.name)]))

@@ -73,7 +73,7 @@ static void unregister_done(struct gpu_call *call)
     memory_finish(memory);
 }
 
-/* Before the memory is unmapped. No stream waits for its words any more. */
+/* Before the memory is unmapped. No stream waits for its words any more, or will write them. */
 static bool words_stay(struct memory *memory)
 {
     struct gpu_words *words = memory->words;

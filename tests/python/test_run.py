@@ -43,6 +43,15 @@ def test_module(daemons, starter, tmp_path):
     assert len(finish(process)[1].splitlines()) == 2
 
 
+def test_one_session(daemons, starter, tmp_path):
+    """The kernel may group processes by session. Ranks that share processors take turns only within one. Each still has a process group of its own."""
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys; print(os.getsid(0), os.getpgrp() == os.getpid(), sys.stdin.read() or None)")
+    process = start(daemons, starter, "-n", 3, program)
+    session = os.getsid(process.pid)
+    assert finish(process)[1].splitlines() == [f"{session} True None"] * 3
+
+
 def test_a_rank_fails(daemons, starter, tmp_path):
     """If a rank fails, the others are ended. The exit code is that of the rank that failed."""
     program = tmp_path / "program.py"

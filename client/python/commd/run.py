@@ -100,8 +100,11 @@ class _Job:
         environment.update(COMMD_SIZE=str(self.options.ranks), COMMD_LOCAL_SIZE=str(self.options.ranks),
                            COMMD_JOB=f"{_job_name(self.options)}-{os.urandom(8).hex()}")
         for rank in range(self.options.ranks):
+            # A process group each, but one session: Linux may group processes by session, and then a rank that yields
+            # passes its processor on only within it. Out of the foreground, a rank cannot read a terminal.
+            reads = rank == 0 and sys.stdin is not None and not sys.stdin.isatty()
             self.processes.append(subprocess.Popen(
-                _program(self.options), start_new_session=True,
+                _program(self.options), preexec_fn=os.setpgrp, stdin=None if reads else subprocess.DEVNULL,
                 env=dict(environment, COMMD_RANK=str(rank), COMMD_LOCAL_RANK=str(rank))))
 
     def run(self) -> int:

@@ -39,7 +39,7 @@ static size_t compose_due(struct tls_receiver *receiver, uint8_t *out)
     }
     if (receiver->owes_credit && !receiver->intake.stopped) {
         frame.type = TLS_FRAME_CREDIT;
-        frame.offset = receiver->intake.granted_end;
+        frame.offset = receiver->told_end = receiver->intake.granted_end;
         frame.end = false;
         used = put(out, used, &frame);
     }

@@ -117,7 +117,8 @@ struct tls_receiver {
     struct tls_receiver *due_prev, *due_next; /* in the peer's list: it owes frames */
     struct work_item work;                    /* in the endpoint's receiver_work */
     uint64_t number;
-    bool is_due; /* in the due list, for any of these: */
+    uint64_t told_end; /* the end that the sender was told last; it may have been granted more since */
+    bool is_due;       /* in the due list, for any of these: */
     bool owes_receipt, owes_credit, owes_stop;
     bool gone; /* the sender has nothing more to say of it */
     bool over; /* stopped, and the handler knows; it stays until the sender knows */

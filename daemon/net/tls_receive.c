@@ -7,13 +7,22 @@
 
 /* Incoming streams. What a receiver does with its handler is as in quic_receive.c. */
 
+/* Whether the sender may soon use up what it was granted before: then the credit does not wait for data. */
+static bool is_needed_soon(const struct tls_receiver *receiver)
+{
+    const struct stream_intake *intake = &receiver->intake;
+    uint64_t received = stream_intake_received(intake);
+    uint64_t left = receiver->told_end > received ? receiver->told_end - received : 0;
+    return left < NET_STREAM_FIRST_WINDOW_BYTES / 2 || received + left < intake->expected_end;
+}
+
 void tls_receiver_due(struct tls_receiver *receiver)
 {
     if (!receiver->is_due) {
         receiver->is_due = true;
         DL_APPEND2(receiver->peer->due, receiver, due_prev, due_next);
     }
-    if (receiver->owes_credit || receiver->owes_stop) {
+    if ((receiver->owes_credit && is_needed_soon(receiver)) || receiver->owes_stop) {
         tls_work_flush(receiver->peer);
     } else {
         tls_work_receipt(receiver->peer);
@@ -89,7 +98,7 @@ static struct tls_receiver *receiver_for(struct tls_peer *peer, const struct tls
                                            .on_bulk = true};
     receiver->endpoint = peer->endpoint;
     receiver->peer = peer;
-    receiver->intake.granted_end = NET_STREAM_FIRST_WINDOW_BYTES;
+    receiver->intake.granted_end = receiver->told_end = NET_STREAM_FIRST_WINDOW_BYTES;
     if (stream_handler(&receiver->stream)->receive == NULL) {
         tls_receiver_stop(receiver); /* no handler takes streams of this kind */
     }

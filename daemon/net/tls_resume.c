@@ -125,6 +125,7 @@ static void resume_receiver(const struct quic_greeting *greeting, struct tls_rec
         return;
     }
     receiver->owes_credit = !receiver->intake.stopped && !receiver->intake.ended;
+    receiver->told_end = stream_intake_received(&receiver->intake); /* what was told later may be lost */
     tls_receiver_due(receiver);
 }
 

@@ -108,7 +108,9 @@ static size_t sink_receive(void *context, struct net_stream *stream, const uint8
     if (sink->hold) {
         return 0;
     }
-    net_stream_expect(stream, NET_STREAM_WINDOW_BYTES);
+    if (!node->no_more) {
+        net_stream_expect(stream, NET_STREAM_WINDOW_BYTES);
+    }
     size_t used = size;
     if (node->consume_max > 0 && size > 0) {
         node->random = node->random * 1103515245u + 12345u;

@@ -53,6 +53,7 @@ struct quic_node {
     /* consumes at most this many bytes at a time, then asks for the rest again; 0: no limit */
     size_t consume_max;
     bool hold;        /* new sinks consume nothing */
+    bool no_more;     /* sinks expect no data in advance */
     bool bulk;        /* sources open their streams on the bulk link */
     bool wrong_order; /* a handler was called when it must not be called */
     unsigned random;

@@ -397,6 +397,32 @@ static void a_receipt_waits_for_data_that_go_the_same_way(void **state)
     assert_true(peer_of(a)->receipted_bytes >= TLS_RECEIPT_BYTES);
 }
 
+/* Each part lets b grant as much again. */
+static void credit_waits_while_the_sender_has_enough(void **state)
+{
+    enum { PART = 40 << 10 };
+    (void)state;
+    struct error error;
+    struct net_stream *stream;
+    unsigned sent = 0;
+    uint64_t now_ns = loop_now_ns();
+    b->no_more = true;
+    assert_int_equal(net_stream_open_bulk(a->net, 0, NET_STREAM_DATA, 0, NULL, &stream, &error), STATUS_OK);
+    send_counted(stream, PART, &sent);
+    poll_often(now_ns);
+    now_ns = time_after(now_ns, TLS_RECEIPT_NS);
+    poll_often(now_ns);
+    assert_int_equal(sent, 1);
+    uint64_t said_bytes = peer_of(b)->sent_bytes;
+    send_counted(stream, PART, &sent);
+    poll_often(now_ns);
+    assert_int_equal(peer_of(b)->sent_bytes, said_bytes); /* a may send 88 KiB more */
+    send_counted(stream, PART, &sent);
+    poll_often(now_ns); /* 48 KiB are left, so the credit leaves at once, and the receipt with it */
+    assert_true(peer_of(b)->sent_bytes > said_bytes);
+    assert_int_equal(sent, 3);
+}
+
 /* No turn of the loop: both nodes do nothing but poll. */
 static void data_move_by_polls_alone(void **state)
 {
@@ -474,6 +500,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(tcp_may_overtake_the_first_greeting, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(keys_are_updated, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_receipt_waits_for_data_that_go_the_same_way, setup_linked,
+                                        teardown_nodes),
+        cmocka_unit_test_setup_teardown(credit_waits_while_the_sender_has_enough, setup_linked,
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(data_move_by_polls_alone, setup_linked, teardown_nodes),
         cmocka_unit_test_setup_teardown(small_data_use_the_link_if_datagrams_are_small, setup_linked,

@@ -168,6 +168,7 @@ static bool use_batches(struct tls_connection *connection)
     (void)BIO_up_ref(buffer); /* for reading, and for writing */
     SSL_set0_rbio(tls, buffer);
     SSL_set0_wbio(tls, buffer);
+    connection->batches = true;
     return true;
 }
 
@@ -250,6 +251,10 @@ bool tls_connection_read(struct tls_connection *connection)
         connection->peer->received_bytes += size;
         if (!tls_reader_take(&connection->reader, endpoint->read_buffer, size)) {
             tls_connection_fail(connection, "the node broke the rules");
+        }
+        if (connection->batches && BIO_pending(SSL_get_rbio(connection->tls)) == 0) {
+            i++;
+            break; /* the last read took all that there was */
         }
     }
     return i > 0;

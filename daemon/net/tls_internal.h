@@ -50,16 +50,18 @@
 #define TLS_TUNNEL_AHEAD_BYTES (1u << 20)  /* on the tunnel and not acknowledged */
 #define TLS_RECEIPT_NS (60 * TIME_US)      /* receipts wait so long for data that go the same way, */
 #define TLS_RECEIPT_BYTES (128u << 10)     /* unless they are for so many bytes */
+#define TLS_CREDIT_LEAST_BYTES (80u << 10) /* with so much left, a sender can send a message of 64 KiB */
 #define TLS_HANDSHAKE_NS (5 * TIME_S)
-#define TLS_HANDSHAKES_MAX 64u           /* incoming connections that are not authenticated yet */
-#define TLS_LIVELY_NS (1 * TIME_MS)      /* a connection that carries nothing for so long is not polled */
-#define TLS_POLLED_MAX 16u               /* connections, in one poll; the rest come next */
-#define TLS_READ_RECORDS 64u             /* read before other work gets its turn */
-#define TLS_WRITE_BYTES (4u << 20)       /* likewise written */
-#define TLS_BATCH_BYTES (64u << 10)      /* of records that one system call writes */
-#define TLS_READ_AHEAD_BYTES (64u << 10) /* that one system call reads */
-#define TLS_NOT_SENT_BYTES (1u << 20)    /* that the kernel takes beyond what is under way */
-#define TLS_KEY_BYTES (64ull << 30)      /* sent under one key */
+#define TLS_HANDSHAKES_MAX 64u      /* incoming connections that are not authenticated yet */
+#define TLS_LIVELY_NS (1 * TIME_MS) /* a connection that carries nothing for so long is not polled */
+#define TLS_POLLED_MAX 16u          /* connections, in one poll; the rest come next */
+#define TLS_READ_RECORDS 64u        /* read before other work gets its turn */
+#define TLS_WRITE_BYTES (4u << 20)  /* likewise written */
+/* Of records that one system call writes, and reads: a message of 64 KiB and its headers. */
+#define TLS_BATCH_BYTES (66u << 10)
+#define TLS_READ_AHEAD_BYTES (66u << 10)
+#define TLS_NOT_SENT_BYTES (1u << 20) /* that the kernel takes beyond what is under way */
+#define TLS_KEY_BYTES (64ull << 30)   /* sent under one key */
 #define TLS_DIAL_MIN_NS (500 * TIME_MS)
 #define TLS_DIAL_MAX_NS (300 * TIME_S)
 /* How long a link that was too slow gets no connection; doubles each time. */
@@ -150,6 +152,7 @@ struct tls_connection {
     bool blocked;         /* the socket takes no more now */
     bool timed_out;       /* the kernel gave up, because what was sent was not acknowledged */
     bool more;            /* bytes wait within TLS: the descriptor does not say so */
+    bool batches;         /* one system call reads several records, as many as there are */
     uint64_t deadline_ns; /* of connecting, handshake and greeting; TIME_NEVER afterwards */
     uint64_t key_bytes;   /* sent under the present key */
     SSL *tls;

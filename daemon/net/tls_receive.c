@@ -13,7 +13,7 @@ static bool is_needed_soon(const struct tls_receiver *receiver)
     const struct stream_intake *intake = &receiver->intake;
     uint64_t received = stream_intake_received(intake);
     uint64_t left = receiver->told_end > received ? receiver->told_end - received : 0;
-    return left < NET_STREAM_FIRST_WINDOW_BYTES / 2 || received + left < intake->expected_end;
+    return left < TLS_CREDIT_LEAST_BYTES || received + left < intake->expected_end;
 }
 
 void tls_receiver_due(struct tls_receiver *receiver)

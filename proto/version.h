@@ -40,8 +40,9 @@
 #define CLIENT_FEATURE_MEMORY_POOLS "memory_pools" /* MemRegister.pool_pointer */
 #define MESH_FEATURE_STORE "store"                 /* StoreAsk */
 #define MESH_FEATURE_GATHER "gather"               /* Gather */
-#define MESH_FEATURE_BULK "tls_links"              /* bulk links: daemon/net/tls.h */
-#define MESH_FEATURE_RELAYS "meeting_relays"       /* Meet.relay, MeetMany, MetMany */
+/* Bulk links: daemon/net/tls.h. Before, agreements of operations never went there. */
+#define MESH_FEATURE_BULK "tls_links_2"
+#define MESH_FEATURE_RELAYS "meeting_relays" /* Meet.relay, MeetMany, MetMany */
 /* A node whose part has ended sends Withdraw again to nodes that announce their ranks to it. */
 #define MESH_FEATURE_ENDS "meeting_ends"
 #define MESH_FEATURE_WITNESS "meeting_witness" /* EndAsk */

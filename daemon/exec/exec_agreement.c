@@ -1,4 +1,5 @@
 #include "daemon/exec/exec_internal.h"
+#include "daemon/net/bulk.h"
 
 /*
  * The agreement: a barrier of empty messages beside the data of an operation in which a node need not hear of
@@ -34,21 +35,51 @@ static void begin_round(const struct exec_comm *comm, struct exec_agreement *agr
     agreement->sent = agreement->received = false;
 }
 
+/* Behind larger data, the message would come late. */
+static bool may_use_bulk(const struct exec_comm *comm, const struct exec_op *op, uint32_t node)
+{
+    uint64_t bytes = op->stage.total_elements * op->stage.element_bytes;
+    uint32_t peer = comm->map->peers[node];
+    if (bytes < EXEC_BULK_LEAST_BYTES || bytes > EXEC_AGREEMENT_BULK_MAX_BYTES) {
+        return false;
+    }
+    return bytes < EXEC_BULK_MEASURED_BYTES ? net_bulk_choose_small(comm->exec->net, peer, comm->exec->now_ns)
+                                            : net_bulk_choose(comm->exec->net, peer, comm->exec->now_ns);
+}
+
+/*
+ * The stream for the message. If data of the operation may use the bulk link, so may the message, which then
+ * needs no packet of its own. A node takes messages from both streams, each in its order.
+ */
+static enum status word_stream(struct exec_comm *comm, const struct exec_op *op, struct net_stream **out,
+                               struct error *error)
+{
+    uint32_t node = op->agreement.to;
+    struct net_stream **bulk = &comm->agreement_streams[node + comm->map->ranks.node_count];
+    if (may_use_bulk(comm, op, node) && comm_open_bulk(comm, node, bulk)) {
+        *out = *bulk;
+        return STATUS_OK;
+    }
+    enum status status = comm_open_stream(comm, op, node, &comm->agreement_streams[node], error);
+    *out = comm->agreement_streams[node];
+    return status;
+}
+
 /* Sends the round's message, if there is a connection. If not, exec_link_up wakes the communicator. */
 static enum status send_word(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct exec_agreement *agreement = &op->agreement;
-    struct net_stream **stream = &comm->agreement_streams[agreement->to];
+    struct net_stream *stream = comm->agreement_streams[agreement->to];
     uint8_t header[DATA_HEADER_BYTES];
-    if (!comm_is_linked(comm, *stream, agreement->to, agreement->to == agreement->from)) {
+    if (!comm_is_linked(comm, stream, agreement->to, agreement->to == agreement->from)) {
         return STATUS_OK;
     }
-    enum status status = comm_open_stream(comm, op, agreement->to, stream, error);
+    enum status status = word_stream(comm, op, &stream, error);
     if (status != STATUS_OK) {
         return status;
     }
     comm_encode_header(comm, op, EXEC_AGREEMENT_SLICE, agreement->round, 0, header);
-    status = net_stream_send(*stream, header, sizeof header, NULL, 0, NULL, NULL);
+    status = net_stream_send(stream, header, sizeof header, NULL, 0, NULL, NULL);
     if (status != STATUS_OK) {
         return comm_send_failed(comm, op, agreement->to, status, error);
     }

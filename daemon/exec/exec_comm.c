@@ -27,8 +27,8 @@ static void comm_release(struct exec_comm *comm)
 static bool comm_allocate(struct exec_comm *comm)
 {
     size_t nodes = comm->map->ranks.node_count;
-    comm->agreement_streams = calloc(nodes, sizeof(struct net_stream *));
-    comm->agreement_sources = calloc(nodes, sizeof(struct stream_reader *));
+    comm->agreement_streams = calloc(2 * nodes, sizeof(struct net_stream *));
+    comm->agreement_sources = calloc(2 * nodes, sizeof(struct stream_reader *));
     bool complete = comm->agreement_streams != NULL && comm->agreement_sources != NULL;
     for (uint32_t i = 0; i < EXEC_LANES_MAX && complete; i++) {
         struct exec_lane *lane = &comm->lanes[i];
@@ -53,7 +53,7 @@ static uint64_t comm_shares_bytes(const struct exec *exec, const struct comm_map
     if (exec->rails != NULL && nodes == 1) {
         shares = exec->rails->count;
     }
-    uint64_t of_agreements = nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *));
+    uint64_t of_agreements = 2 * nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *));
     return (sizeof(struct exec_comm) + EXEC_LANES_MAX * of_lane + of_agreements) * (shares > 1 ? shares : 1);
 }
 

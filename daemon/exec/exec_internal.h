@@ -32,6 +32,8 @@
  * EXEC_BULK_MEASURED_BYTES on are measured as well. */
 #define EXEC_BULK_LEAST_BYTES (16u << 10)
 #define EXEC_BULK_MEASURED_BYTES (64u << 10)
+/* Data of an operation up to which its agreement may use the bulk link as well. */
+#define EXEC_AGREEMENT_BULK_MAX_BYTES (256u << 10)
 #define EXEC_AHEAD_MAX_BYTES (512u << 10) /* of the next operation's data: see stream_reader.h */
 #define EXEC_GATHER_BYTES                                                                                    \
     (32u << 10)                 /* a message of several pieces up to this is put together on the stack */
@@ -231,7 +233,8 @@ struct exec_comm {
     uint32_t closing_count;
     uint32_t op_count; /* of both lists */
     struct exec_lane lanes[EXEC_LANES_MAX];
-    /* By node, for agreements: outgoing, opened on first use; and the only ones that are read. */
+    /* For agreements, by node, and behind them those on bulk links: outgoing, opened on first use; and the
+     * only ones that are read. */
     struct net_stream **agreement_streams;
     struct stream_reader **agreement_sources;
     uint32_t agreement_rows;        /* rows in use, as bits */
@@ -518,6 +521,9 @@ bool comm_is_linked(const struct exec_comm *comm, const struct net_stream *strea
 /* Opens the stream to that node if it is null. LIMIT, NODE_LOST. */
 enum status comm_open_stream(struct exec_comm *comm, const struct exec_op *op, uint32_t node,
                              struct net_stream **stream, struct error *error) COMM_MUST_USE;
+/* Opens a stream on the bulk link to that node if it is null. Returns false, and leaves it null, if it
+ * cannot. */
+bool comm_open_bulk(struct exec_comm *comm, uint32_t node, struct net_stream **stream);
 void comm_encode_header(const struct exec_comm *comm, const struct exec_op *op, uint32_t slice,
                         uint32_t round, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES]);
 /* Sets and returns NODE_LOST, with the reason. */

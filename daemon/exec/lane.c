@@ -424,7 +424,7 @@ void comm_reset_streams(struct exec_comm *comm, bool give_up)
     for (uint32_t i = 0; i < EXEC_LANES_MAX; i++) {
         reset_streams(comm->lanes[i].streams, 2 * nodes, give_up);
     }
-    reset_streams(comm->agreement_streams, nodes, give_up);
+    reset_streams(comm->agreement_streams, 2 * nodes, give_up);
 }
 
 void lane_release(struct exec_lane *lane)

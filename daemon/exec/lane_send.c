@@ -117,16 +117,22 @@ static enum lane_route route_of(const struct exec_lane *lane, uint32_t node, uin
                                                                                   : LANE_ROUTE_NET;
 }
 
-/* Opens a stream on the bulk link, if the slice goes there. Returns null if it cannot. */
-static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
+bool comm_open_bulk(struct exec_comm *comm, uint32_t node, struct net_stream **stream)
 {
-    struct exec_comm *comm = lane->comm;
-    struct net_stream **stream = &lane->streams[node + comm->map->ranks.node_count];
     if (*stream == NULL &&
         net_stream_open_bulk(comm->exec->net, comm->map->peers[node], NET_STREAM_DATA, comm->map->owner_uid,
                              comm->map->account, stream, NULL) != STATUS_OK) {
-        lane->routes[node] = lane->routes[node] == LANE_ROUTE_BULK ? LANE_ROUTE_NET : LANE_ROUTE_SMALL;
         *stream = NULL;
+    }
+    return *stream != NULL;
+}
+
+/* Opens a stream on the bulk link, if the slice goes there. Returns null if it cannot. */
+static struct net_stream *bulk_stream(struct exec_lane *lane, uint32_t node)
+{
+    struct net_stream **stream = &lane->streams[node + lane->comm->map->ranks.node_count];
+    if (!comm_open_bulk(lane->comm, node, stream)) {
+        lane->routes[node] = lane->routes[node] == LANE_ROUTE_BULK ? LANE_ROUTE_NET : LANE_ROUTE_SMALL;
     }
     return *stream;
 }

@@ -275,10 +275,10 @@ static const char *data_decode(struct stream_reader *reader)
     return NULL;
 }
 
-static const char *claim_agreement(struct data_reader *incoming, bool on_bulk)
+static const char *claim_agreement(struct data_reader *incoming)
 {
-    struct stream_reader **source = &comm_of(&incoming->reader)->agreement_sources[incoming->reader.node];
-    if (on_bulk || *source != NULL) {
+    struct stream_reader **source = &comm_of(&incoming->reader)->agreement_sources[incoming->source];
+    if (*source != NULL) {
         return "a second stream of data for agreements";
     }
     *source = &incoming->reader;
@@ -295,10 +295,10 @@ static const char *data_claim(struct stream_reader *reader)
         return "a data header of another generation";
     }
     bool on_bulk = reader->stream != NULL && reader->stream->on_bulk;
-    if (lane == NULL) {
-        return claim_agreement(incoming, on_bulk);
-    }
     incoming->source = reader->node + (on_bulk ? comm_of(reader)->map->ranks.node_count : 0);
+    if (lane == NULL) {
+        return claim_agreement(incoming);
+    }
     if (lane->sources[incoming->source] != NULL) {
         return "a second stream of data for one lane of slices";
     }
@@ -326,7 +326,7 @@ static void data_let_go(struct stream_reader *reader)
         incoming->feeds->sources[incoming->source] = NULL;
     }
     if (incoming->is_agreement) {
-        comm_of(reader)->agreement_sources[reader->node] = NULL;
+        comm_of(reader)->agreement_sources[incoming->source] = NULL;
     }
     incoming->feeds = NULL;
     message_over(incoming);

@@ -9,7 +9,7 @@ import sys
 import time
 import unittest
 
-from cluster import Cluster
+from cluster import BUILD, Cluster
 from failure_case import FailureCase
 from process_sockets import ESTABLISHED, sockets
 
@@ -66,6 +66,34 @@ class BulkLinks(FailureCase):
                 self.expect(process, "OK", within_s=30)
             row = node_row(cluster, "a", "b")
             self.assertEqual((row["bulk_connected"], row["bulk_tls_bytes"]), (False, 0))
+
+    def test_agreements_use_the_link(self):
+        """Both nodes agree on each broadcast. Up to 256 KiB, what they say goes with data or receipts, in no packet of its own."""
+        with Cluster("ab", 'bulk_links = "tls";') as cluster:
+            def quic_packets():
+                metrics = [cluster.commctl(name, "metrics").stdout for name in "ab"]
+                return sum(int(number) for each in metrics for number in re.findall(r"^commd_link_sent_packets_total{[^}]*} (\d+)$", each, re.MULTILINE))
+
+            def broadcasts(comm, count, steps):
+                for process in self.ranks(cluster, "ab", comm, "loop", "kind=broadcast", f"count={count}", f"steps={steps}"):
+                    self.expect(process, "OK", within_s=60)
+
+            broadcasts("first", 16000, 50)
+            self.wait_linked(cluster)
+            for count, beside in ((16000, False), (200000, True)):
+                before = quic_packets()
+                broadcasts(f"of-{count}", count, 1000)
+                self.assertEqual(quic_packets() - before > 1000, beside, f"{quic_packets() - before} packets")
+
+    def test_random_operations_as_without_links(self):
+        for layout in ("ab", "aabb", "abc"):
+            ends = []
+            for links in ("tls", "quic"):
+                with Cluster(sorted(set(layout)), f'bulk_links = "{links}";') as cluster:
+                    ranks = [cluster.client(node, BUILD / "tests/system/cells", f"random-{links}", rank, len(layout), "slices", 5, 400) for rank, node in enumerate(layout)]
+                    ends.append([self.last_line(process, within_s=60) for process in ranks])
+            self.assertEqual(ends[0], ends[1], layout)
+            self.assertEqual({line.split()[0] for line in ends[0]}, {"digest"})
 
     def test_every_rail_has_its_own(self):
         with Cluster("ab", 'bulk_links = "tls"; rails = 3; slice_bytes = 262144;') as cluster:

@@ -137,6 +137,54 @@ static void test_a_slice_on_both_links(void **state)
     }
 }
 
+/* What node b says of an agreement may come on the bulk link, too, but only on one stream there. */
+static void test_agreements_on_the_bulk_link(void **state)
+{
+    (void)state;
+    static const struct hostile_call broadcast = {
+        .kind = OP_KIND_BROADCAST, .dtype = DTYPE_U8, .count_elements = COUNT, .root_rank = 1};
+    struct hostile_outcome outcome;
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    struct net_bulk bulk = {.streams = &hostile.net->operations->streams, .net = hostile.net};
+    assert_int_not_equal(hostile_submit(&hostile, &broadcast, in, out, &outcome), 0);
+    hostile_turns(&hostile, 50);
+    struct data_header word = template(), header = template();
+    assert_int_equal(word.slice, EXEC_AGREEMENT_SLICE);
+    struct net_stream *data = hostile_open(&hostile, NET_STREAM_DATA);
+    header.slice = 0;
+    header.payload_bytes = COUNT;
+    assert_true(hostile_say_data(&hostile, data, &header));
+    assert_true(hostile_say(&hostile, data, payload, COUNT));
+    hostile_turns(&hostile, 50);
+    assert_int_equal(outcome.calls, 0);
+    struct net_stream *first = hostile_open(&hostile, NET_STREAM_DATA);
+    hostile.net->bulk = &bulk;
+    say_data_on_bulk(first, &word);
+    hostile_turns(&hostile, 50);
+    assert_int_equal(outcome.calls, 1);
+    assert_int_equal(outcome.result.status, STATUS_OK);
+    assert_memory_equal(hostile_at(&out[0]), payload, COUNT);
+    word.seq++;
+    struct net_stream *usual = hostile_open(&hostile, NET_STREAM_DATA);
+    assert_true(hostile_say_data(&hostile, usual, &word));
+    assert_int_equal(hostile.failures, 0);
+    struct net_stream *second = hostile_open(&hostile, NET_STREAM_DATA);
+    say_data_on_bulk(second, &word);
+    assert_int_equal(hostile.failures, 1);
+    assert_int_equal(hostile.failure.status, STATUS_PROTOCOL);
+    assert_non_null(strstr(hostile.failure.text, "node b sent a second stream of data for agreements"));
+    net_stream_reset(data);
+    net_stream_reset(first);
+    net_stream_reset(usual);
+    net_stream_reset(second);
+    hostile_leave(&hostile);
+    hostile_turns(&hostile, 50);
+    hostile.net->bulk = NULL;
+    buffers_free();
+    hostile_stop(&hostile);
+}
+
 /* Data that come after the operation's data belong to no operation. */
 static void test_data_for_an_idle_lane(void **state)
 {
@@ -432,99 +480,6 @@ static void test_parked_streams_expire_in_turn(void **state)
     hostile_stop(&hostile);
 }
 
-/* --- Messages --- */
-
-static struct message_header envelope(uint64_t id, uint64_t count)
-{
-    return (struct message_header){.kind = MESSAGE_ENVELOPE,
-                                   .dtype = DTYPE_U8,
-                                   .comm_id = HOSTILE_COMM_ID,
-                                   .id = id,
-                                   .source_rank = 1,
-                                   .to_rank = 0,
-                                   .tag = 7,
-                                   .count_elements = count};
-}
-
-static struct message_header data_of(uint64_t id, uint64_t count)
-{
-    struct message_header header = envelope(id, count);
-    header.kind = MESSAGE_DATA;
-    header.payload_bytes = count;
-    return header;
-}
-
-/* Two payloads for one receive; a payload for none; one message's payload on the stream of another. */
-static void test_payloads_that_nothing_waits_for(void **state)
-{
-    (void)state;
-    for (int which = 0; which < 3; which++) {
-        struct hostile_outcome outcome;
-        hostile_start(&hostile, SLICE);
-        buffers_new();
-        assert_true(hostile_post(&hostile, false, 7, &out[0], &outcome));
-        struct net_stream *envelopes = hostile_open(&hostile, NET_STREAM_MESSAGE);
-        struct message_header header = envelope(1, COUNT);
-        assert_true(hostile_say_message(&hostile, envelopes, &header));
-        hostile_turns(&hostile, 50);
-        assert_int_equal(hostile.message_count, 1);
-        assert_int_equal(hostile.messages[0].kind, MESSAGE_ACCEPT);
-        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
-        struct net_stream *other = hostile_open(&hostile, NET_STREAM_MESSAGE);
-        header = data_of(which == 1 ? 2 : 1, COUNT);
-        assert_true(hostile_say_message(&hostile, stream, &header));
-        (void)hostile_say(&hostile, stream, payload, which == 2 ? COUNT : COUNT / 2);
-        if (which == 0) {
-            (void)hostile_say_message(&hostile, other, &header);
-        } else if (which == 2) {
-            assert_int_equal(outcome.calls, 1);
-            (void)hostile_say_message(&hostile, stream, &header);
-        }
-        assert_true(hostile_was_dropped(&hostile, which == 2 ? "that belong on two"
-                                                             : "a payload that no receive waits for"));
-        net_stream_reset(envelopes);
-        net_stream_reset(stream);
-        net_stream_reset(other);
-        hostile_stop(&hostile);
-        buffers_free();
-    }
-}
-
-static void test_streams_of_messages(void **state)
-{
-    (void)state;
-    enum { SECOND, MIXED, RANKS, REPLY, HALF, CASES };
-    static const char *const whats[CASES] = {"a second stream of envelopes", "that belong on two",
-                                             "ranks that are elsewhere", "a reply to a message that was not",
-                                             "half a message"};
-    for (int which = 0; which < CASES; which++) {
-        hostile_start(&hostile, SLICE);
-        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
-        struct net_stream *other = hostile_open(&hostile, NET_STREAM_MESSAGE);
-        struct message_header header = envelope(1, COUNT);
-        header.kind = which == REPLY ? MESSAGE_ACCEPT : MESSAGE_ENVELOPE;
-        header.source_rank = which == RANKS || which == REPLY ? 0 : 1;
-        header.to_rank = which == REPLY ? 1 : 0;
-        assert_true(hostile_say_message(&hostile, stream, &header));
-        if (which == SECOND) {
-            assert_true(hostile_say_message(&hostile, other, &header));
-        } else if (which == MIXED) {
-            header = data_of(1, COUNT);
-            assert_true(hostile_say_message(&hostile, stream, &header));
-        } else if (which == HALF) {
-            assert_true(hostile_say(&hostile, stream, "half", 4));
-            net_stream_finish(stream);
-            stream = NULL;
-        }
-        assert_true(hostile_was_dropped(&hostile, whats[which]));
-        net_stream_reset(other);
-        if (stream != NULL) {
-            net_stream_reset(stream);
-        }
-        hostile_stop(&hostile);
-    }
-}
-
 /* Half a payload comes, then its stream ends. The operation does not wait for its deadline. A node that wants
  * to say why has a moment to do so. */
 static void test_a_stream_reset_within_a_message(void **state)
@@ -557,6 +512,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_second_stream_for_a_lane),
         cmocka_unit_test(test_a_slice_on_both_links),
+        cmocka_unit_test(test_agreements_on_the_bulk_link),
         cmocka_unit_test(test_data_for_an_idle_lane),
         cmocka_unit_test(test_half_a_payload),
         cmocka_unit_test(test_headers_that_cost_the_connection),
@@ -565,8 +521,6 @@ int main(void)
         cmocka_unit_test(test_beginnings_of_headers_are_bounded),
         cmocka_unit_test(test_parked_bytes_are_bounded),
         cmocka_unit_test(test_parked_streams_expire_in_turn),
-        cmocka_unit_test(test_payloads_that_nothing_waits_for),
-        cmocka_unit_test(test_streams_of_messages),
         cmocka_unit_test(test_a_stream_reset_within_a_message),
     };
     log_set_level(LOG_LEVEL_ERROR);

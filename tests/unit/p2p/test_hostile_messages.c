@@ -205,12 +205,78 @@ static void test_a_payload_that_is_cut(void **state)
     }
 }
 
+/* Two payloads for one receive; a payload for none; one message's payload on the stream of another. */
+static void test_payloads_that_nothing_waits_for(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        struct hostile_outcome outcome;
+        struct hostile_buffer buffer = hostile_buffer_new(BYTES);
+        struct net_stream *envelopes = start_receive(&buffer, &outcome);
+        assert_int_equal(hostile.message_count, 1);
+        assert_int_equal(hostile.messages[0].kind, MESSAGE_ACCEPT);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct net_stream *other = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct message_header header = header_of(MESSAGE_DATA, which == 1 ? 2 : 1, BYTES);
+        assert_true(hostile_say_message(&hostile, stream, &header));
+        (void)hostile_say(&hostile, stream, payload, which == 2 ? BYTES : BYTES / 2);
+        if (which == 0) {
+            (void)hostile_say_message(&hostile, other, &header);
+        } else if (which == 2) {
+            assert_int_equal(outcome.calls, 1);
+            (void)hostile_say_message(&hostile, stream, &header);
+        }
+        assert_true(hostile_was_dropped(&hostile, which == 2 ? "that belong on two"
+                                                             : "a payload that no receive waits for"));
+        net_stream_reset(envelopes);
+        net_stream_reset(stream);
+        net_stream_reset(other);
+        hostile_stop(&hostile);
+        assert_true(hostile_guards_hold(&buffer));
+        hostile_buffer_free(&buffer);
+    }
+}
+
+static void test_streams_of_messages(void **state)
+{
+    (void)state;
+    enum { SECOND, MIXED, RANKS, REPLY, HALF, CASES };
+    static const char *const whats[CASES] = {"a second stream of envelopes", "that belong on two",
+                                             "ranks that are elsewhere", "a reply to a message that was not",
+                                             "half a message"};
+    for (int which = 0; which < CASES; which++) {
+        hostile_start(&hostile, 1 << 20);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct net_stream *other = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct message_header header =
+            header_of(which == REPLY ? MESSAGE_ACCEPT : MESSAGE_ENVELOPE, 1, BYTES);
+        header.source_rank = which == RANKS ? 0 : header.source_rank;
+        assert_true(hostile_say_message(&hostile, stream, &header));
+        if (which == SECOND) {
+            assert_true(hostile_say_message(&hostile, other, &header));
+        } else if (which == MIXED) {
+            say(stream, MESSAGE_DATA, 1, BYTES);
+        } else if (which == HALF) {
+            assert_true(hostile_say(&hostile, stream, "half", 4));
+            net_stream_finish(stream);
+            stream = NULL;
+        }
+        assert_true(hostile_was_dropped(&hostile, whats[which]));
+        net_stream_reset(other);
+        if (stream != NULL) {
+            net_stream_reset(stream);
+        }
+        hostile_stop(&hostile);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_more_than_its_credit),  cmocka_unit_test(test_what_no_node_says),
         cmocka_unit_test(test_second_replies),        cmocka_unit_test(test_words_that_cross),
-        cmocka_unit_test(test_a_payload_that_is_cut),
+        cmocka_unit_test(test_a_payload_that_is_cut), cmocka_unit_test(test_payloads_that_nothing_waits_for),
+        cmocka_unit_test(test_streams_of_messages),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

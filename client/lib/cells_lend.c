@@ -445,11 +445,12 @@ static void find_data(struct client_cells *cells, uint32_t rank, const struct ce
     lending->remote.failed = lending->remote.failed || (note->lent != 0 && !is_read(cells, rank));
 }
 
-static void begin_look(struct cells_lending *lending)
+static void begin_look(struct client_cells *cells)
 {
+    struct cells_lending *lending = &cells->lending;
     lending->by_process = lending->remote.any = lending->remote.failed = false;
     lending->by_all = true;
-    cells_trial_listen(&lending->trials);
+    cells_trial_listen(&lending->trials, cells->crowded);
 }
 
 bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, bool *mixes)
@@ -459,7 +460,7 @@ bool cells_lend_look(struct client_cells *cells, const struct cells_slot *slot, 
     uint32_t blocks = op_kind_has_input_blocks(terms->kind) ? cells->rank_count : 1;
     uint64_t size_bytes = terms->count_elements * dtype_size_bytes(terms->dtype) * blocks;
     bool any = false, all_keep = true;
-    begin_look(lending);
+    begin_look(cells);
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
         bool is_own = rank == cells->rank;
         struct cells_note note = is_own ? lending->note : cells_note_of(cells->shared, rank, slot->seq);
@@ -481,7 +482,7 @@ bool cells_lend_look_at_tables(struct client_cells *cells, const struct cells_sl
 {
     struct cells_lending *lending = &cells->lending;
     bool all_keep = true;
-    begin_look(lending);
+    begin_look(cells);
     for (uint32_t rank = 0; rank < cells->rank_count; rank++) {
         bool is_own = rank == cells->rank;
         struct cells_note note = is_own ? lending->note : cells_note_of(cells->shared, rank, slot->seq);

@@ -64,8 +64,9 @@ void cells_trial_stop(struct cells_trials *trials, uint64_t started_ns)
     }
 }
 
-void cells_trial_listen(struct cells_trials *trials)
+void cells_trial_listen(struct cells_trials *trials, bool share_processors)
 {
+    trials->share_processors = share_processors;
     if (trials->open != NULL) {
         for (uint32_t way = 0; way < CELLS_WAYS_OF_DATA; way++) {
             trials->open->all[way] = 0;
@@ -87,7 +88,8 @@ void cells_trial_hear(struct cells_trials *trials, const struct cells_note *note
         [CELLS_BY_PLACE] = note->place_time, [CELLS_BY_PROCESS] = note->process_time};
     struct cells_trial *trial = trials->open;
     for (uint32_t way = 0; trial != NULL && way < CELLS_WAYS_OF_DATA; way++) {
-        trial->all[way] += said[way];
+        uint32_t longest = said[way] > trial->all[way] ? said[way] : trial->all[way];
+        trial->all[way] = trials->share_processors ? trial->all[way] + said[way] : longest;
         trial->is_known[way] = trial->is_known[way] && said[way] != 0;
     }
 }

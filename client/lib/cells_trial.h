@@ -13,8 +13,9 @@
  *
  * For each kind and size of operations, first some go by processes, then some by places. Each rank measures
  * the processor time that its copies and sums take, and tells the others with the next operation. From then
- * on, the way is used for which all ranks together need less. After CELLS_TRIAL_PERIOD operations the ranks
- * try again. All ranks count the same operations and hear the same times, so they choose the same way.
+ * on, the way is used for which the slowest rank needs less: it may have most of the data. If ranks share
+ * processors, it is the way for which all of them together need less. After CELLS_TRIAL_PERIOD operations the
+ * ranks try again. All ranks count the same operations and hear the same times, so they choose the same way.
  *
  * One operation is open at a time. The caller protects it.
  */
@@ -28,7 +29,7 @@ enum cells_way_of_data { CELLS_BY_PROCESS, CELLS_BY_PLACE };
 struct cells_trial {
     uint32_t operations;               /* whose first slices all ranks have published */
     uint16_t own[CELLS_WAYS_OF_DATA];  /* ns for each KiB; 0: not known */
-    uint32_t all[CELLS_WAYS_OF_DATA];  /* of all ranks together, as far as they know */
+    uint32_t all[CELLS_WAYS_OF_DATA];  /* of the slowest rank, or of all together, as far as they know */
     bool is_known[CELLS_WAYS_OF_DATA]; /* by all ranks */
 };
 
@@ -38,6 +39,7 @@ struct cells_trials {
     struct cells_trial *open;
     uint64_t open_bytes;
     uint64_t busy_ns; /* what this rank's work for the open operation has taken */
+    bool share_processors;
 };
 
 /* An operation begins, in which data of so many bytes go from rank to rank. With a count for each rank, all
@@ -48,7 +50,7 @@ bool cells_trial_begin(struct cells_trials *trials, const struct op_terms *terms
 uint64_t cells_trial_start(const struct cells_trials *trials);
 void cells_trial_stop(struct cells_trials *trials, uint64_t started_ns);
 /* The notes of all ranks are there: call listen, and then hear for each of them. */
-void cells_trial_listen(struct cells_trials *trials);
+void cells_trial_listen(struct cells_trials *trials, bool share_processors);
 void cells_trial_hear(struct cells_trials *trials, const struct cells_note *note);
 /* The open operation goes in slices: it counts, on all ranks. */
 void cells_trial_count(struct cells_trials *trials);

@@ -46,10 +46,20 @@ def test_module(daemons, starter, tmp_path):
 def test_one_session(daemons, starter, tmp_path):
     """The kernel may group processes by session. Ranks that share processors take turns only within one. Each still has a process group of its own."""
     program = tmp_path / "program.py"
-    program.write_text("import os, sys; print(os.getsid(0), os.getpgrp() == os.getpid(), sys.stdin.read() or None)")
+    program.write_text("import os, sys; sys.stdout.write(f'{os.getsid(0)} {os.getpgrp() == os.getpid()} {sys.stdin.read() or None}\\n')")
     process = start(daemons, starter, "-n", 3, program)
     session = os.getsid(process.pid)
     assert finish(process)[1].splitlines() == [f"{session} True None"] * 3
+
+
+@pytest.mark.parametrize("wrapper, heard", [(["sh", "-c", 'echo words | "$0" "$@"'], "words"),
+                                            ([sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"], "")], ids=["pipe", "terminal"])
+def test_standard_input(daemons, starter, tmp_path, wrapper, heard):
+    """Rank 0 has it unless it is a terminal, which only one process could read. The others have none."""
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys; sys.stdout.write(os.environ['COMMD_RANK'] + ' ' + sys.stdin.read().strip() + '\\n')")
+    process = daemons.start([*wrapper, sys.executable, "-B", "-m", "commd.run", "-n", 3, program], COMMD_COMMCTL=starter)
+    assert sorted(line.rstrip() for line in finish(process)[1].splitlines()) == [f"0 {heard}".strip(), "1", "2"]
 
 
 def test_a_rank_fails(daemons, starter, tmp_path):

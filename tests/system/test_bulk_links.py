@@ -49,6 +49,14 @@ class BulkLinks(FailureCase):
             self.addCleanup(each.close)
         return found
 
+    def cut(self, cluster, name):
+        for each in sockets(cluster.daemons[name].pid, ("tcp",), ESTABLISHED):
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is lost already
+            each.close()
+
     def test_large_slices_use_the_link(self):
         with Cluster("ab", 'bulk_links = "tls";') as cluster:
             ranks = self.at_work(cluster, "work")
@@ -86,12 +94,19 @@ class BulkLinks(FailureCase):
                 self.assertEqual(quic_packets() - before > 1000, beside, f"{quic_packets() - before} packets")
 
     def test_random_operations_as_without_links(self):
-        for layout in ("ab", "aabb", "abc"):
+        """With links that stay, and with links that are cut all the time: their streams, with agreements, go on over QUIC, and then over the next link."""
+        for layout, steps, pause_s in (("ab", 400, None), ("aabb", 400, None), ("abc", 1500, 0.05)):
             ends = []
             for links in ("tls", "quic"):
                 with Cluster(sorted(set(layout)), f'bulk_links = "{links}";') as cluster:
-                    ranks = [cluster.client(node, BUILD / "tests/system/cells", f"random-{links}", rank, len(layout), "slices", 5, 400) for rank, node in enumerate(layout)]
+                    ranks = [cluster.client(node, BUILD / "tests/system/cells", f"random-{links}", rank, len(layout), "slices", 5, steps)
+                             for rank, node in enumerate(layout)]
+                    while pause_s and links == "tls" and ranks[0].poll() is None:
+                        time.sleep(pause_s)
+                        self.cut(cluster, "a")
                     ends.append([self.last_line(process, within_s=60) for process in ranks])
+                    if pause_s and links == "tls" and os.geteuid() == 0:  # sockets of another process need root
+                        self.assertGreater(node_row(cluster, "a", "b")["bulk_lost_count"], 0)
             self.assertEqual(ends[0], ends[1], layout)
             self.assertEqual({line.split()[0] for line in ends[0]}, {"digest"})
 

@@ -57,7 +57,8 @@ class GpuAhead(FailureCase):
             self.assertGreater(ahead(cluster), 0)
 
     def stuck(self, cluster, timeout_ms):
-        """The second operation of rank 0 waits in its stream; commd's stream waits for it on the GPU."""
+        """The second operation of rank 0 waits in its stream; commd's stream waits for it on the GPU. The delay of the GPU lets the first one run until commd
+        has heard of the second."""
         ranks = [cluster.client("a", BUILD / "tests/system/stream_stuck", "stuck", rank, 2, 0, timeout_ms) for rank in range(2)]
         cluster.wait(lambda: ahead(cluster) > 0, "the second operation waits on the GPU")
         return ranks
@@ -88,7 +89,7 @@ class GpuAhead(FailureCase):
         """NCCL hangs on GPUs where a stream of commd waits for a client. NCCL's communicator can free its memory only after that wait, which lasts for longer
         than NCCL has to end. Its ranks are told in time, no group is leaked, and both GPUs go on. Nothing waits on the GPU meanwhile that did not wait before."""
         settings = AHEAD + ' gpu_engine = "nccl"; drain_timeout_ms = 500;'
-        with self.cluster(settings, CUDA_DOUBLE_FAIL="ncclKernel:1") as cluster:
+        with self.cluster(settings, CUDA_DOUBLE_FAIL="ncclKernel:1", CUDA_DOUBLE_DELAY_US="30000") as cluster:
             stuck = self.stuck(cluster, 24000)
             for process in self.ranks(cluster, "aa", "hangs", "once", "op_timeout_ms=1000", devices=[0, 1]):
                 self.expect(process, "TIMED_OUT", "GPU", within_s=10)

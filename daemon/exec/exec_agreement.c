@@ -1,5 +1,4 @@
 #include "daemon/exec/exec_internal.h"
-#include "daemon/net/bulk.h"
 
 /*
  * The agreement: a barrier of empty messages beside the data of an operation in which a node need not hear of
@@ -35,28 +34,19 @@ static void begin_round(const struct exec_comm *comm, struct exec_agreement *agr
     agreement->sent = agreement->received = false;
 }
 
-/* Behind larger data, the message would come late. */
-static bool may_use_bulk(const struct exec_comm *comm, const struct exec_op *op, uint32_t node)
-{
-    uint64_t bytes = op->stage.total_elements * op->stage.element_bytes;
-    uint32_t peer = comm->map->peers[node];
-    if (bytes < EXEC_BULK_LEAST_BYTES || bytes > EXEC_AGREEMENT_BULK_MAX_BYTES) {
-        return false;
-    }
-    return bytes < EXEC_BULK_MEASURED_BYTES ? net_bulk_choose_small(comm->exec->net, peer, comm->exec->now_ns)
-                                            : net_bulk_choose(comm->exec->net, peer, comm->exec->now_ns);
-}
-
 /*
  * The stream for the message. If data of the operation may use the bulk link, so may the message, which then
- * needs no packet of its own. A node takes messages from both streams, each in its order.
+ * needs no packet of its own. Behind much data, it would come late. A node takes messages from both streams,
+ * each in its order.
  */
 static enum status word_stream(struct exec_comm *comm, const struct exec_op *op, struct net_stream **out,
                                struct error *error)
 {
     uint32_t node = op->agreement.to;
     struct net_stream **bulk = &comm->agreement_streams[node + comm->map->ranks.node_count];
-    if (may_use_bulk(comm, op, node) && comm_open_bulk(comm, node, bulk)) {
+    uint64_t bytes = op->stage.total_elements * op->stage.element_bytes;
+    if (bytes <= EXEC_AGREEMENT_BULK_MAX_BYTES && lane_route_is_bulk(comm_route_of(comm, node, bytes)) &&
+        comm_open_bulk(comm, node, bulk)) {
         *out = *bulk;
         return STATUS_OK;
     }

@@ -163,6 +163,11 @@ enum lane_route {
     LANE_ROUTE_BULK
 };
 
+static inline bool lane_route_is_bulk(enum lane_route route)
+{
+    return route == LANE_ROUTE_SMALL_BULK || route == LANE_ROUTE_BULK;
+}
+
 /* Large data that are under way, from the first one until none is: see net_bulk_began. */
 struct lane_measure {
     bool is_on;
@@ -521,6 +526,8 @@ bool comm_is_linked(const struct exec_comm *comm, const struct net_stream *strea
 /* Opens the stream to that node if it is null. LIMIT, NODE_LOST. */
 enum status comm_open_stream(struct exec_comm *comm, const struct exec_op *op, uint32_t node,
                              struct net_stream **stream, struct error *error) COMM_MUST_USE;
+/* How data travel to that node, of which the first transfer has so many bytes. Never LANE_ROUTE_NOT. */
+enum lane_route comm_route_of(const struct exec_comm *comm, uint32_t node, uint64_t bytes);
 /* Opens a stream on the bulk link to that node if it is null. Returns false, and leaves it null, if it
  * cannot. */
 bool comm_open_bulk(struct exec_comm *comm, uint32_t node, struct net_stream **stream);

@@ -101,20 +101,18 @@ enum status comm_send_failed(const struct exec_comm *comm, const struct exec_op 
         map->node_names[map->ranks.node_index], map->node_names[node], rail, status_text(status));
 }
 
-/* How the slice's data for that node travel, of which this transfer is the first. */
-static enum lane_route route_of(const struct exec_lane *lane, uint32_t node, uint64_t transfer_bytes)
+enum lane_route comm_route_of(const struct exec_comm *comm, uint32_t node, uint64_t bytes)
 {
-    struct exec *exec = lane->comm->exec;
-    if (transfer_bytes < EXEC_BULK_LEAST_BYTES) {
+    struct exec *exec = comm->exec;
+    uint32_t peer = comm->map->peers[node];
+    if (bytes < EXEC_BULK_LEAST_BYTES) {
         return LANE_ROUTE_SMALL;
     }
-    if (transfer_bytes < EXEC_BULK_MEASURED_BYTES) {
-        return net_bulk_choose_small(exec->net, lane->comm->map->peers[node], exec->now_ns)
-                   ? LANE_ROUTE_SMALL_BULK
-                   : LANE_ROUTE_SMALL;
+    if (bytes < EXEC_BULK_MEASURED_BYTES) {
+        return net_bulk_choose_small(exec->net, peer, exec->now_ns) ? LANE_ROUTE_SMALL_BULK
+                                                                    : LANE_ROUTE_SMALL;
     }
-    return net_bulk_choose(exec->net, lane->comm->map->peers[node], exec->now_ns) ? LANE_ROUTE_BULK
-                                                                                  : LANE_ROUTE_NET;
+    return net_bulk_choose(exec->net, peer, exec->now_ns) ? LANE_ROUTE_BULK : LANE_ROUTE_NET;
 }
 
 bool comm_open_bulk(struct exec_comm *comm, uint32_t node, struct net_stream **stream)
@@ -159,12 +157,10 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
 {
     if (lane->routes[node] == LANE_ROUTE_NOT) {
         const struct coll_transfer *transfer = &lane->transfers.sends[lane->sends_done];
-        lane->routes[node] =
-            (uint8_t)route_of(lane, node, transfer->count_elements * lane_op(lane)->stage.element_bytes);
+        lane->routes[node] = (uint8_t)comm_route_of(
+            lane->comm, node, transfer->count_elements * lane_op(lane)->stage.element_bytes);
     }
-    *out = lane->routes[node] == LANE_ROUTE_BULK || lane->routes[node] == LANE_ROUTE_SMALL_BULK
-               ? bulk_stream(lane, node)
-               : NULL;
+    *out = lane_route_is_bulk(lane->routes[node]) ? bulk_stream(lane, node) : NULL;
     if (*out != NULL) {
         return STATUS_OK;
     }

@@ -60,9 +60,12 @@
 /* Of records that one system call writes: a message of 64 KiB and its headers. Measured at MTU 1500: with
  * half or twice as much, transfers from 512 KiB on take 1.1 to 1.3 of the time. */
 #define TLS_BATCH_BYTES (66u << 10)
-#define TLS_READ_AHEAD_BYTES (2u * TLS_BATCH_BYTES) /* that one system call reads */
-#define TLS_NOT_SENT_BYTES (1u << 20)               /* that the kernel takes beyond what is under way */
-#define TLS_KEY_BYTES (64ull << 30)                 /* sent under one key */
+/* One system call reads so much. */
+#define TLS_READ_AHEAD_BYTES (2u * TLS_BATCH_BYTES)
+/* The kernel takes so much beyond what is under way. */
+#define TLS_NOT_SENT_BYTES (1u << 20)
+/* So much is sent under one key. */
+#define TLS_KEY_BYTES (64ull << 30)
 #define TLS_DIAL_MIN_NS (500 * TIME_MS)
 #define TLS_DIAL_MAX_NS (300 * TIME_S)
 /* How long a link that was too slow gets no connection; doubles each time. */
